@@ -123,14 +123,24 @@ class _Points:
 
     def _pass(self, point: str, *, is_recovery: bool) -> None:
         died = deaths(self._directory)
+        before = 0
         for step, case in self._plan.items():
             number = died.get(step, 0)
-            if number < len(case):
-                self._next = step
+            if number == len(case):
+                before = step
+            else:
+                # All have the state again, five steps after the last death.
+                self._next = max(step, self._step_of(before) + 5)
+                if number == 0 and self._state.step < self._next:
+                    return
                 is_begun = number > 0
                 if is_recovery == is_begun and case[number].point == point:
                     self._take_turn(step, number)
                 return
+
+    def _step_of(self, case: int) -> int:
+        path = self._directory / f"last-{case}"
+        return int(path.read_text() or 0) if path.exists() else 0
 
     def _take_turn(self, step: int, number: int) -> None:
         death = self._plan[step][number]
@@ -138,6 +148,7 @@ class _Points:
             if self._is_first(f"came-{step}-{number}-{turn}"):
                 break
         if turn == death.turn and self._is_first(f"died-{step}-{number}"):
+            (self._directory / f"last-{step}").write_text(str(self._state.step))
             if death.delay_s:
                 threading.Thread(target=self._die, args=(death.delay_s,)).start()
             else:
