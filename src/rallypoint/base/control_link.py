@@ -165,3 +165,8 @@ def control_link() -> ControlLink | None:
     if _link is None and worker_hook.control_fd >= 0:
         _link = ControlLink(worker_hook.control_fd)
     return _link if _link is not None and _link.is_ours else None
+
+
+def existing_link() -> ControlLink | None:
+    """The link of this process, if it has begun."""
+    return _link if _link is not None and _link.is_ours else None

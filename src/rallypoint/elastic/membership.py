@@ -230,6 +230,7 @@ class Membership:
 
     def _form(self, number: int, environ: dict[str, str]) -> None:
         group = self.group
+        group.world.withdraw()  # others of the old round may wait for this rank, and so not come
         os.environ.update(environ)
         opened = None
         try:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+from rallypoint.base.control_link import existing_link
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
 from rallypoint.cluster.meeting import open_launched
 from rallypoint.process_group.formation.finding import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
-from rallypoint.process_group.formation.places import ROUND
+from rallypoint.process_group.formation.places import ROUND, is_superseded
 from rallypoint.process_group.formation.worlds import closing, find_world, formed_key, meet
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_timeout
@@ -30,6 +31,7 @@ from rallypoint.store.init_method import OpenStore, open_store
 from rallypoint.store.store import Store
 
 _BACKEND = "RALLYPOINT_BACKEND"
+_ATTEMPT_S = 0.2  # the first, to connect to a store that may have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> OpenRound:
     """
 
     def open_place() -> OpenStore:
-        place = open_store(timeout=timeout, environ=os.environ)
+        place = _connected(lambda wait: open_store(timeout=wait, environ=os.environ), timeout)
         watch(place.store)
         return place
 
@@ -133,9 +135,35 @@ def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:
         found = open_launched(os.environ, rank=rank, world_size=world_size, timeout=timeout)
         if found is not None:
             return found
-    return open_store(
-        request.init_method, rank=rank, world_size=world_size, timeout=timeout, environ=os.environ
-    )
+
+    def open_place(wait: timedelta) -> OpenStore:
+        return open_store(
+            request.init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
+        )
+
+    return _connected(open_place, timeout)
+
+
+def _connected(open_place: Callable[[timedelta], OpenStore], timeout: timedelta) -> OpenStore:
+    """Open a store, whose server may end meanwhile because a newer round begins.
+
+    Raises:
+        StoreConnectionError: it has ended, or does not answer in time.
+    """
+    if existing_link() is None:
+        return open_place(timeout)
+    until, attempt_s = time.monotonic() + timeout.total_seconds(), _ATTEMPT_S
+    while True:
+        left_s = until - time.monotonic()
+        try:
+            place = open_place(timedelta(seconds=max(min(attempt_s, left_s), 0.001)))
+        except StoreConnectionError:
+            if left_s <= attempt_s or is_superseded():
+                raise
+            attempt_s *= 2
+        else:
+            place.store.set_timeout(timeout)
+            return place
 
 
 def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from rallypoint.base.control_link import control_link
+from rallypoint.base.control_link import control_link, existing_link
 from rallypoint.base.control_message import Ready
 from rallypoint.base.worker_env import STANDBY
 
@@ -29,6 +29,13 @@ def await_place() -> None:
     if place is not None:
         os.environ.update(place.environ)
         del os.environ[STANDBY]
+
+
+def is_superseded() -> bool:
+    """Whether a newer round than that of the environment has begun; the store of this one ends."""
+    link = existing_link()
+    newest = None if link is None else link.newest
+    return newest is not None and newest.round > int(os.environ.get(ROUND, "0"))
 
 
 def take_next_place() -> bool:
