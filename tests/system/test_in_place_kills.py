@@ -66,12 +66,7 @@ def test_all_have_one_history(
     assert bits_of(found) == replayed(found, tmp_path_factory.mktemp("replay"), WEIGHTS)
 
 
-UNTOLD = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="newcomers do not know that others had a state"
-)
-
-
-@pytest.mark.parametrize("point", [pytest.param(kill_points.MEMBERS, marks=UNTOLD), "in send"])
+@pytest.mark.parametrize("point", [kill_points.MEMBERS, "in send"])
 def test_the_only_one_that_has_the_state_dies(launch: Launch, point: str) -> None:
     """While two spares meet it, or get the state from it: nobody goes on with half of one."""
     plan = {20: [kill_points.Death("reduce"), kill_points.Death(point)]}

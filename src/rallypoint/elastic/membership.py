@@ -81,6 +81,11 @@ class Membership:
             if self._link.is_newcomer:
                 self._link.say_elastic(is_on=True)
 
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether others of this job had a state when this process got its first place."""
+        return self._link is not None and self._link.is_newcomer
+
     def begin(self) -> None:
         """The default group has been formed, by init_process_group.
 

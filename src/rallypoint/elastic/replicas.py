@@ -82,7 +82,7 @@ class Replicas:
         self.group = self._whole = part.group
         part.enroll()
         part.replicas = self
-        newcomer = RankReport(is_member=False, committed=0, prepared=0)
+        newcomer = RankReport(is_member=False, committed=0, prepared=int(part.is_newcomer))
         try:
             try:
                 part.settled = part.exchange(newcomer)

@@ -72,6 +72,7 @@ class State:
         )
         own["_update"] = _Update(self)
         membership().enroll()
+        own["_prepared"] = int(membership().is_newcomer)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"this elastic.State has no value {name!r}")
