@@ -49,7 +49,7 @@ def test_a_job_is_listed_told_and_stopped(launch: Launch) -> None:
     (row,) = [row for row in rows if row["pid"] == int(pid)]
     assert (row["ranks"], row["round"], row["nodes"]) == ([0, 1, 2], 0, 1)
     assert row["directory"] == str(launch.directory)
-    assert re.search(rf"(?m)^\S+ +{pid}  0 of 1  0-2 ", rallypoint("ps").stdout)
+    assert re.search(rf"(?m)^\S+ +{pid} +0 of 1 +0-2 ", rallypoint("ps").stdout)
 
     time.sleep(1)  # lines of programs are noted where a call has waited for a while
     told = rallypoint("status", pid).stdout.splitlines()

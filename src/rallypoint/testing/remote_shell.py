@@ -59,6 +59,8 @@ class RemoteShell:
     def _serve(self, client: socket.socket) -> None:
         with client:
             data, descriptors, _, _ = socket.recv_fds(client, _MOST_BYTES, 3)
+            if not data:
+                return  # who connected has ended
             name, text = json.loads(data)
             try:
                 if name not in self._hosts:
