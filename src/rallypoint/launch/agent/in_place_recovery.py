@@ -83,7 +83,7 @@ class InPlaceRecovery:
         worker.has_withdrawn = not message.is_on and (worker.is_elastic or worker.has_withdrawn)
         worker.is_elastic = message.is_on
         if worker.rank >= 0:
-            self._state.worker_is_elastic(worker.rank, is_on=message.is_on)
+            self._perform(self._state.worker_is_elastic(worker.rank, is_on=message.is_on))
         if not message.is_on:
             worker.control.send(Released())
         self._follow(time.monotonic())

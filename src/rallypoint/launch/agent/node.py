@@ -115,6 +115,7 @@ class NodeState:
         self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
         self._offered = 0  # so many of them the coordinator knows of, for this round's empty places
+        self._is_almost_done = False  # a worker has done its last update
         self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
@@ -149,7 +150,7 @@ class NodeState:
             return NOTHING
         self._move(Phase.RUNNING)
         self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
-        self._offered = 0
+        self._offered, self._is_almost_done = 0, False
         self.broken_at = None
         self.node_rank = node_rank
         self.round = round_number
@@ -195,21 +196,24 @@ class NodeState:
 
     # Events.
 
-    def worker_is_elastic(self, rank: int, *, is_on: bool) -> None:
+    def worker_is_elastic(self, rank: int, *, is_on: bool) -> Decision:
         """A worker says whether it goes on when others are lost."""
         if is_on and rank in self.group.running:
             self.elastic.add(rank)
-        else:
+        elif rank in self.elastic:
             self.elastic.discard(rank)
+            self._is_almost_done = True
+            return self.workers_ready(self.ready, 0)  # a newcomer would have all begin again
+        return NOTHING
 
     def workers_ready(self, ready: int, empty: int) -> Decision:
         """So many workers on standby wait for a place, and so many places are empty."""
         self.ready = ready
-        offered = min(ready, empty)
+        offered = 0 if self._is_almost_done else min(ready, empty)
         if offered == self._offered or self.phase not in (Phase.RUNNING, Phase.KEEPING):
             return NOTHING
         self._offered = offered
-        grown = Grown(node_rank=self.node_rank, round=self.round, ready=ready)
+        grown = Grown(node_rank=self.node_rank, round=self.round, ready=offered and ready)
         return Decision((Tell(grown),), f"{ready} workers on standby")
 
     def worker_reported(self, rank: int, error: WorkerError, now: float) -> Decision:

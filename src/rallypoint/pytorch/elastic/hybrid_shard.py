@@ -208,7 +208,8 @@ def _forget_gradients(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
     """Of parameters that were whole when the pass failed: the next one would add to them."""
     for group in module._get_fsdp_state()._fsdp_param_groups:
         for each in group.fsdp_params:
-            each.unsharded_accumulated_grad = None
+            if "unsharded_accumulated_grad" in vars(each):  # before PyTorch 2.15
+                each.unsharded_accumulated_grad = None
             whole = getattr(each, "_unsharded_param", None)
             if whole is not None:
                 whole.grad = None

@@ -279,3 +279,20 @@ def test_who_does_not_answer_or_does_not_go_on_is_killed() -> None:
     )
     assert workers.unanswered(5, 9.0) == []
     assert workers.unanswered(5, 10.0) == [silent, withdrawn]
+
+
+def test_nobody_joins_those_that_are_almost_done() -> None:
+    """A worker on standby that gets ready as the others leave must not have all begin again."""
+    state = node()
+    state.worker_exited(killed(1), 1.0)
+    state.round_stopped(Stop(round=4, because="rank 1 failed"), 1.0)
+    state.started(5, range(2), elastic=(0, 1))
+    (told,) = state.workers_ready(1, 1).actions
+    assert told == Tell(Grown(node_rank=0, round=5, ready=1))
+    (told,) = state.worker_is_elastic(0, is_on=False).actions
+    assert told == Tell(Grown(node_rank=0, round=5, ready=0))
+    assert not state.workers_ready(1, 1).actions
+    assert not state.worker_is_elastic(1, is_on=False).actions
+    state = node()
+    assert not state.worker_is_elastic(0, is_on=False).actions
+    assert not state.workers_ready(1, 1).actions
