@@ -219,7 +219,7 @@ def test_to_ask_for_mpi_does_not_initialize_it(jobs: Jobs, backend: str, tmp_pat
     script = tmp_path / "asks.py"
     script.write_text(ASKS_FOR_MPI)
     done = jobs.run(backend, 2, str(script))
-    assert (done.returncode, done.stdout) == (0, "asked\nasked\n"), done.stderr
+    assert (done.returncode, done.stdout.count("asked")) == (0, 2), done.stderr
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpich"])
