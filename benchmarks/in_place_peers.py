@@ -125,7 +125,7 @@ import torch.distributed as dist
 from datetime import timedelta
 backend, port, number = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 limit = timedelta(seconds=float(sys.argv[5]))
-store = dist.TCPStore("127.0.0.1", port, None, False, limit)
+store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
 dist.init_process_group(
     backend, world_size=SIZE, rank=number, store=dist.PrefixStore("group", store), timeout=limit,
     enable_reconfigure=True,
