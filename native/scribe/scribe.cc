@@ -75,6 +75,33 @@ std::uint64_t wall_ns() {
          static_cast<std::uint64_t>(now.tv_nsec);
 }
 
+// From the wall clock to the monotonic one. As long as nobody sets the clock, the same difference is
+// used for all calls, so that their order and the time between them do not depend on who read them.
+class MonotonicTime {
+ public:
+  void look() {
+    std::uint64_t difference_ns = 0, took_ns = ~0ull;
+    for (int i = 0; i < kTries && took_ns > kPreciseNs; ++i) {  // it may be preempted in between
+      const std::uint64_t before_ns = now_ns();
+      difference_ns = wall_ns() - before_ns;
+      took_ns = now_ns() - before_ns;
+    }
+    const auto moved_ns = static_cast<std::int64_t>(difference_ns - difference_ns_);
+    if (std::abs(moved_ns) > kClockSetNs) difference_ns_ = difference_ns;
+  }
+
+  std::uint64_t at(std::int64_t wall_ns) const {
+    return wall_ns <= 0 ? 0 : static_cast<std::uint64_t>(wall_ns) - difference_ns_;
+  }
+
+ private:
+  static constexpr int kTries = 5;
+  static constexpr std::uint64_t kPreciseNs = 10'000;
+  static constexpr std::int64_t kClockSetNs = 1'000'000;
+
+  std::uint64_t difference_ns_ = 0;
+};
+
 struct Progress {
   ForeignPage* page = nullptr;  // null: its group is unknown, or nobody watches it
   bool is_known = false;
@@ -101,6 +128,7 @@ class Source {
   std::string backend_;
   DumpTrace dump_;
   std::map<std::int64_t, Progress> groups_;  // by the recorder's number
+  MonotonicTime clock_;
   std::uint64_t folded_ns_ = 0;
 };
 
@@ -156,10 +184,7 @@ void Source::fold(const Pages& pages) {
   Trace trace;
   if (!read(true, trace)) return;
   folded_ns_ = coarse_now_ns();
-  const std::uint64_t difference_ns = wall_ns() - folded_ns_;
-  const auto monotonic = [&](std::int64_t at_ns) {
-    return at_ns <= 0 ? 0 : static_cast<std::uint64_t>(at_ns) - difference_ns;
-  };
+  clock_.look();
   std::map<std::int64_t, std::int64_t> last;    // number of each group's last call
   std::map<std::string, std::int64_t> current;  // a name may have belonged to another group before
   for (const TraceEntry& entry : trace.entries) {
@@ -182,8 +207,8 @@ void Source::fold(const Pages& pages) {
     write(*page, {.number = static_cast<std::uint64_t>(entry.number) - 1,
                   .count_of_backend = static_cast<std::uint64_t>(entry.count),
                   .is_done = entry.is_done,
-                  .since_ns = monotonic(entry.created_ns),
-                  .ended_ns = monotonic(entry.completed_ns),
+                  .since_ns = clock_.at(entry.created_ns),
+                  .ended_ns = clock_.at(entry.completed_ns),
                   .operation = entry.operation,
                   .dtype = entry.dtype,
                   .shape = entry.shape,
