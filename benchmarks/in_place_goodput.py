@@ -55,15 +55,19 @@ def _victim(job: Job, chance: random.Random) -> Process:
 
 
 def leaks(recoveries: int, chance: random.Random) -> list[dict[str, object]]:
-    """What three processes have after their first recoveries, and after all of them."""
-    case, rows = Case("kill -9 of the newest of 4"), []
-    with one_host(4, spares=1) as job:
-        elders = sorted(job.members())[:3]
+    """What three processes have after their first recoveries, and after all of them.
+
+    Of the other two, the older one is killed: workers that die right after they joined are made to
+    wait (rallypoint.rendezvous.job.flapping).
+    """
+    case, rows = Case("kill -9 of the second newest of 5"), []
+    with one_host(5, spares=1) as job:
+        elders, others = _oldest(job, [])[:3], _oldest(job, [])[3:]
         for number in range(1, recoveries + 1):
 
             def lose() -> tuple[float, list[Process]]:
-                [victim] = [each for each in job.members() if each not in elders]
-                return job.signal(victim), [victim]
+                others[:] = [each for each in _oldest(job, others) if each not in elders]
+                return job.signal(others[0]), [others[0]]
 
             if not trial(job, case, lose):
                 break
@@ -73,6 +77,12 @@ def leaks(recoveries: int, chance: random.Random) -> list[dict[str, object]]:
     if case.stuck:
         print(f"stuck after {len(case.recoveries)} recoveries", file=sys.stderr)
     return rows
+
+
+def _oldest(job: Job, known: list[Process]) -> list[Process]:
+    """The members, those that are known first."""
+    members = job.members()
+    return [each for each in known if each in members] + sorted(members.keys() - set(known))
 
 
 def holdings(pid: int) -> dict[str, object]:
