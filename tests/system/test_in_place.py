@@ -374,6 +374,49 @@ def test_three_nodes_lose_the_first(launch: Launch, tmp_path: Path, free_port: i
     assert set(ends) < {step.pid for step in found[1]}, "processes were kept"
 
 
+SAVES = """
+import os, time
+import numpy
+import rallypoint as dist
+from rallypoint import elastic
+
+@elastic.run(min_size=1)
+def train(state):
+    while state.step < 5:
+        dist.all_reduce(numpy.ones(1))
+        with state.update():
+            state.step += 1
+
+dist.init_process_group()
+train(elastic.State(step=0))
+open(f"saving.{os.getpid()}", "w")
+while not os.path.exists("may_end"):
+    time.sleep(0.02)
+open(f"saved.{os.getpid()}", "w")
+"""
+
+
+def test_nobody_joins_a_training_that_is_being_saved(
+    launch: Launch, tmp_path: Path, free_port: int
+) -> None:
+    """A node that comes when the last update is done would have all begin again."""
+    words: tuple[str, ...] = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "job")
+    words += ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--local-addr", "127.0.0.1")
+    words += ("--nproc-per-node", "2", launch.script(SAVES))
+    first = launch.start(*words)
+    launch.wait_for("saving.*", 2)
+    late = Launch(tmp_path / "late")
+    late.directory.mkdir()
+    second = late.start(*words)
+    time.sleep(2)
+    (launch.directory / "may_end").touch()
+    assert first.wait(30) == 0, launch.err
+    assert second.wait(30) == 3, late.err
+    names = sorted(each.suffix for each in launch.directory.glob("saving.*"))
+    assert names == sorted(each.suffix for each in launch.directory.glob("saved.*"))
+    assert len(names) == 2, "they were started again"
+
+
 def test_without_a_launcher(launch: Launch, free_port: int) -> None:
     """One process by itself just trains."""
     environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}

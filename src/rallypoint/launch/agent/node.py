@@ -28,6 +28,7 @@ from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
     Finish,
+    Finishing,
     Grown,
     Leave,
     Notice,
@@ -115,7 +116,7 @@ class NodeState:
         self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
         self._offered = 0  # so many of them the coordinator knows of, for this round's empty places
-        self._is_almost_done = False  # a worker has done its last update
+        self._is_finishing = False  # a worker has done its last update
         self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
@@ -150,7 +151,7 @@ class NodeState:
             return NOTHING
         self._move(Phase.RUNNING)
         self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
-        self._offered, self._is_almost_done = 0, False
+        self._offered, self._is_finishing = 0, False
         self.broken_at = None
         self.node_rank = node_rank
         self.round = round_number
@@ -169,6 +170,8 @@ class NodeState:
         """The coordinator ends the round on all nodes, or this node has lost it."""
         if stop.round != self.round:
             return NOTHING
+        if stop.admits and self._is_finishing:  # it has crossed what this node tells
+            return Decision((), f"{stop.because}, but workers here have done their last update")
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
             self.stopped_because = stop.because
             self._breaks(now)
@@ -202,14 +205,16 @@ class NodeState:
             self.elastic.add(rank)
         elif rank in self.elastic:
             self.elastic.discard(rank)
-            self._is_almost_done = True
-            return self.workers_ready(self.ready, 0)  # a newcomer would have all begin again
+            if not self._is_finishing:
+                self._is_finishing = True
+                finishing = Finishing(node_rank=self.node_rank, round=self.round)
+                return Decision((Tell(finishing),), "the last update is done")
         return NOTHING
 
     def workers_ready(self, ready: int, empty: int) -> Decision:
         """So many workers on standby wait for a place, and so many places are empty."""
         self.ready = ready
-        offered = 0 if self._is_almost_done else min(ready, empty)
+        offered = min(ready, empty)
         if offered == self._offered or self.phase not in (Phase.RUNNING, Phase.KEEPING):
             return NOTHING
         self._offered = offered

@@ -21,6 +21,7 @@ from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
     Finish,
+    Finishing,
     Grown,
     Leave,
     Notice,
@@ -145,12 +146,12 @@ class Coordinator:
             case Stage.GATHERING:
                 return self._open_if_complete(now, otherwise=Decision((), came))
             # A new round would throw away what some have finished; newcomers have to wait.
-            case Stage.RUNNING if self._has_room() and not self.current.succeeded:
+            case Stage.RUNNING if self._has_room() and not self.current.is_finishing:
                 self.current.came.append(member.host)
                 pause_s = self._flapping.pause_s(now)
                 left_s = self._began_at + pause_s - now
                 is_due = not pause_s or left_s <= 0
-                return self._stop(came) if is_due else self._put_off(came, left_s, now)
+                return self._stop(came, admits=True) if is_due else self._put_off(came, left_s, now)
         return Decision((), f"{came}, and waits for the next round")
 
     def reported(  # noqa: PLR0911 - one line for each report
@@ -182,6 +183,8 @@ class Coordinator:
             case Grown(round=self.round) if key in self.current:
                 self.current.grown(key, report.ready)
                 return self._let_join(now)
+            case Finishing(round=self.round) if key in self.current:
+                self.current.is_finishing = True
         return NOTHING
 
     def node_silent(self, key: str, why: str) -> Decision:
@@ -386,7 +389,7 @@ class Coordinator:
     def _let_join(self, now: float) -> Decision:
         """Workers are ready for empty places: now, or soon with others, or after a pause."""
         current = self.current
-        if self.stage is not Stage.RUNNING or current.succeeded or not current.joining:
+        if self.stage is not Stage.RUNNING or current.is_finishing or not current.joining:
             return NOTHING
         pause_s = self._short_lives.pause_s
         due_at = max(self._began_at + pause_s, now if current.is_complete else now + BATCH_S)
@@ -401,11 +404,11 @@ class Coordinator:
 
     def _admit(self) -> Decision:
         """End the round, so that all who wait take part in the next one."""
-        if self.current.succeeded:
+        if self.current.is_finishing:
             return NOTHING
         self.current.came += self.current.joining
         came = ", ".join(self.current.came)
-        return self._stop(f"{came} joined") if came else NOTHING
+        return self._stop(f"{came} joined", admits=True) if came else NOTHING
 
     def _wake_by(self, at: float) -> None:
         self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
@@ -417,13 +420,13 @@ class Coordinator:
         self._flapping.has_told = True
         return Decision(notices, text)
 
-    def _stop(self, because: str) -> Decision:
+    def _stop(self, because: str, *, admits: bool = False) -> Decision:
         if self.stage is not Stage.RUNNING:
             return NOTHING
         self.wake_at = None
         self._move(Stage.STOPPING)
         self.because_stopped = because
-        return Decision((Stop(round=self.round, because=because),), because)
+        return Decision((Stop(round=self.round, because=because, admits=admits),), because)
 
     def _finish(self, outcome: Outcome, because: str, root: Cause | None = None) -> Decision:
         self._move(Stage.DONE)

@@ -52,6 +52,13 @@ class Grown(Record, kw_only=True):
     ready: int
 
 
+class Finishing(Record, kw_only=True):
+    """A worker of this node has done its last update: with a newcomer, all would begin again."""
+
+    node_rank: int
+    round: int
+
+
 class StopAsked(Record, kw_only=True):
     """A signal asked this node's agent to stop the job."""
 
@@ -65,7 +72,7 @@ class Leave(Record, kw_only=True):
     text: str
 
 
-Report = Broken | Ended | Grown | StopAsked | Leave
+Report = Broken | Ended | Grown | Finishing | StopAsked | Leave
 
 
 class Join(Record, kw_only=True):
@@ -117,11 +124,17 @@ class Start(Record, kw_only=True):
 
 
 class Stop(Record, kw_only=True):
-    """End the workers of this round; `at_once`: by SIGKILL, as others may soon replace them."""
+    """End the workers of this round.
+
+    Attributes:
+        at_once: by SIGKILL, as others may soon replace them.
+        admits: others wait to join them; nothing is wrong with the round.
+    """
 
     round: int
     because: str
     at_once: bool = False
+    admits: bool = False
 
 
 class Finish(Record, kw_only=True):

@@ -28,6 +28,7 @@ class RoundState:
         is_broken: a member has reported that one of its workers failed.
         was_whole: none had, when somebody asked to end the job.
         has_newcomers: workers joined others, which go on, with this round.
+        is_finishing: workers have done their last update, or have succeeded: nobody may join them.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RoundState:
         self.came: list[str] = []
         self.leaving: dict[str, str] = {}
         self.interrupted = ""
-        self.is_broken = self.was_whole = False
+        self.is_broken = self.was_whole = self.is_finishing = False
         self._is_taken_over = is_taken_over
         self._ends: dict[str, Ended] = {}  # by key
         self._ready: dict[str, int] = {}  # workers on standby for empty places, by key
@@ -76,6 +77,7 @@ class RoundState:
         self.awaited.discard(key)
         if end.succeeded and self._by_key[key].size:
             self.succeeded.add(key)
+            self.is_finishing = True
         if end.was_cut_off:
             self.interrupted = f"{self.name_of(key)} {end.because or 'had lost the coordinator'}"
             return self.interrupted

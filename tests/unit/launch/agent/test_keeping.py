@@ -18,7 +18,15 @@ from rallypoint.launch.agent.node import (
 )
 from rallypoint.launch.job import Job
 from rallypoint.launch.worker_group import Exit
-from rallypoint.rendezvous.job.reports import Broken, Ended, Grown, Notice, Stop, StopAsked
+from rallypoint.rendezvous.job.reports import (
+    Broken,
+    Ended,
+    Finishing,
+    Grown,
+    Notice,
+    Stop,
+    StopAsked,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 
 
@@ -281,7 +289,7 @@ def test_who_does_not_answer_or_does_not_go_on_is_killed() -> None:
     assert workers.unanswered(5, 10.0) == [silent, withdrawn]
 
 
-def test_nobody_joins_those_that_are_almost_done() -> None:
+def test_nobody_joins_those_that_have_done_their_last_update() -> None:
     """A worker on standby that gets ready as the others leave must not have all begin again."""
     state = node()
     state.worker_exited(killed(1), 1.0)
@@ -290,9 +298,9 @@ def test_nobody_joins_those_that_are_almost_done() -> None:
     (told,) = state.workers_ready(1, 1).actions
     assert told == Tell(Grown(node_rank=0, round=5, ready=1))
     (told,) = state.worker_is_elastic(0, is_on=False).actions
-    assert told == Tell(Grown(node_rank=0, round=5, ready=0))
-    assert not state.workers_ready(1, 1).actions
+    assert told == Tell(Finishing(node_rank=0, round=5))
     assert not state.worker_is_elastic(1, is_on=False).actions
-    state = node()
-    assert not state.worker_is_elastic(0, is_on=False).actions
-    assert not state.workers_ready(1, 1).actions
+    # Others had been admitted before that was known.
+    assert not state.round_stopped(Stop(round=5, because="x joined", admits=True), 3.0).actions
+    assert state.phase is Phase.RUNNING
+    assert state.round_stopped(Stop(round=5, because="node 1 was lost"), 3.0).actions

@@ -20,6 +20,7 @@ from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
     Finish,
+    Finishing,
     Grown,
     Leave,
     Notice,
@@ -591,7 +592,7 @@ def test_who_does_not_get_ready_is_not_waited_for_long() -> None:
     job.reported("b", end(1, 0, survivors=1), 1.0)
     job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0)
     (stop,) = job.tick(5.0 + BATCH_S).actions
-    assert stop == Stop(round=1, because="a worker of node 0 (ha) joined")
+    assert stop == Stop(round=1, because="a worker of node 0 (ha) joined", admits=True)
     job = two_nodes()
     job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
     job.reported("a", end(0, 0, causes=(FAILED,), survivors=0), 1.0)
@@ -599,6 +600,24 @@ def test_who_does_not_get_ready_is_not_waited_for_long() -> None:
     job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0)
     job.reported("a", Grown(node_rank=0, round=1, ready=0), 5.1)  # it has died
     assert job.tick(5.0 + BATCH_S).actions == ()
+
+
+def test_nobody_joins_when_the_last_update_is_done() -> None:
+    """Neither workers on standby nor a new node; but if one fails, those are welcome."""
+    job = Coordinator(Limits(min_nodes=2, max_nodes=3, last_call_s=0.0), max_restarts=1)
+    job.opened(0.0)
+    for key in ("a", "b"):
+        job.joined(Member(key=key, host=f"h{key}", local_world_size=2), 0.0)
+    job.reported("a", Finishing(node_rank=0, round=job.round), 1.0)
+    assert not job.reported("b", Grown(node_rank=1, round=job.round, ready=1), 2.0).actions
+    assert not job.joined(Member(key="c", host="hc", local_world_size=2), 2.0).actions
+    assert not job.tick(100.0).actions
+    broken = Broken(node_rank=0, round=job.round, text="rank 1 failed")
+    assert isinstance(job.reported("a", broken, 101.0).actions[0], Stop)
+    for node_rank, key in enumerate("ab"):
+        causes = () if node_rank else (FAILED,)
+        last = job.reported(key, end(node_rank, job.round, causes=causes), 101.0)
+    assert len(opened(last).members) == 3
 
 
 class ShortLived:
