@@ -55,7 +55,7 @@ def _victim(job: Job, chance: random.Random) -> Process:
 
 
 def leaks(recoveries: int, chance: random.Random) -> list[dict[str, object]]:
-    """What three processes have after their first recoveries, and after all of them.
+    """What three workers and the agent have after their first recoveries, and after all of them.
 
     Of the other two, the older one is killed: workers that die right after they joined are made to
     wait (rallypoint.rendezvous.job.flapping).
@@ -72,7 +72,11 @@ def leaks(recoveries: int, chance: random.Random) -> list[dict[str, object]]:
             if not trial(job, case, lose):
                 break
             if number in (_EARLY, recoveries // 2, recoveries):
-                rows += [{"recoveries": number, **holdings(each.pid)} for each in elders]
+                pids = {"agent": job.agent, **{f"{each.pid}": each.pid for each in elders}}
+                rows += [
+                    {"recoveries": number, "process": name, **holdings(pid)}
+                    for name, pid in pids.items()
+                ]
             time.sleep(SPARE_S + chance.random() * 0.1)  # or the next loss finds no spare
     if case.stuck:
         print(f"stuck after {len(case.recoveries)} recoveries", file=sys.stderr)
@@ -91,7 +95,6 @@ def holdings(pid: int) -> dict[str, object]:
     status = (root / "status").read_text()
     resident = int(status.partition("VmRSS:")[2].split()[0])
     return {
-        "process": pid,
         "descriptors": len(list((root / "fd").iterdir())),
         "maps": len((root / "maps").read_text().splitlines()),
         "threads": len(list((root / "task").iterdir())),

@@ -150,6 +150,7 @@ class Job:
         """These have ended, and tell nothing any more."""
         for process in processes:
             self.entries.pop(process, None)
+            self._read.pop(process, None)  # others may get the same pid
             for end in ("told", "step"):
                 (self.directory / f"{process.host}.{process.pid}.{end}").unlink(missing_ok=True)
 
@@ -215,6 +216,12 @@ class Job:
             whole_s,
             all(before[each].identity == self.entries[each][-1].identity for each in survivors),
         )
+
+    @property
+    def agent(self) -> int:
+        """The pid of the only one."""
+        [agent] = self._agents.values()
+        return agent.pid
 
     def steps(self) -> int:
         """The last step that the ranks of the newest round have committed."""

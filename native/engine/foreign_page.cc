@@ -56,7 +56,7 @@ int begin_transfer(ForeignPage& page, bool sends, std::uint32_t peer, std::int32
     if ((seen & kStates) == static_cast<std::uint64_t>(CallState::running)) continue;
     if (!entry.word.compare_exchange_strong(seen, kChanging, std::memory_order_relaxed)) continue;
     std::atomic_thread_fence(std::memory_order_release);
-    entry.since_ns = coarse_now_ns();
+    entry.since_ns = now_ns();
     entry.count = count;
     entry.peer = peer;
     entry.tag = tag;

@@ -63,6 +63,8 @@ def blocks(rank: Rank) -> list[tuple[Group, Call]]:
         for call in (*group.calls, *group.transfers)
         if _goes_on(rank, group, call)
     ]
+    if failed := [(group, call) for group, call in running if call.state == "failed"]:
+        return failed  # it ended for that; others may be done, and their backend has not said so
     doing = waiting_activity(rank).doing
     if doing is Doing.COLLECTIVE:
         running = [(group, call) for group, call in running if call.peer is None]
@@ -174,6 +176,8 @@ def _strength(rank: Rank, group: Group, call: Call) -> Strength:
     """The certainty of a wait; a rank that does something else may have begun the call in the
     background.
     """
+    if call.state == "failed":
+        return Strength.TOLD
     doing = waiting_activity(rank).doing
     if doing in (Doing.UNKNOWN, Doing.C_CODE, Doing.GPU, Doing.RUNS) and group.queued:
         return Strength.INFERRED

@@ -237,6 +237,15 @@ def test_all_have_ended() -> None:
     assert found.sentence == "no hang: all ranks have ended (code 0)."
 
 
+def test_what_a_rank_ended_for_is_the_call_that_failed() -> None:
+    """Its backend had not said yet that the call before was done, nor all that it was given."""
+    receive = transfer("recv", 1, tag=7, state="failed", for_s=0.1)
+    held = group(call(0, for_s=0.2), transfers=(receive,), members="0-1", queued=2, **_GLOO)
+    other = group(call(0, for_s=0.2), members="0-1", **_GLOO)
+    found = looked(job(ended(0, held, code=1, error="RuntimeError: closed"), ended(1, other)))
+    assert "rank 1 has ended (code 0); rank 0 waits for it in recv, tag 7" in found.sentence
+
+
 def test_one_failed_and_nobody_waits() -> None:
     found = looked(job(ended(0, code=1, error="ValueError: no"), sleeping(1)))
     assert found.sentence == "rank 0 has ended (code 1: ValueError: no)."
