@@ -42,6 +42,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How many times each test that is marked `repeated` runs; 50 in `make check-long`.
 TIMES = int(os.environ.get("RALLYPOINT_TEST_TIMES", "1"))
 
+# Whether tests of many cases run each of them in each way, or in the ways by turns.
+EACH_WAY = os.environ.get("RALLYPOINT_TEST_EACH_WAY") == "1"
+
 # Beginnings of reasons to skip: of what CI leaves to the long run, and of what not every machine of
 # CI can have, however it is prepared.
 MAY_BE_ABSENT = (

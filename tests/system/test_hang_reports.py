@@ -168,8 +168,13 @@ def test_sends_and_receives(launch: Launch, kind: str) -> None:
     assert "sleep at worker.py:" in launch.err
 
 
-@pytest.mark.parametrize("body", [SLOW, BESIDE], ids=["slow", "beside"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        pytest.param("N", SLOW, id="N-slow"),
+        pytest.param("G", BESIDE, id="G-beside", marks=NEEDS_TORCH),
+    ],
+)
 def test_a_slow_job_says_nothing(launch: Launch, kind: str, body: str) -> None:
     start(launch, kind, body, "--hang-after", "2")
     assert launch.process is not None

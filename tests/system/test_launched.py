@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.conftest import SOON_S
+from tests.conftest import EACH_WAY, SOON_S
 from tests.pages import blocks_tested_by
 from tests.system.nodes import alive_on
 from tests.unit.cluster.pmi_server import PmiServer
@@ -390,6 +390,8 @@ def test_ranks_on_two_hosts(across: Job) -> None:
 )
 def test_two_jobs_train_on_two_hosts_and_use_mpi(across: Job, example: str) -> None:
     """Those of PyTorch as it is, with "gloo" meaning ours."""
+    if example == "train_digits_ddp.py" and across.name != "openmpi" and not EACH_WAY:
+        pytest.skip("only in make check-long: PyTorch under each MPI")
     pytest.importorskip("sklearn")
     words = (across.library, str(EXAMPLES / example), "--epochs", "5")
     jobs = [across.start(TRAIN, *words) for _ in range(2)]
@@ -402,6 +404,8 @@ def test_two_jobs_train_on_two_hosts_and_use_mpi(across: Job, example: str) -> N
 
 @pytest.mark.needs_torch
 def test_gloo_on_two_hosts(across: Job) -> None:
+    if across.name == "intelmpi" and not EACH_WAY:
+        pytest.skip("only in make check-long: PyTorch under each MPI")
     lines = finished(across.start(DDP, "gloo", "gloo", environ={"GLOO_SOCKET_IFNAME": "eth0"}))
     assert lines == ranks_of(2, hosts=2)
 
