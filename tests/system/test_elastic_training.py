@@ -20,7 +20,7 @@ pytest.importorskip("sklearn")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits_elastic.py"
 SLOTS = 4
-EVENTS = 8
+EVENTS = 6
 
 
 class Cluster:
