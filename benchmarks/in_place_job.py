@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -171,10 +172,10 @@ class Job:
 
         return self._await(last, f"{size} ranks to reduce", patience_s)
 
-    def members(self) -> dict[Process, Entry]:
-        """The processes that took part in the newest round, and what they told last."""
+    def members(self, until: float = math.inf) -> dict[Process, Entry]:
+        """The processes that took part in the newest round then, and what they had told last."""
         self.listen()
-        goods = self._goods(0.0)
+        goods = self._goods(0.0, until)
         newest = max((each.round for each in goods.values()), default=-1)
         return {key: each for key, each in goods.items() if each.round == newest}
 
@@ -187,7 +188,7 @@ class Job:
             StuckError: they did not within `patience_s`.
             RestartedError: others do, in their places.
         """
-        before = self.members()
+        before = self.members(since)
         survivors = [each for each in before if each not in lost]
 
         def last() -> tuple[float, Process] | None:
@@ -231,11 +232,11 @@ class Job:
             steps.append(int.from_bytes(path.read_bytes(), sys.byteorder))
         return max(steps)
 
-    def _goods(self, since: float) -> dict[Process, Entry]:
-        """The last good reduction of each process."""
+    def _goods(self, since: float, until: float = math.inf) -> dict[Process, Entry]:
+        """The last good reduction of each process in that time."""
         found = {}
         for process, entries in self.entries.items():
-            goods = [each for each in entries if each.what == "good" and each.at_s > since]
+            goods = [e for e in entries if e.what == "good" and since < e.at_s <= until]
             if goods:
                 found[process] = goods[-1]
         return found

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <mutex>
 
 #include "engine/foreign_page.h"
@@ -25,6 +26,7 @@ constinit std::atomic<RecordHeader*> kept{nullptr};
 struct Record {
   std::mutex mutex;
   RecordHeader* header = nullptr;  // null also in a forked child: the record is its parent's
+  std::deque<GroupPage*> left;     // of groups that are gone, the oldest first
 
   GroupPage* page(unsigned number) const {
     return reinterpret_cast<GroupPage*>(header + 1) + number;
@@ -139,37 +141,46 @@ void CallSite::write(std::uint64_t number_plus_one, std::string_view site) {
   number.store(number_plus_one, std::memory_order_release);
 }
 
-// Takes a page that was never used, or else the first one that its group has left.
+// Takes a page that was never used; if enough groups are gone, or there is none, that of the group
+// that has been gone for longest. Readers take time for each page, and groups may be formed again
+// whenever a rank is lost. While calls are traced, pages keep their groups.
 GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
   Record& state = record();
   const std::lock_guard lock(state.mutex);
   if (state.header == nullptr) return;
   const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
-  std::uint32_t number = used;
-  if (used + 1 >= kTracePage && is_traced()) {
+  const bool is_of_trace = used + 1 >= kTracePage;
+  const bool has_unused = used < kRecordPages - 1 && !(is_of_trace && is_traced());
+  const bool reuses = !state.left.empty() && !is_traced() &&
+                      (state.left.size() > kKeptPages || !has_unused);
+  if (!reuses && !has_unused) {
     state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  if (used == kRecordPages - 1) {
-    number = 0;
-    while (number < used && state.page(number)->presence.load() != GroupPresence::left) ++number;
-    if (number == used) {
-      state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
-      return;
-    }
-    state.page(number)->presence.store(GroupPresence::none);
+  if (reuses) {
+    page_ = state.left.front();
+    state.left.pop_front();
+    page_->presence.store(GroupPresence::none);
     std::atomic_thread_fence(std::memory_order_release);
-    std::memset(static_cast<void*>(state.page(number)->description), 0,
-                kRecordPage - offsetof(GroupPage, description));
+  } else {
+    page_ = state.page(used);
   }
-  page_ = state.page(number);
-  if (number == used && number + 1 >= kTracePage) {  // calls may have been traced there
-    std::memset(static_cast<void*>(page_), 0, kRecordPage);
+  if (reuses || is_of_trace) {  // there, calls may have been traced
+    std::memset(static_cast<void*>(page_->description), 0,
+                kRecordPage - offsetof(GroupPage, description));
   }
   page_->queued.store(0, std::memory_order_relaxed);
   put(page_->description, description);
   page_->presence.store(GroupPresence::here, std::memory_order_release);
-  if (number == used) state.header->groups.store(used + 1, std::memory_order_release);
+  if (!reuses) state.header->groups.store(used + 1, std::memory_order_release);
+}
+
+GroupRecord::~GroupRecord() {
+  Record& state = record();
+  const std::lock_guard lock(state.mutex);
+  if (page_ == nullptr || state.header == nullptr) return;
+  leave();
+  state.left.push_back(page_);
 }
 
 ForeignPage* open_foreign_page(std::string_view description) {

@@ -27,6 +27,7 @@ inline constexpr std::size_t kRecordPage = 4096;
 inline constexpr unsigned kRecordPages = 1024;  // pages of a process: the header and the groups
 inline constexpr unsigned kRecordedCalls = 32;
 inline constexpr unsigned kRecordedTransfers = 16;
+inline constexpr unsigned kKeptPages = 64;  // of groups that are gone
 // Where the ring begins; groups use only pages below it meanwhile.
 inline constexpr unsigned kTracePage = 512;
 inline constexpr unsigned kTracedCalls = (kRecordPages - kTracePage) * kRecordPage / 64;
@@ -114,7 +115,7 @@ bool open_flight_record(int fd, std::uint64_t offset, std::string_view names);
 class GroupRecord {
  public:
   explicit GroupRecord(std::string_view description);
-  ~GroupRecord() { leave(); }
+  ~GroupRecord();
   GroupRecord(const GroupRecord&) = delete;
   GroupRecord& operator=(const GroupRecord&) = delete;
 

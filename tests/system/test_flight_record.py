@@ -245,6 +245,55 @@ def test_a_record_is_never_read_torn(seed: int) -> None:
     os.close(memory)
 
 
+FORMS = """
+import numpy as np, rallypoint as dist
+from rallypoint.store.hash import HashStore
+dist.init_process_group(store=HashStore(), rank=0, world_size=1)
+print("ready", flush=True)
+number = 0
+while True:
+    group = dist.new_group([0], group_desc=f"{number}")
+    for i in range(3):
+        dist.all_reduce(np.ones(number), group=group)
+    dist.destroy_process_group(group)
+    number += 1
+"""
+
+
+def test_groups_that_come_and_go_take_few_pages(seed: int) -> None:
+    """A job that goes on in place forms its groups anew at each loss; none is read torn."""
+    chance = random.Random(seed)
+    memory = os.memfd_create(FLIGHT_RECORD_NAME)
+    os.truncate(memory, FLIGHT_RECORD_BYTES)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", FORMS],
+        env={**os.environ, FLIGHT_RECORD: f"{memory}:0"},
+        pass_fds=[memory],
+        stdout=subprocess.PIPE,
+    )
+    with writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            latest, deadline = 0, time.monotonic() + 60
+            while latest < 1000:
+                groups = read_groups(memory, 0)
+                assert len(groups) <= 67
+                numbers = [int(group.name.split()[1]) for group in groups[1:]]
+                assert len(set(numbers)) == len(numbers)
+                for number, group in zip(numbers, groups[1:], strict=True):
+                    assert {call.count for call in group.calls} <= {number}
+                    assert [call.number for call in group.calls] == list(range(len(group.calls)))
+                latest = max(numbers, default=0)
+                # But for the newest ones, all that the pages hold is complete.
+                assert latest - min(numbers, default=0) < 80
+                assert time.monotonic() < deadline
+                time.sleep(chance.random() / 200)
+        finally:
+            writer.kill()
+    os.close(memory)
+
+
 def test_a_trace_is_never_read_torn(seed: int) -> None:
     """Each call is read once with its own values, or counted as missed, also when the ring is."""
     chance = random.Random(seed)

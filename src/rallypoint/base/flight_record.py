@@ -14,6 +14,7 @@ from rallypoint.base.foreign_page import FOREIGN_BYTES, read_foreign_group
 from rallypoint.base.recorded_call import Call, Group
 
 Names = dict[str, list[str]]  # the meaning of numbers: of operations, dtypes, operators
+Copied = tuple[bytes, list[bytes]]  # a header, and the pages, read three times
 
 _MAGIC = 0x52504652
 _VERSIONS = (1, 2)  # version 1 has no ends of calls
@@ -39,25 +40,41 @@ def read_groups(descriptor: int, offset: int) -> tuple[Group, ...]:
 
     Empty if it keeps none, or one of another version.
     """
-    return tuple(read_pages(descriptor, offset)[1].values())
+    return groups_in(copy_record(descriptor, offset))
 
 
 def read_pages(descriptor: int, offset: int) -> tuple[Names, dict[int, Group]]:
     """The same by the pages on which they are, and what the numbers in the record mean."""
-    import json
+    return _pages_in(copy_record(descriptor, offset))
 
+
+def copy_record(descriptor: int, offset: int) -> Copied:
+    """The record as it is now, which `groups_in` takes 0.2 ms to read for each group."""
     header = os.pread(descriptor, _PAGE, offset)
     if len(header) < _PAGE:
-        return {}, {}
+        return b"", []
     magic, version, _, count, _ = _HEADER.unpack_from(header)
     if magic != _MAGIC or version not in _VERSIONS or count >= _PAGES:
+        return b"", []
+    return header, [os.pread(descriptor, count * _PAGE, offset + _PAGE) for _ in range(3)]
+
+
+def groups_in(copied: Copied) -> tuple[Group, ...]:
+    """The groups, as from `read_groups`."""
+    return tuple(_pages_in(copied)[1].values())
+
+
+def _pages_in(copied: Copied) -> tuple[Names, dict[int, Group]]:
+    import json
+
+    header, looks = copied
+    if not header:
         return {}, {}
-    looks = [os.pread(descriptor, count * _PAGE, offset + _PAGE) for _ in range(3)]
     try:
         names: Names = json.loads(header[_HEADER.size : _NAMES_END].rstrip(b"\0"))
         groups = {
             number + 1: _group([look[at : at + FOREIGN_BYTES] for look in looks], names)
-            for number, at in enumerate(range(0, count * _PAGE, _PAGE))
+            for number, at in enumerate(range(0, len(looks[1]), _PAGE))
         }
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return {}, {}
@@ -96,6 +113,8 @@ def _group(looks: list[bytes], names: Names) -> Group | None:
     if presence not in (_HERE, _LEFT):
         return None
     text = looks[1][_GROUP.size : _FIRST_SITE].rstrip(b"\0")
+    if any(look[_GROUP.size : _FIRST_SITE].rstrip(b"\0") != text for look in looks):
+        return None  # the page changes hands: its group was gone, or another is just forming
     said = json.loads(text)
     sites = [_site(looks, _FIRST_SITE + i * _SITE.size) for i in range(2)]
     calls = _calls(looks, _FIRST_CALL, _CALLS, names, sites[0])

@@ -15,6 +15,7 @@ from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.base.flight_record import Copied
     from rallypoint.base.recorded_call import Call, Group
 
 _MOST_PARTS = 12  # the most parts of a line
@@ -27,7 +28,8 @@ class FlightRecords:
     """The memory that the workers of one round on this node write; read once."""
 
     def __init__(self, workers: int) -> None:
-        self._seen: dict[int, tuple[Group, ...]] | None = None
+        self._copied: dict[int, Copied] = {}  # by rank
+        self._seen: dict[int, tuple[Group, ...]] = {}  # what was read in that
         self._seen_ns = 0
         try:
             self._descriptor = os.memfd_create(FLIGHT_RECORD_NAME)
@@ -66,20 +68,20 @@ class FlightRecords:
 
     def forget(self) -> None:
         """What was read is of a round that is over."""
-        self._seen, self._seen_ns = None, 0
+        self._copied, self._seen, self._seen_ns = {}, {}, 0
 
     def look(self, slots: Mapping[int, int]) -> bool:
         """Record the current calls of the workers (global rank -> slot); only once.
 
         Returns whether this was the first call.
         """
-        if self._seen is not None or self._descriptor < 0:
+        if self._seen_ns or self._descriptor < 0:
             return False
-        from rallypoint.base.flight_record import read_groups
+        from rallypoint.base.flight_record import copy_record
 
         self._seen_ns = time.monotonic_ns()
-        self._seen = {
-            rank: read_groups(self._descriptor, slot * FLIGHT_RECORD_BYTES)
+        self._copied = {
+            rank: copy_record(self._descriptor, slot * FLIGHT_RECORD_BYTES)
             for rank, slot in slots.items()
         }
         return True
@@ -92,18 +94,22 @@ class FlightRecords:
     @property
     def has_groups(self) -> bool:
         """Whether any of them had been in a group by then."""
-        return any((self._seen or {}).values())
+        return any(map(self.groups_of, self._copied))
 
     def groups_of(self, rank: int) -> tuple[Group, ...]:
         """The groups of that worker then."""
-        return (self._seen or {}).get(rank, ())
+        if rank not in self._seen and rank in self._copied:
+            from rallypoint.base.flight_record import groups_in
+
+            self._seen[rank] = groups_in(self._copied[rank])
+        return self._seen.get(rank, ())
 
     def lines(self, *, least_s: float = 0.0) -> list[str]:
         """The calls, folded: a line for each group in which a rank was in an operation.
 
         Empty if none had been in one for `least_s` seconds.
         """
-        seen = self._seen or {}
+        seen = {rank: self.groups_of(rank) for rank in self._copied}
         if not any(
             self._seen_ns - call.since_ns >= least_s * 1e9
             for groups in seen.values()
@@ -129,8 +135,8 @@ class FlightRecords:
                 "site": call.site or None,
                 "queued": group.queued,
             }
-            for rank, groups in (self._seen or {}).items()
-            for group in groups
+            for rank in self._copied
+            for group in self.groups_of(rank)
             if not group.has_left or _under_way(group, self._seen_ns)
             for call in (*group.calls[-1:], *group.transfers)
         ]
