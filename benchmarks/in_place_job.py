@@ -195,7 +195,8 @@ class Job:
             firsts = [(self._first_good(each, since), each) for each in survivors]
             if any(at_s is None for at_s, _ in firsts):
                 goods = self._goods(since)
-                if goods and not goods.keys() & before.keys():
+                are_all = any(each.size == len(goods) for each in goods.values())
+                if are_all and not goods.keys() & before.keys():
                     after_s = min(each.at_s for each in goods.values()) - since
                     raise RestartedError(f"all ranks were started again, {after_s:.1f} s after it")
                 return None
