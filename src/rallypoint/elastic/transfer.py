@@ -2,8 +2,8 @@
 
     1. the first source sends the outline: all but the contents of arrays
     2. a newcomer compares it with what it has itself, and makes room
-    3. the arrays' bytes are cut into pieces, which the sources share; a large piece goes straight
-       from array to array, small arrays travel together
+    3. the arrays' bytes are cut into pieces, which the sources share if they are on several hosts;
+       a large piece goes straight from array to array, small arrays travel together
 
 If a source dies, everybody meets again, and the transfer begins anew with those that are left.
 """
@@ -40,7 +40,7 @@ from rallypoint.process_group.groups.group import ProcessGroup
 
 _PIECE = 8 << 20  # bytes
 _SMALL = 64 << 10
-_UNDER_WAY = 4  # pieces of each source
+_UNDER_WAY = 8  # pieces of each source
 
 Piece = list[Bytes]
 
@@ -195,6 +195,8 @@ def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:
 def _exchange(leaves: Sequence[Leaf], settlement: Settlement, group: ProcessGroup) -> None:
     """Send, receive, or neither."""
     me, sources, newcomers = get_rank(), settlement.sources, settlement.newcomers
+    if group.communicator.ranks_here == group.size():
+        sources = sources[:1]  # more would compete for the same memory and cores
     pieces = pieces_of(leaves)
     if len(sources) == 1 and len(newcomers) == group.size() - 1:
         for piece in pieces:
