@@ -340,9 +340,11 @@ class Coordinator:
                 self.restarts += 1
             case Next.RESIZE if not current.survivors:  # else it costs them milliseconds
                 self._flapping.count(now, came=bool(current.came))
-        if current.survivors and current.has_newcomers:
-            lived_s = now - self._began_at
-            self._short_lives.count(lived_s, were_lost=current.newcomers_lost)
+        newcomers_lost, others_lost = current.newcomers_lost, current.others_lost
+        if current.survivors and (current.has_newcomers or others_lost):
+            self._short_lives.count(
+                now - self._began_at, newcomers_lost=newcomers_lost, others_lost=others_lost
+            )
         self._move(Stage.GATHERING)
         self._because = after.reason
         self._is_urgent = bool(facts.root or facts.nodes_lost or facts.interrupted)

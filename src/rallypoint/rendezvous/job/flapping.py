@@ -2,7 +2,8 @@
 
 Nodes join and leave free of charge, so one that dies every second could stop all others. So after a
 few such changes new nodes wait, longer each time, and are admitted together. The same holds for
-workers that join others which go on in place, if they are lost soon after it each time.
+workers that join others which go on in place, if they, and nobody else, are lost soon after it each
+time: where others are lost, too, it is not the newcomers' fault, and places must not stay empty.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class ShortLives:
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def count(self, lived_s: float, *, were_lost: bool) -> None:
-        """A round is over in which workers had joined; `were_lost`: some of them."""
-        is_short = were_lost and lived_s < SHORT_LIFE_S
+    def count(self, lived_s: float, *, newcomers_lost: int, others_lost: int) -> None:
+        """A round is over in which workers had joined, or others were lost."""
+        is_short = newcomers_lost and not others_lost and lived_s < SHORT_LIFE_S
         self._in_a_row = self._in_a_row + 1 if is_short else 0
 
     @property

@@ -145,9 +145,14 @@ class RoundState:
         return min(end.survivors + may_join * end.ready, member.local_world_size)
 
     @property
-    def newcomers_lost(self) -> bool:
-        """Whether workers failed that had joined with this round."""
-        return any(end.newcomers_lost for end in self._ends.values())
+    def newcomers_lost(self) -> int:
+        """How many workers failed that had joined with this round."""
+        return sum(end.newcomers_lost for end in self._ends.values())
+
+    @property
+    def others_lost(self) -> int:
+        """How many other workers failed, and nodes were lost."""
+        return len(self.causes) - self.newcomers_lost + len(self.lost)
 
     @property
     def has_succeeded(self) -> bool:

@@ -635,19 +635,18 @@ class ShortLived:
     def run(self, until_s: float, *, lives_s: float = 1.0) -> None:
         died = self.end(causes=(FAILED,), survivors=1)
         while self.now < until_s:
-            if died.members[0].size == 2:
-                raise AssertionError("nobody was ready")
-            self.take(
-                self.job.reported("a", Grown(node_rank=0, round=died.number, ready=1), self.now)
-            )
-            while self.job.stage is Stage.RUNNING:
-                self.now += 0.25
-                self.take(self.job.tick(self.now))
-            joined = self.end(survivors=1, ready=1)
-            assert joined.members[0].size == 2
-            self.joined_at.append(self.now)
+            assert died.members[0].size == 1, "nobody was ready"
+            self.join(died.number)
             self.now += lives_s
             died = self.end(causes=(FAILED,), survivors=1, newcomers_lost=1)
+
+    def join(self, number: int) -> None:
+        self.take(self.job.reported("a", Grown(node_rank=0, round=number, ready=1), self.now))
+        while self.job.stage is Stage.RUNNING:
+            self.now += 0.25
+            self.take(self.job.tick(self.now))
+        assert self.end(survivors=1, ready=1).members[0].size == 2
+        self.joined_at.append(self.now)
 
     def end(self, **how: object) -> OpenRound:
         return opened(self.job.reported("a", end(0, self.job.round, **how), self.now))
@@ -675,10 +674,17 @@ def test_newcomers_that_live_on_join_at_once() -> None:
 def test_a_spare_that_is_to_wait_does_not_take_the_place_at_once() -> None:
     job = ShortLived()
     job.run(5.0)
-    assert job.job.current.members[0].size == 1
-    spare = job.end(causes=(FAILED,), survivors=1, ready=1)
+    job.join(job.job.round)
+    job.now += 1.0
+    spare = job.end(causes=(FAILED,), survivors=1, newcomers_lost=1, ready=1)
     assert spare.members[0].size == 1
-    job.now += 60.0
+
+
+def test_where_others_are_lost_too_newcomers_join_at_once() -> None:
+    """Else places would stay empty while the rest are lost."""
+    job = ShortLived()
+    job.run(100.0)
+    assert job.job.current.members[0].size == 1
     assert job.end(causes=(FAILED,), survivors=1, ready=1).members[0].size == 2
 
 
