@@ -151,8 +151,8 @@ GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
   const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
   const bool is_of_trace = used + 1 >= kTracePage;
   const bool has_unused = used < kRecordPages - 1 && !(is_of_trace && is_traced());
-  const bool reuses = !state.left.empty() && !is_traced() &&
-                      (state.left.size() > kKeptPages || !has_unused);
+  const bool reuses =
+      !state.left.empty() && !is_traced() && (state.left.size() > kKeptPages || !has_unused);
   if (!reuses && !has_unused) {
     state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
     return;

@@ -75,8 +75,9 @@ std::uint64_t wall_ns() {
          static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// From the wall clock to the monotonic one. As long as nobody sets the clock, the same difference is
-// used for all calls, so that their order and the time between them do not depend on who read them.
+// From the wall clock to the monotonic one. As long as nobody sets the clock, the same difference
+// is used for all calls, so that their order and the time between them do not depend on who read
+// them.
 class MonotonicTime {
  public:
   void look() {
