@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -208,14 +210,11 @@ while True:
 """
 
 
-def test_a_record_is_never_read_torn(seed: int) -> None:
-    """While its owner writes more than a million calls in a second, and after it was killed."""
-    chance = random.Random(seed)
-    memory = os.memfd_create(FLIGHT_RECORD_NAME)
-    os.truncate(memory, 2 * FLIGHT_RECORD_BYTES)
-    offset = FLIGHT_RECORD_BYTES
+@contextmanager
+def writing(program: str, memory: int, offset: int = 0) -> Iterator[None]:
+    """It writes its record there, from the moment when it is ready until it is killed."""
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER],
+        [sys.executable, "-c", program],
         env={**os.environ, FLIGHT_RECORD: f"{memory}:{offset}"},
         pass_fds=[memory],
         stdout=subprocess.PIPE,
@@ -224,18 +223,28 @@ def test_a_record_is_never_read_torn(seed: int) -> None:
         try:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
-            latest = -1
-            for _ in range(500):
-                (group,) = read_groups(memory, offset)
-                for call in group.calls:
-                    expected = ("int64", 222, "MAX") if call.number % 2 else ("float32", 111, "SUM")
-                    assert (call.dtype, call.count, call.operator) == expected, call
-                    assert call.ended_ns == 0 or call.state == "done", call
-                assert group.calls == () or group.calls[-1].number >= latest
-                latest = group.calls[-1].number if group.calls else latest
-                time.sleep(chance.random() / 2000)
+            yield
         finally:
             writer.kill()
+
+
+def test_a_record_is_never_read_torn(seed: int) -> None:
+    """While its owner writes more than a million calls in a second, and after it was killed."""
+    chance = random.Random(seed)
+    memory = os.memfd_create(FLIGHT_RECORD_NAME)
+    os.truncate(memory, 2 * FLIGHT_RECORD_BYTES)
+    offset = FLIGHT_RECORD_BYTES
+    with writing(WRITER, memory, offset):
+        latest = -1
+        for _ in range(500):
+            (group,) = read_groups(memory, offset)
+            for call in group.calls:
+                expected = ("int64", 222, "MAX") if call.number % 2 else ("float32", 111, "SUM")
+                assert (call.dtype, call.count, call.operator) == expected, call
+                assert call.ended_ns == 0 or call.state == "done", call
+            assert group.calls == () or group.calls[-1].number >= latest
+            latest = group.calls[-1].number if group.calls else latest
+            time.sleep(chance.random() / 2000)
     (group,) = read_groups(memory, offset)
     numbers = [call.number for call in group.calls]
     assert len(numbers) >= 31  # but for the one that was being written
@@ -265,32 +274,21 @@ def test_groups_that_come_and_go_take_few_pages(seed: int) -> None:
     chance = random.Random(seed)
     memory = os.memfd_create(FLIGHT_RECORD_NAME)
     os.truncate(memory, FLIGHT_RECORD_BYTES)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", FORMS],
-        env={**os.environ, FLIGHT_RECORD: f"{memory}:0"},
-        pass_fds=[memory],
-        stdout=subprocess.PIPE,
-    )
-    with writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
-            latest, deadline = 0, time.monotonic() + 60
-            while latest < 1000:
-                groups = read_groups(memory, 0)
-                assert len(groups) <= 67
-                numbers = [int(group.name.split()[1]) for group in groups[1:]]
-                assert len(set(numbers)) == len(numbers)
-                for number, group in zip(numbers, groups[1:], strict=True):
-                    assert {call.count for call in group.calls} <= {number}
-                    assert [call.number for call in group.calls] == list(range(len(group.calls)))
-                latest = max(numbers, default=0)
-                # But for the newest ones, all that the pages hold is complete.
-                assert latest - min(numbers, default=0) < 80
-                assert time.monotonic() < deadline
-                time.sleep(chance.random() / 200)
-        finally:
-            writer.kill()
+    with writing(FORMS, memory):
+        latest, deadline = 0, time.monotonic() + 60
+        while latest < 1000:
+            groups = read_groups(memory, 0)
+            assert len(groups) <= 67
+            numbers = [int(group.name.split()[1]) for group in groups[1:]]
+            assert len(set(numbers)) == len(numbers)
+            for number, group in zip(numbers, groups[1:], strict=True):
+                assert {call.count for call in group.calls} <= {number}
+                assert [call.number for call in group.calls] == list(range(len(group.calls)))
+            latest = max(numbers, default=0)
+            # But for the newest ones, all that the pages hold is complete.
+            assert latest - min(numbers, default=0) < 80
+            assert time.monotonic() < deadline
+            time.sleep(chance.random() / 200)
     os.close(memory)
 
 
@@ -299,25 +297,14 @@ def test_a_trace_is_never_read_torn(seed: int) -> None:
     chance = random.Random(seed)
     memory = os.memfd_create(FLIGHT_RECORD_NAME)
     os.truncate(memory, FLIGHT_RECORD_BYTES)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER],
-        env={**os.environ, FLIGHT_RECORD: f"{memory}:0"},
-        pass_fds=[memory],
-        stdout=subprocess.PIPE,
-    )
-    with writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
-            trace = CallTrace(memory, 0, most=10_000_000)
-            assert trace.begin() == ""
-            for number in range(60):
-                time.sleep(0.2 if number % 20 == 10 else chance.random() / 100)
-                trace.read()
-            trace.end()
-            names, _ = read_pages(memory, 0)
-        finally:
-            writer.kill()
+    with writing(WRITER, memory):
+        trace = CallTrace(memory, 0, most=10_000_000)
+        assert trace.begin() == ""
+        for number in range(60):
+            time.sleep(0.2 if number % 20 == 10 else chance.random() / 100)
+            trace.read()
+        trace.end()
+        names, _ = read_pages(memory, 0)
     calls = [
         call for page, is_transfer, call in trace.calls(names) if (page, is_transfer) == (1, 0)
     ]
