@@ -36,7 +36,10 @@ if sys.argv[1] == "coordinator":
 for host, port in places if sys.argv[1] == "leader" else ():
     url = f"http://{host}:{port}/v3/maintenance/status"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    status = json.load(opener.open(urllib.request.Request(url, b"{}"), timeout=5))
+    try:
+        status = json.load(opener.open(urllib.request.Request(url, b"{}"), timeout=5))
+    except OSError:  # two of three suffice; this one may still be starting
+        continue
     if status.get("leader") == status["header"]["member_id"]:
         print(host)
 """

@@ -41,7 +41,7 @@ def test_all_that_start_at_once_begin_one_job(agents: Agents) -> None:
     for number in (1, 2, 3, 4):
         agents.start(number, "--nnodes", "4", "--node-rank", str(number - 1))
     agents.wait_for({f"host{i}.0": f"0 {i - 1}/4 {i - 1}/4" for i in (1, 2, 3, 4)})
-    assert [path.name for path in files(agents, "founder")] == ["founder.0"]
+    assert [path.name for path in files(agents, "founder")] == ["founder.0"], agents.story()
     assert len(files(agents, "agent")) == 4
     agents.finish((1, 2, 3, 4))
     assert list((agents.directory / "meeting").iterdir()) == []  # for the next job

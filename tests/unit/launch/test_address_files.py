@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -44,6 +45,20 @@ def test_what_else_lies_there_does_no_harm(shared: Path) -> None:
     found = a.look()
     assert dict(found.others) == {"i": Endpoint(host="10.0.0.8", port=8)}
     assert found.generation == -1
+
+
+def test_a_founder_that_is_seen_has_not_left(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing may lack what came while it was made, and have what came after that."""
+    a, b = (AddressFiles(str(shared), key) for key in ("aa", "bb"))
+    b.leave_address(B)
+    a.leave_address(A)
+    assert a.found(0)
+    whole = os.listdir(shared)
+    lists = iter([[name for name in whole if name != "agent.aa"], whole])
+    monkeypatch.setattr(os, "listdir", lambda _: next(lists))
+    seen = b.look()
+    assert (seen.founder, seen.others) == ("aa", {"aa": A})
+    assert not may_found(seen, vain_s=0.0, patience_s=1.0)
 
 
 def test_one_of_many_founds(shared: Path) -> None:

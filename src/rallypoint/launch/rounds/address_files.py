@@ -82,6 +82,19 @@ class AddressFiles:
         Raises:
             OSError: it cannot be read.
         """
+        agents, generations = self._list()
+        if generations and not agents:
+            # A founder leaves its address first; a listing that began before that may lack it.
+            agents, generations = self._list()
+        self._known = {
+            key: at for key in agents[:_MOST_AGENTS] if (at := self._address_of(key)) is not None
+        }
+        newest = max(generations, default=-1)
+        founder = "" if newest < 0 else self._read(_FOUNDER, str(newest))
+        return Listing(others=self._known, founder=founder, generation=newest)
+
+    def _list(self) -> tuple[list[str], list[int]]:
+        """The keys of other agents, and the founders' numbers."""
         agents, generations = [], []
         for name in os.listdir(self._path):
             kind, _, rest = name.partition(".")
@@ -89,12 +102,7 @@ class AddressFiles:
                 agents.append(rest)
             elif kind == _FOUNDER and rest.isascii() and rest.isdigit() and len(rest) < 10:
                 generations.append(int(rest))
-        self._known = {
-            key: at for key in agents[:_MOST_AGENTS] if (at := self._address_of(key)) is not None
-        }
-        newest = max(generations, default=-1)
-        founder = "" if newest < 0 else self._read(_FOUNDER, str(newest))
-        return Listing(others=self._known, founder=founder, generation=newest)
+        return agents, generations
 
     def found(self, generation: int) -> bool:
         """Become that founder; returns whether this succeeded, and nobody else did.
