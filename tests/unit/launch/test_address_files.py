@@ -53,7 +53,7 @@ def test_a_founder_that_is_seen_has_not_left(shared: Path, monkeypatch: pytest.M
     b.leave_address(B)
     a.leave_address(A)
     assert a.found(0)
-    whole = os.listdir(shared)
+    whole = [path.name for path in shared.iterdir()]
     lists = iter([[name for name in whole if name != "agent.aa"], whole])
     monkeypatch.setattr(os, "listdir", lambda _: next(lists))
     seen = b.look()
