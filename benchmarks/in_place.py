@@ -27,7 +27,7 @@ from in_place_recovery import (
     kill_hosts,
     kill_workers,
     one_host,
-    pull_cables,
+    pull_cable,
     three_hosts,
 )
 from table import human_bytes, print_table, save
@@ -122,12 +122,13 @@ def transfer_row(sources: str, times: dict[str, list[float]]) -> dict[str, objec
 
 
 def cable_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
-    """3 hosts of 2 ranks: one is cut off."""
-    case = Case("a cable of 3")
-    for count in in_jobs(options.trials, HOSTS_PER_JOB):
+    """3 hosts of 2 ranks: one is cut off, then the one where the coordinator is."""
+    other, coordinator = Case("a cable of 3"), Case("the coordinator's cable")
+    for _ in range(options.trials):
         with three_hosts(conf=SHORT_SILENCE) as (job, hosts):
-            pull_cables(job, hosts, case, count, chance)
-    return [case.row()]
+            if pull_cable(job, hosts, other, chance.choice((2, 3)), chance):
+                pull_cable(job, hosts, coordinator, 1, chance)
+    return [other.row(), coordinator.row()]
 
 
 MEASURES: dict[str, tuple[Measure, str]] = {

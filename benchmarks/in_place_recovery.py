@@ -151,28 +151,27 @@ def kill_hosts(job: Job, case: Case, trials: int, chance: random.Random) -> None
         time.sleep(_SETTLE_S + chance.random() * 0.1)
 
 
-def pull_cables(job: Job, hosts: Hosts, case: Case, trials: int, chance: random.Random) -> None:
-    """Cut off a host, which nobody is told, and connect it again."""
-    for _ in range(trials):
-        number = chance.randrange(1, 4)
+def pull_cable(job: Job, hosts: Hosts, case: Case, number: int, chance: random.Random) -> bool:
+    """Cut off a host, which nobody is told, and connect it again; returns whether all go on."""
 
-        def lose(number: int = number) -> tuple[float, list[Process]]:
-            lost = [each for each in job.members() if each.host == f"host{number}"]
-            since = time.monotonic()
-            hosts.pull_cable(number)
-            return since, lost
-
-        if not trial(job, case, lose, whole=False):
-            return
+    def lose() -> tuple[float, list[Process]]:
+        lost = [each for each in job.members() if each.host == f"host{number}"]
         since = time.monotonic()
-        hosts.plug_cable(number)
-        try:
-            job.await_size(since, job.size, 120.0)
-        except StuckError as error:
-            case.stuck.append(f"host {number} did not join again: {error}")
-            print(f"{case.name}: {case.stuck[-1]}", file=sys.stderr)
-            return
-        time.sleep(_SETTLE_S + chance.random())
+        hosts.pull_cable(number)
+        return since, lost
+
+    if not trial(job, case, lose, whole=False):
+        return False
+    since = time.monotonic()
+    hosts.plug_cable(number)
+    try:
+        job.await_size(since, job.size, 120.0)
+    except StuckError as error:
+        case.stuck.append(f"host {number} did not join again: {error}")
+        print(f"{case.name}: {case.stuck[-1]}", file=sys.stderr)
+        return False
+    time.sleep(_SETTLE_S + chance.random())
+    return True
 
 
 def trial(

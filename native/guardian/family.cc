@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 namespace guardian {
 namespace {
@@ -26,6 +27,7 @@ constexpr int kPatienceMs =
 constexpr int kRetryMs = 20;
 // Once this has happened, the agent knows, and is not kept waiting again.
 constexpr int kNoHopeMs = 100;
+constexpr int kMostPasses = 100;
 constexpr size_t kSlotsPerPage = 4096 / sizeof(ExecFailure);
 
 int64_t now_ns(clockid_t clock) {
@@ -59,20 +61,48 @@ pid_t parent_of(const char* pid) {
   return parent;
 }
 
+struct Process {
+  pid_t pid;
+  pid_t parent;
+};
+
+std::vector<Process> processes() {
+  std::vector<Process> found;
+  DIR* proc = opendir("/proc");
+  if (proc == nullptr) return found;
+  while (const dirent* entry = readdir(proc)) {
+    if (isdigit(static_cast<unsigned char>(entry->d_name[0])))
+      found.push_back({atoi(entry->d_name), parent_of(entry->d_name)});
+  }
+  closedir(proc);
+  return found;
+}
+
 // Our direct children. Only these can be killed without a race: until we reap one, its number
 // cannot belong to another process. Killing a child hands us its children, so repetition reaches
 // all.
 std::vector<pid_t> children() {
   std::vector<pid_t> found;
-  DIR* proc = opendir("/proc");
-  if (proc == nullptr) return found;
-  const pid_t self = getpid();
-  while (const dirent* entry = readdir(proc)) {
-    if (isdigit(static_cast<unsigned char>(entry->d_name[0])) && parent_of(entry->d_name) == self)
-      found.push_back(atoi(entry->d_name));
-  }
-  closedir(proc);
+  for (const Process& each : processes())
+    if (each.parent == getpid()) found.push_back(each.pid);
   return found;
+}
+
+// Signals every process below us, parents before their children, and looks again until there are no
+// new ones. With SIGSTOP there is no race: a stopped parent neither forks nor reaps.
+void signal_all(int number) {
+  std::set<pid_t> reached{getpid()};
+  for (int pass = 0, before = 0; pass < kMostPasses && before < static_cast<int>(reached.size());
+       ++pass) {
+    before = static_cast<int>(reached.size());
+    std::vector<pid_t> found;
+    for (const Process& each : processes())
+      if (reached.contains(each.parent) && !reached.contains(each.pid)) found.push_back(each.pid);
+    for (const pid_t pid : found) {
+      kill(pid, number);
+      reached.insert(pid);
+    }
+  }
 }
 
 }  // namespace
@@ -172,6 +202,20 @@ void Family::reap(const Worker& worker) {
   workers_.erase(workers_.begin() + (&worker - workers_.data()));
 }
 
+void Family::pause() {
+  is_paused_ = true;
+  signal_all(SIGSTOP);
+}
+
+void Family::stay_paused() {
+  if (is_paused_) signal_all(SIGSTOP);
+}
+
+void Family::resume() {
+  is_paused_ = false;
+  signal_all(SIGCONT);
+}
+
 bool Family::is_past_fence() const { return fence_ns_ != 0 && now_ns(CLOCK_BOOTTIME) >= fence_ns_; }
 
 void Family::set_fence(int64_t until_ns) {
@@ -200,6 +244,7 @@ void Family::end() {
 }
 
 std::vector<pid_t> Family::kill_all() {
+  is_paused_ = false;
   const int64_t deadline = now_ns(CLOCK_MONOTONIC) + patience_ms_ * 1'000'000ll;
   std::vector<pid_t> left;
   for (;;) {

@@ -28,6 +28,11 @@ class Family {
   bool reap_orphans();
   // Sends SIGKILL to all, repeatedly, until none is left, or for as long as that may help.
   void end();
+  // Stops every process below us until `resume`. Others may continue some: `stay_paused`, to be
+  // called when children report, stops those again.
+  void pause();
+  void stay_paused();
+  void resume();
   // Everything may run until then, and is ended by `enforce_fence` afterwards (0: no limit). The
   // timer wakes the caller; it also counts while the machine is suspended.
   void set_fence(int64_t until_ns);
@@ -52,6 +57,7 @@ class Family {
   int patience_ms_;
   int64_t fence_ns_ = 0;
   bool has_fenced_ = false;
+  bool is_paused_ = false;
   std::vector<Worker> workers_;
   std::vector<ExecFailure*> free_slots_;
 };

@@ -109,6 +109,12 @@ bool serve(Channel& channel, Family& family) {
         family.set_fence(request.until_ns);
         break;
       }
+      case RequestKind::kPause:
+        family.pause();
+        break;
+      case RequestKind::kResume:
+        family.resume();
+        break;
       default:
         return false;
     }
@@ -145,7 +151,10 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
         channel.flush();
       }
     }
-    if (children_ended) family.reap_orphans();  // a worker found there is in epoll's next list
+    if (children_ended) {
+      family.reap_orphans();  // a worker found there is in epoll's next list
+      family.stay_paused();
+    }
     // What the agent has allowed counts, however late we are: a stopped guardian may be woken by
     // the timer alone, or by the signal that continues it (EINTR), while the request waits.
     request_waits = request_waits || family.is_past_fence();

@@ -17,7 +17,14 @@ inline constexpr uint32_t kMaxPayload = 8u << 20;  // above Linux's own limit on
 // stdin, stdout, stderr, control socket, memory for the flight record
 inline constexpr int kWorkerFds = 5;
 
-enum class RequestKind : uint32_t { kSpawn = 1, kSignal = 2, kEnd = 3, kFence = 4 };
+enum class RequestKind : uint32_t {
+  kSpawn = 1,
+  kSignal = 2,
+  kEnd = 3,
+  kFence = 4,
+  kPause = 5,   // stop everything (SIGSTOP), and keep it stopped; no payload
+  kResume = 6,  // let it run again; no payload
+};
 
 struct Header {
   uint32_t size;

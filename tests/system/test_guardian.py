@@ -190,6 +190,56 @@ def test_a_lease_that_is_read_late_holds(guardian: Guardian) -> None:
     assert guardian.read(wait=False) == []
 
 
+FAMILY = """
+import os, time
+if os.fork() == 0:
+    os.setsid()  # no signal to the worker's group reaches it
+    os.fork()
+while True:
+    time.sleep(0.01)
+"""
+
+
+def family_of(pid: int) -> list[int]:
+    """That process, and those below it."""
+    with Path(f"/proc/{pid}/task/{pid}/children").open() as file:
+        below = [int(each) for each in file.read().split()]
+    return [pid, *[found for each in below for found in family_of(each)]]
+
+
+def await_state(pids: list[int], states: str) -> None:
+    deadline = time.monotonic() + 10
+    while not all(state_of(pid) in states for pid in pids):
+        assert time.monotonic() < deadline, [state_of(pid) for pid in pids]
+        time.sleep(0.01)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_what_is_paused_stays_so_until_it_is_resumed(guardian: Guardian) -> None:
+    spawn(guardian, 0, sys.executable, "-c", FAMILY)
+    worker = read(guardian, 1)[0].pid
+    deadline = time.monotonic() + 10
+    while len(pids := family_of(worker)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    guardian.pause()
+    await_state(pids, "T")
+    os.kill(worker, signal.SIGCONT)  # as a scheduler may
+    time.sleep(0.1)
+    await_state(pids, "T")
+    guardian.resume()
+    await_state(pids, "SR")
+    guardian.pause()
+    guardian.end()
+    assert [report.kind for report in read(guardian, 2)] == [ReportKind.EXITED, ReportKind.ENDED]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    spawn(guardian, 1, "true")  # and nothing is paused any more
+    assert read(guardian, 2)[1].kind is ReportKind.EXITED
+
+
 def test_requests_wait_for_a_guardian_that_does_not_read(
     guardian: Guardian, tmp_path: Path
 ) -> None:

@@ -48,7 +48,11 @@ _TIMER_S = 0.001  # no timer is finer
 
 
 class SimAgent(Process):
-    """One agent process and its workers."""
+    """One agent process and its workers.
+
+    Attributes:
+        keeps: its workers can go on when others are lost.
+    """
 
     def __init__(self, cluster: SimCluster, name: str, key: str, setup: Setup) -> None:
         self.name, self.key, self.host = name, key, name
@@ -71,6 +75,8 @@ class SimAgent(Process):
         self._cluster = cluster
         self._alarm = float("inf")
         self._stopping = False
+        self.keeps = cluster.other_random.random() < 0.5
+        self._kept: Seat | None = None
         self.told_ended: set[str] = set()  # other agents
         self._is_stopped = False
         self._unheard: deque[Callable[[], object]] = deque()
@@ -171,7 +177,7 @@ class SimAgent(Process):
     def _begin(self, seat: Seat) -> None:
         if self.seat is not None:
             self._cluster.witness.violated(f"{self.name} begins twice")
-        self.seat = seat
+        self.seat, self._kept = seat, None
         self._stopping = False
         self._cluster.begun(self, seat)
 
@@ -216,23 +222,46 @@ class SimAgent(Process):
     def _stop(self, stop: Stop) -> None:
         seat = self.seat
         if seat is None or seat.number != stop.round:
+            if self._kept is not None and self._kept.number == stop.round and not stop.may_pause:
+                self._end_kept(self._kept)
             return
+        keeps = self.keeps and not self._stopping
         if stop.at_once:  # at most the time that an agent is allowed
             kill_s = self._cluster.kill_s * self._cluster.random.uniform(0.1, 0.95)
-            self._end_later(seat, kill_s)
+            self._end_later(seat, kill_s, keeps=keeps and stop.may_pause)
         elif not self._stopping:
-            self._end_later(seat, self._cluster.random.uniform(0.005, self._cluster.grace_s))
+            grace_s = self._cluster.random.uniform(0.005, self._cluster.grace_s)
+            self._end_later(seat, grace_s, keeps=keeps)
 
-    def _end_later(self, seat: Seat, delay_s: float) -> None:
+    def _end_later(self, seat: Seat, delay_s: float, *, keeps: bool = False) -> None:
         self._stopping = True
-        self._cluster.loop.after(delay_s, lambda: self._end(seat, succeeded=False))
+        self._cluster.loop.after(delay_s, lambda: self._end(seat, succeeded=False, keeps=keeps))
 
-    def _end(self, seat: Seat, *, succeeded: bool, causes: tuple[Cause, ...] = ()) -> None:
+    def _end_kept(self, seat: Seat) -> None:
+        def end() -> None:
+            if self._kept is seat and self.is_alive:
+                self._kept = None
+                self._cluster.tell(f"{self.name}: kept workers end")
+                self.report(Ended(node_rank=seat.node_rank, round=seat.number, succeeded=False))
+
+        self._cluster.loop.after(self._cluster.kill_s * self._cluster.other_random.random(), end)
+
+    def _end(
+        self, seat: Seat, *, succeeded: bool, causes: tuple[Cause, ...] = (), keeps: bool = False
+    ) -> None:
         if self.seat is not seat or not self.is_alive:
             return
         self.seat = None
-        self._cluster.ended(self, seat, succeeded=succeeded)
-        end = Ended(node_rank=seat.node_rank, round=seat.number, succeeded=succeeded, causes=causes)
+        self._kept = seat if keeps else None
+        how = "kept" if keeps else "succeeded" if succeeded else "ended"
+        self._cluster.ended(self, seat, how=how)
+        end = Ended(
+            node_rank=seat.node_rank,
+            round=seat.number,
+            succeeded=succeeded,
+            causes=causes,
+            survivors=seat.local_world_size if keeps else 0,
+        )
         self.report(end)
 
     def _end_by(self, delay_s: float) -> None:

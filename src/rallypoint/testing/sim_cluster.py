@@ -52,6 +52,7 @@ class SimCluster:
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
+        self.other_random = Random(f"{seed} of kept workers")  # stories stay as they are
         self.rules = KeyValueRules if keeper and rules is Rules else rules
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
@@ -231,10 +232,9 @@ class SimCluster:
 
         self.loop.after(delay_s, succeed)
 
-    def ended(self, agent: SimAgent, seat: Seat, *, succeeded: bool) -> None:
-        """An agent's workers have ended."""
-        self.witness.ended(agent.job, seat, succeeded=succeeded)
-        how = "succeeded" if succeeded else "ended"
+    def ended(self, agent: SimAgent, seat: Seat, *, how: str) -> None:
+        """An agent's workers have succeeded, ended or are kept for another round."""
+        self.witness.ended(agent.job, seat, succeeded=how == "succeeded")
         self.tell(f"{agent.name}: round {seat.number} {how}")
 
     def exited(self, agent: SimAgent) -> None:

@@ -28,7 +28,7 @@ _SPAWN = struct.Struct("=III")
 _SIGNAL = struct.Struct("=II")
 _FENCE = struct.Struct("=q")
 _REPORT = struct.Struct("=6q")
-_KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE = 1, 2, 3, 4
+_KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE, _KIND_PAUSE, _KIND_RESUME = range(1, 7)
 
 
 class ReportKind(IntEnum):
@@ -141,6 +141,14 @@ class Guardian:
         Afterwards everything is killed, and the reports of that begin with FENCED.
         """
         self._send(_KIND_FENCE, _FENCE.pack(0 if until_s is None else int(until_s * 1e9)))
+
+    def pause(self) -> None:
+        """Stop all processes (SIGSTOP), and again whatever others let continue."""
+        self._send(_KIND_PAUSE, b"")
+
+    def resume(self) -> None:
+        """Let them continue."""
+        self._send(_KIND_RESUME, b"")
 
     @property
     def has_unsent(self) -> bool:

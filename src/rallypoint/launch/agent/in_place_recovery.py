@@ -62,7 +62,7 @@ class InPlaceRecovery:
         )
         self._perform(decision)
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
-        self._workers.go_on(seat, kept, places, is_urgent=start.is_urgent, now=now)
+        self._workers.go_on(seat, places, is_urgent=start.is_urgent, now=now)
         self._recovery = Recovery(
             over, elsewhere, start, known_at=known_at, now=now, before=self._recovery
         )

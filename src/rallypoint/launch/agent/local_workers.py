@@ -109,7 +109,6 @@ class LocalWorkers:
     def go_on(
         self,
         seat: Seat,
-        kept: Collection[Worker],
         places: Sequence[tuple[Placement, Worker]],
         *,
         is_urgent: bool,
@@ -122,11 +121,7 @@ class LocalWorkers:
         self.standbys = [each for each in self.standbys if each not in seated]
         for worker in before:
             if worker not in seated:
-                if worker in kept:  # it waits for a place of its own
-                    worker.is_ready = True
-                    self.standbys.append(worker)
-                else:
-                    self._make_room(worker)
+                self._make_room(worker)
         if self.trouble is not None:
             self.trouble = self.trouble.renewed()
         for place, worker in places:

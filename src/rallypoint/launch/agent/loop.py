@@ -29,7 +29,9 @@ from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
     NodeState,
+    PauseEverything,
     Phase,
+    ResumeEverything,
     SignalWorkers,
     Tell,
 )
@@ -501,6 +503,12 @@ class Agent:
                     self._stuck_ranks.end_elsewhere(action, self._answering().relay)
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
+                case PauseEverything():
+                    self._workers.wake_at = None  # they cannot answer
+                    self._to_guardian(lambda guardian: guardian.pause())
+                case ResumeEverything():
+                    self._renew_fence()
+                    self._to_guardian(lambda guardian: guardian.resume())
                 case Tell(report):
                     self._rounds.tell(report)
                 case Notice(text):

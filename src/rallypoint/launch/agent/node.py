@@ -73,6 +73,9 @@ _MOVES: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
+_CAN_PAUSE = (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING)
+
+
 class SignalWorkers(Record):
     """Send `signal` to the process groups of these ranks."""
 
@@ -90,6 +93,14 @@ class EndElsewhere(Record):
 
 class EndEverything(Record):
     """Kill every process below the guardian; the answer is `everything_ended`."""
+
+
+class PauseEverything(Record):
+    """Stop every process below the guardian."""
+
+
+class ResumeEverything(Record):
+    """Let them run again."""
 
 
 class Tell(Record):
@@ -113,6 +124,7 @@ class NodeState:
         self.stopped_because = ""  # what another node told of this round
         self.hang = ""  # what was told of this round, if it was ended for that
         self.broken_at: float | None = None  # when this node knew that the round was over
+        self.is_paused = False  # nothing runs here until the next round
         self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
         self._offered = 0  # so many of them the coordinator knows of, for this round's empty places
@@ -159,12 +171,14 @@ class NodeState:
         self._hang_cause = None
         self.group = WorkerGroup(ranks, local_ranks)
         self.group.started()
+        resume = (ResumeEverything(),) if self.is_paused else ()
+        self.is_paused = False
         reason = f"round {round_number} with {len(ranks)} workers here"
         if ranks:
-            return Decision((), reason)
+            return Decision(resume, reason)
         self._move(Phase.KEEPING)  # what is to be here is on standby, or is not ready yet
         end = Ended(node_rank=node_rank, round=round_number, succeeded=True, ready=self.ready)
-        return Decision((Tell(end),), reason)
+        return Decision((*resume, Tell(end)), reason)
 
     def round_stopped(self, stop: Stop, now: float) -> Decision:
         """The coordinator ends the round on all nodes, or this node has lost it."""
@@ -172,17 +186,16 @@ class NodeState:
             return NOTHING
         if stop.admits and self._is_finishing:  # it has crossed what this node tells
             return Decision((), f"{stop.because}, but workers here have done their last update")
+        if stop.may_pause and self.survivors and self.phase in _CAN_PAUSE:
+            return self._pause(stop.because, now)
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
-            self.stopped_because = stop.because
-            self._breaks(now)
-            self._told_until = now + TELL_AFTER_S
-            if not stop.at_once and self.survivors:
-                return self._keep(stop.because)
+            self._stopped(stop.because, now)
             if not stop.at_once:
-                return self._stop(SIGTERM, stop.because, now)
-            self.group.stopping()
+                keeps = bool(self.survivors)
+                return self._keep(stop.because) if keeps else self._stop(SIGTERM, stop.because, now)
         elif self.phase not in (Phase.STOPPING, Phase.KEEPING) or not stop.at_once:
             return NOTHING
+        self.group.stopping()
         return self._end(stop.because, now)
 
     def finished(self, finish: Finish, now: float) -> Decision:
@@ -346,6 +359,7 @@ class NodeState:
             return NOTHING
         self.unkillable = unkillable
         self.group.ended()
+        self.is_paused = False
         self._move(Phase.WAITING)
         self.wake_at = None
         reason = "the others are stuck" if unkillable else "nothing is left running"
@@ -456,6 +470,22 @@ class NodeState:
         signals = (SignalWorkers(rest, SIGKILL),) if rest else ()
         return Decision((*signals, Tell(end)), because)
 
+    def _pause(self, because: str, now: float) -> Decision:
+        """Others may go on without this node. If they do not, its workers have lost nothing."""
+        decided = NOTHING
+        if self.phase is not Phase.KEEPING:
+            self._stopped(because, now)
+            decided = self._keep(because)
+        self.is_paused = True
+        told = Notice(f"{because}; pausing the workers of this node until the job goes on")
+        return decided + Decision((PauseEverything(), told), because)
+
+    def _stopped(self, because: str, now: float) -> None:
+        """The round is over for a reason that does not lie here."""
+        self.stopped_because = because
+        self._breaks(now)
+        self._told_until = now + TELL_AFTER_S
+
     def _breaks(self, now: float) -> None:
         self.broken_at = now if self.broken_at is None else self.broken_at
 
@@ -468,7 +498,7 @@ class NodeState:
         self._stop_until = now + self._shutdown_timeout_s
         self.wake_at = now + min(self._shutdown_timeout_s, TELL_AFTER_S)
         ranks = tuple(sorted(self.group.running))
-        if not ranks:
+        if not ranks or self.is_paused:  # they must not run, not even to end
             return self._end(reason, now)
         # SIGCONT: a worker that is suspended could not act on the first signal.
         signals = (SignalWorkers(ranks, signal), SignalWorkers(ranks, SIGCONT))

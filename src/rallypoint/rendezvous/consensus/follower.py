@@ -1,9 +1,10 @@
 """A member's side: its reports, its coordinator's orders, and its lease, whose end stops workers.
 
 Each heartbeat repeats everything important until it is confirmed, so nothing is lost with a message
-or a coordinator. Workers run only within a lease, and are ended when it expires (`tick`). Each
-confirmed heartbeat renews it, counted from when it was *sent*: the coordinator, which counts from
-when it was received, always waits longer.
+or a coordinator. Workers run only within a lease. When it expires (`tick`), those that can go on in
+the next round are paused until it begins, and the others ended. Each confirmed heartbeat renews it,
+counted from when it was *sent*: the coordinator, which counts from when it was received, always
+waits longer.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Follower:
         self._reports: list[Report] = []  # of the latest round, and for the whole job
         self._first = 0  # the number of the first report
         self._seen = 0
+        self._paused_round = -1
         self._cut_off_round = -1
         self._kept: Ended | None = None  # the end of a round whose survivors wait for the next
         self._is_alone = False
@@ -111,6 +113,8 @@ class Follower:
             return self._stop(self.round, "a newer round has begun", at_once=True)
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
             return []  # if it is still valid, it comes again after the next beat
+        if self._kept is not None and self._kept.survivors and not message.start.keeps:
+            return self.cut_off("others have gone on without this node")  # and then begin
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.start.seat.number
@@ -145,6 +149,11 @@ class Follower:
         self._cut_off_round = running
         return self._stop(running, because, at_once=True)
 
+    def _pause(self, because: str) -> list[Action]:
+        """Let nothing run until another round begins here."""
+        self._paused_round = self._running
+        return [Stop(round=self._running, because=because, at_once=True, may_pause=True)]
+
     @property
     def _running(self) -> int:
         """The round of the workers that run here; -1: none."""
@@ -163,7 +172,8 @@ class Follower:
                 self._kept = report if report.survivors or report.ready else None
             elif self._kept is not None and report.round == self._kept.round:
                 self._kept = None  # they have ended after all
-            if report.round == self._cut_off_round and not report.succeeded:
+            was_stopped = report.round in (self._cut_off_round, self._paused_round)
+            if was_stopped and not report.succeeded:
                 report = report.__replace__(was_cut_off=True, causes=())
         if isinstance(report, Leave | StopAsked):
             self.is_leaving = self.is_leaving or report.text
@@ -232,8 +242,8 @@ class Follower:
     @property
     def fence_at(self) -> float | None:
         """When workers must end without further messages; None: there are none to end."""
-        is_over = self._running < 0 or self._cut_off_round == self._running
-        if is_over or not self._rules.needs_lease(is_alone=self._is_alone):
+        has_lease = self._running not in (-1, self._cut_off_round, self._paused_round)
+        if not has_lease or not self._rules.needs_lease(is_alone=self._is_alone):
             return None
         return self._lease_until
 
@@ -241,4 +251,4 @@ class Follower:
         """Time has passed."""
         if self.fence_at is None or not self._rules.must_fence(now, self.fence_at):
             return []
-        return self.cut_off(f"no message from the coordinator for {self._setup.fence_s:g} s")
+        return self._pause(f"no message from the coordinator for {self._setup.fence_s:g} s")

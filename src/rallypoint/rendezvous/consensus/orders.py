@@ -34,6 +34,7 @@ class Orders:
     ) -> tuple[str, ...]:
         """That round is agreed; returns the keys of members to tell."""
         opened = Round(number=agreed.round, members=agreed.members, store=store)
+        keep = {member.key for member in agreed.members if member.taking_part > 0}
         self.round, self._sent_at = agreed.round, now
         self._orders = {
             key: Go(
@@ -46,6 +47,7 @@ class Orders:
                     because=agreed.because,
                     is_urgent=agreed.is_urgent,
                     may_replace=agreed.may_replace,
+                    keeps=key in keep,
                 ),
                 voters=voters,
             )

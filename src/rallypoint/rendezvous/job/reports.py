@@ -115,12 +115,15 @@ class Start(Record, kw_only=True):
         is_urgent: somebody was lost; otherwise, those who go on end the round before when they
             come to a point where they can.
         may_replace: new workers may be started in place of those that were lost.
+        keeps: workers that still run on this node may take its places. Otherwise they were not
+            counted: others have gone on without them, and they are of no use any more.
     """
 
     seat: Seat
     because: str = ""
     is_urgent: bool = True
     may_replace: bool = False
+    keeps: bool = True
 
 
 class Stop(Record, kw_only=True):
@@ -128,12 +131,15 @@ class Stop(Record, kw_only=True):
 
     Attributes:
         at_once: by SIGKILL, as others may soon replace them.
+        may_pause: instead, those that go on when others are lost may be paused until they have a
+            place in the next round, or are to end after all.
         admits: others wait to join them; nothing is wrong with the round.
     """
 
     round: int
     because: str
     at_once: bool = False
+    may_pause: bool = False
     admits: bool = False
 
 

@@ -12,7 +12,9 @@ from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
     NodeState,
+    PauseEverything,
     Phase,
+    ResumeEverything,
     SignalWorkers,
     Tell,
 )
@@ -21,9 +23,11 @@ from rallypoint.launch.worker_group import Exit
 from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
+    Finish,
     Finishing,
     Grown,
     Notice,
+    Outcome,
     Stop,
     StopAsked,
 )
@@ -125,6 +129,49 @@ def test_who_is_cut_off_keeps_nobody() -> None:
     decision = state.round_stopped(Stop(round=4, because="no lease", at_once=True), 2.0)
     assert decision.actions == (EndEverything(),)
     assert state.phase is Phase.ENDING
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["in a round", "after it"])
+def test_without_a_lease_survivors_are_paused(is_over: bool) -> None:
+    state = kept() if is_over else node(elastic=(0, 2))
+    alone = Stop(round=4, because="no message", at_once=True, may_pause=True)
+    actions = state.round_stopped(alone, 2.0).actions
+    assert PauseEverything() in actions
+    if not is_over:
+        kill, told = actions[:2]
+        assert kill == SignalWorkers((1,), 9), "it cannot go on"
+        assert isinstance(told, Tell)
+        assert isinstance(told.report, Ended)
+        assert told.report.survivors == 2
+    assert state.phase is Phase.KEEPING
+    assert state.started(5, range(2), elastic=(0, 1)).actions == (ResumeEverything(),)
+    assert state.started(6, range(2)).actions == (), "once"
+
+
+def test_paused_workers_do_not_run_to_end() -> None:
+    alone = Stop(round=4, because="no message", at_once=True, may_pause=True)
+    finish = Finish(outcome=Outcome.GIVEN_UP, because="alone")
+    stale = Stop(round=4, because="others have gone on", at_once=True)
+    for how in ("signal", "finish", "stale"):
+        state = node()
+        state.round_stopped(alone, 2.0)
+        match how:
+            case "signal":
+                actions = state.stop_requested(15, "SIGTERM stopped node 0", 3.0).actions
+            case "finish":
+                actions = state.finished(finish, 3.0).actions
+            case _:
+                actions = state.round_stopped(stale, 3.0).actions
+        assert actions[0] == EndEverything()
+        assert not any(isinstance(each, SignalWorkers | ResumeEverything) for each in actions)
+        state.everything_ended(())
+        assert not state.is_paused
+
+
+def test_without_survivors_nobody_is_paused() -> None:
+    state = node(elastic=())
+    alone = Stop(round=4, because="no message", at_once=True, may_pause=True)
+    assert EndEverything() in state.round_stopped(alone, 2.0).actions
 
 
 def test_a_round_without_workers_here() -> None:

@@ -1,0 +1,84 @@
+"""Workers that can go on are kept, paused, where no coordinator is heard, until there is one again.
+
+The coordinator's host falls silent, for a short time or for good. Workers that the others went on
+without are ended.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.testing.sim_cluster import SimCluster
+
+SEEDS = 15
+SILENCE_S = 5.0  # by default, and one more until it counts as lost
+
+
+def cluster_of(seed: int, nodes: int, *, keeps: bool = True) -> SimCluster:
+    """One round of all runs."""
+    cluster = SimCluster(seed=seed, nodes=nodes, min_nodes=2, max_nodes=nodes)
+    cluster.start_all()
+    cluster.run(10 + cluster.random.random())
+    for agent in cluster.alive():
+        agent.keeps = keeps
+    assert cluster.running() == dict.fromkeys(cluster.names, 0)
+    return cluster
+
+
+def told(cluster: SimCluster, what: str) -> set[str]:
+    """The nodes of which the story says so."""
+    lines = [line.split(maxsplit=2)[1:] for line in cluster.witness.lines]
+    return {name.rstrip(":") for name, text in lines if text == what}
+
+
+@pytest.mark.parametrize("nodes", [3, 7])
+def test_a_silent_coordinator_costs_only_its_own_memory(nodes: int) -> None:
+    for seed in range(SEEDS):
+        cluster = cluster_of(seed, nodes)
+        others = {*cluster.names} - {"n0"}
+        cluster.cut([{"n0"}, others])
+        cluster.run(3 * SILENCE_S)
+        assert cluster.running() == dict.fromkeys(sorted(others), 1), f"seed {seed}"
+        assert told(cluster, "round 0 kept") == set(cluster.names)
+        cluster.mend()
+        cluster.run(3 * SILENCE_S)
+        assert set(cluster.running()) == set(cluster.names)
+        assert told(cluster, "kept workers end") == {"n0"}, "the others went on without it"
+        assert not told(cluster, "round 0 ended")
+
+
+def test_a_short_silence_costs_nobody_anything() -> None:
+    kept = 0
+    for seed in range(SEEDS):
+        cluster = cluster_of(seed, 3)
+        cluster.cut([{"n0"}, {"n1", "n2"}])
+        cluster.run(SILENCE_S + cluster.random.uniform(-0.5, 0.5))
+        cluster.mend()
+        cluster.run(3 * SILENCE_S)
+        assert set(cluster.running()) == set(cluster.names)
+        assert not told(cluster, "kept workers end"), f"seed {seed}"
+        kept += bool(told(cluster, "round 0 kept"))
+    assert 0 < kept < SEEDS, "some were heard again in time"
+
+
+def test_where_nobody_can_go_on_all_end_as_before() -> None:
+    for seed in range(SEEDS):
+        cluster = cluster_of(seed, 3, keeps=False)
+        cluster.cut([{"n0"}, {"n1", "n2"}])
+        cluster.run(3 * SILENCE_S)
+        assert cluster.running() == {"n1": 1, "n2": 1}
+        assert told(cluster, "round 0 ended") == set(cluster.names)
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_if_nobody_could_go_on_all_do_when_the_network_is_back(nodes: int) -> None:
+    for seed in range(SEEDS):
+        cluster = cluster_of(seed, nodes)
+        cluster.cut([{name} for name in cluster.names])
+        cluster.run(60)
+        assert not cluster.running()
+        cluster.mend()
+        cluster.run(60)
+        assert set(cluster.running()) == set(cluster.names), f"seed {seed}"
+        assert told(cluster, "round 0 kept") == set(cluster.names)
+        assert not told(cluster, "kept workers end"), f"seed {seed}"
