@@ -3,7 +3,7 @@
 A line with `>` is done to the cluster, the others are what happens, with the time in seconds.
 
     > nodes A B C; min 2; max 3        and: join-timeout S, endpoints N, quorum host, restarts N,
-                                          etcd yes
+                                          etcd yes, workers go-on (when others are lost)
     > start A B | kill A | leave A | fail A | succeed A | cut A B | C D | mend | wait S
     > etcd away | etcd here
 
@@ -40,15 +40,17 @@ def tell(text: str) -> str:
     lines = text.splitlines()
     out = [line for line in lines if line.startswith("#")]
     cluster: SimCluster | None = None
+    workers_go_on = False
     for line in lines:
         if not line.startswith("> "):
             continue
         out.append(line)
         if cluster is None:
             cluster = _cluster(line[2:])
+            workers_go_on = "workers go-on" in line
             continue
         seen = len(cluster.witness.lines)
-        _do(cluster, line[2:])
+        _do(cluster, line[2:], workers_go_on=workers_go_on)
         out += [entry for entry in cluster.witness.lines[seen:] if "agent starts" not in entry]
     return "\n".join(out) + "\n"
 
@@ -75,12 +77,13 @@ def _cluster(text: str) -> SimCluster:
     )
 
 
-def _do(cluster: SimCluster, text: str) -> None:  # noqa: PLR0912 - one case for each word
+def _do(cluster: SimCluster, text: str, *, workers_go_on: bool) -> None:  # noqa: PLR0912 - one case for each word
     what, _, rest = text.partition(" ")
     match what:
         case "start":
             for name in rest.split():
                 cluster.start(name)
+                cluster.agents[name].keeps = workers_go_on
         case "kill":
             for name in rest.split():
                 cluster.kill(name)

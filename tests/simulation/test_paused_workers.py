@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.testing.sim_cluster import SimCluster
 
-SEEDS = 15
+SEEDS = 8
 SILENCE_S = 5.0  # by default, and one more until it counts as lost
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ def go_on_in_place() -> None:
                 state.step += 1
                 tell(state.step, state.weights, dist.get_rank(), dist.get_world_size(), indices)
 
-    dist.init_process_group()
+    timeout = timedelta(seconds=float(options.get("timeout_s", "1800")))
+    dist.init_process_group(timeout=timeout)
     group = dist.group.WORLD
     train(state)
     assert dist.group.WORLD is group

@@ -27,6 +27,7 @@ WORKER = f"""
 import os, runpy, sys
 host = os.uname().nodename.removeprefix("host")
 sys.argv = ["{PROGRAM}", os.getcwd(), "1000000", "0.005", "until", "host=" + host]
+sys.argv += os.environ.get("OPTIONS", "").split()
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -81,9 +82,10 @@ class Watch:
             time.sleep(0.02)
 
 
-def start_three(agents: Agents) -> Watch:
+def start_three(agents: Agents, options: str = "") -> Watch:
+    flags = ("--nnodes", "2:3", "--max-restarts", "1000", *WATCHFUL)
     for number in (1, 2, 3):
-        agents.start(number, "--nnodes", "2:3", "--max-restarts", "1000", *WATCHFUL)
+        agents.start(number, *flags, environ={"OPTIONS": options})
     deadline = time.monotonic() + 60
     watch = Watch(agents)
     while set(watch.last()) != {1, 2, 3}:
@@ -143,6 +145,20 @@ def test_a_host_is_cut_off(agents: Agents, seed: int) -> None:
     found = check_history(agents)
     for absence in absences:
         absence.check(found)
+
+
+def test_the_network_is_down_for_a_while(agents: Agents) -> None:
+    """Nobody can go on alone, for longer than a call may take; then all do, with what they have."""
+    watch = start_three(agents, "timeout_s=3")
+    for number in (1, 2, 3):
+        agents.hosts.pull_cable(number)
+    time.sleep(6)
+    for number in (1, 2, 3):
+        agents.hosts.plug_cable(number)
+    watch.await_size(3, (1, 2, 3))
+    found = check_history(agents)
+    assert len({step.pid for told in found.values() for step in told}) == 3, agents.story()
+    assert all(step.size == 3 for told in found.values() for step in told)
 
 
 def test_a_host_is_stopped(agents: Agents, seed: int) -> None:

@@ -43,6 +43,9 @@ GREETING = b"RLYMSH1\n"
 SILENCE_S = 5  # after which a host that says nothing counts as lost
 _HEAD = struct.Struct("<II")
 _CHECK_EVERY_S = 1.0
+# A host whose cable was plugged in again cannot be reached until it was looked for anew.
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+_NO_ROUTE_S, _CALL_EVERY_S = 4.0, 0.2
 _LOOK_S = 3.0  # before the deadline; a look takes up to two seconds
 _STRANGER_S = 5.0  # how long somebody may take to prove himself
 _MOST_STRANGERS = 256
@@ -264,6 +267,8 @@ class _Mesh:
         self._congestion = congestion
         self._look = look
         self._strangers: set[_Talk] = set()
+        self._began = time.monotonic()
+        self._calls: list[tuple[float, int, int]] = []  # to be made then
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -286,7 +291,11 @@ class _Mesh:
             if now - checked > _CHECK_EVERY_S:
                 check()
                 checked = now
-            for key, _ in self._selector.select(min(deadline - now, max(look_at - now, 0.0), 1.0)):
+            self._call_due(now)
+            wait_s = min(deadline - now, max(look_at - now, 0.0), 1.0)
+            if self._calls:
+                wait_s = min(wait_s, _CALL_EVERY_S)
+            for key, _ in self._selector.select(wait_s):
                 happened: Callable[[], None] = key.data
                 happened()
             for talk in [each for each in self._strangers if each.until < now]:
@@ -320,7 +329,8 @@ class _Mesh:
         talk = _Talk(sock, self._prove(peer, purpose), who)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
-            raise self._unreachable(peer, os.strerror(code))
+            self._call_later(peer, purpose, code)
+            return
 
         def happened() -> None:
             try:
@@ -339,7 +349,10 @@ class _Mesh:
                         rank=self._members[peer],
                         operation="init_process_group",
                     ) from None
-                raise self._unreachable(peer, error.strerror) from None
+                self._selector.unregister(sock)
+                sock.close()
+                self._call_later(peer, purpose, error.errno)
+                return
             except _RefusedError:
                 raise HostError(
                     f"{who} has a different token; set the same RALLYPOINT_TOKEN on all hosts"
@@ -347,6 +360,20 @@ class _Mesh:
             self._finish(talk, peer, purpose)
 
         self._selector.register(sock, selectors.EVENT_WRITE, happened)
+
+    def _call_later(self, peer: int, purpose: int, code: int | None) -> None:
+        """If there is no route, perhaps there will be one soon."""
+        now = time.monotonic()
+        if code not in _NO_ROUTE or now > self._began + _NO_ROUTE_S:
+            why = None if code is None else os.strerror(code)
+            raise self._unreachable(peer, why) from None
+        self._calls.append((now + _CALL_EVERY_S, peer, purpose))
+
+    def _call_due(self, now: float) -> None:
+        due = [call for call in self._calls if call[0] <= now]
+        self._calls = [call for call in self._calls if call[0] > now]
+        for _, peer, purpose in due:
+            self._call(peer, purpose)
 
     def _prove(self, peer: int, purpose: int) -> Generator[Step, bytes, None]:
         key = self._pass.key(self._rank, peer, purpose)

@@ -97,6 +97,7 @@ class Link:
         self._watched = 0  # the events that the selector reports to `_happened`
         self._is_closed = False
         self._is_dropped = False  # to be closed once everything is sent
+        self._breaks = False  # nothing can be sent any more
         self._has_told_full = False
         # The time of a send after which nothing has arrived.
         self._unanswered_since: float | None = None
@@ -268,6 +269,8 @@ class Link:
         return not wrong
 
     def _write(self, data: bytes) -> None:
+        if self._breaks:
+            return None
         self._unsent += data
         try:
             while self._unsent:
@@ -297,10 +300,21 @@ class Link:
         self._listener.opened(self)
 
     def _broke(self, error: OSError) -> None:
-        if isinstance(error, ConnectionResetError | BrokenPipeError):
-            self.was_ended = self._silent_ms() < _FRESH_MS
-        self.was_broken = True
-        self._fail(f"its connection broke: {error.strerror}")
+        self._breaks = True
+        was_reset = isinstance(error, ConnectionResetError | BrokenPipeError)
+        was_ended = was_reset and self._silent_ms() < _FRESH_MS
+        self._read_last()
+        if not self._is_closed:
+            self.was_broken, self.was_ended = True, was_ended
+            self._fail(f"its connection broke: {error.strerror}")
+
+    def _read_last(self) -> None:
+        """What arrived before the connection broke; perhaps it says that the other side lives."""
+        with suppress(OSError):
+            while data := self._sock.recv(_CHUNK):
+                self._unread += data
+        while not self._is_closed and not self._is_dropped and self._take():
+            pass
 
     def _silent_ms(self) -> int:
         """The time since the kernel last received something, even if we read it later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.engine.communicator import FarPeer
+from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.communicator import _MOST_STREAMS as MOST_STREAMS
 from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.finding import NetworkLook
@@ -148,6 +150,27 @@ def test_a_rank_that_is_gone_is_named() -> None:
             check=lambda: None,
             look=NetworkLook(),
         )
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_host_without_a_route_is_called_again(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """The kernel says so for up to three seconds after a cable was plugged in again."""
+    monkeypatch.setattr(mesh, "_NO_ROUTE_S", 1.0)
+    back_at = time.monotonic() + (0.5 if comes_back else 60)
+    connect_ex = socket.socket.connect_ex
+
+    def connect(sock: socket.socket, address: tuple[str, int]) -> int:
+        return errno.EHOSTUNREACH if time.monotonic() < back_at else connect_ex(sock, address)
+
+    monkeypatch.setattr(socket.socket, "connect_ex", connect)
+    outcomes = connect_ranks(3, patience_s=3)
+    if comes_back:
+        check_and_close(outcomes)
+    else:
+        assert isinstance(outcomes[1], HostError)
+        assert "(No route to host)" in str(outcomes[1])
 
 
 def test_an_address_of_somebody_else() -> None:

@@ -271,6 +271,25 @@ def test_a_reset_tells_of_an_end_only_if_it_is_fresh(
     assert loop.side.link.was_ended is not is_late
 
 
+def test_a_reset_does_not_overtake_a_farewell(pair: tuple[Loop, Side]) -> None:
+    """A peer that replaces a connection resets it if something arrives afterwards."""
+    loop, caller = pair
+    assert caller.link is not None
+    link = loop.side.link
+    assert link is not None
+    caller.link.send(b"hello")
+    caller.link.drop()
+    deadline = time.monotonic() + 10
+    while not loop.side.why:
+        link.send(b"the first of these is answered by a reset")
+        time.sleep(0.01)
+        assert time.monotonic() < deadline
+    assert loop.side.why == "it closed the connection, but is still running"
+    assert loop.side.frames == [b"hello"]
+    assert not link.was_ended
+    assert not link.was_broken
+
+
 @pytest.mark.parametrize(
     ("sent_ago_s", "unacknowledged", "heard_ago_s", "is_stalled"),
     [
