@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from rallypoint.testing.hosts import Hosts
 TIMES = int(os.environ.get("RALLYPOINT_TEST_PARTITIONS", "1"))
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300 + 30 * TIMES)]
 WATCHFUL = ("--rdzv-conf", "last_call_timeout=10,keep_alive_interval=0.3,keep_alive_max_attempt=5")
+RALLYPOINT = (sys.executable, "-m", "rallypoint")
 WORKER = f"""
 import os, runpy, sys
 host = os.uname().nodename.removeprefix("host")
@@ -152,7 +155,12 @@ def test_the_network_is_down_for_a_while(agents: Agents) -> None:
     watch = start_three(agents, "timeout_s=3")
     for number in (1, 2, 3):
         agents.hosts.pull_cable(number)
-    time.sleep(6)
+    agents.wait_until_said(2, "pausing the workers of this node until the job goes on")
+    down_until = time.monotonic() + 5
+    explain = agents.hosts[2].enter("env", f"TMPDIR={agents.directory}", *RALLYPOINT, "explain")
+    told = subprocess.run(explain, capture_output=True, text=True, check=False).stdout
+    assert "is paused by the launcher until the job goes on" in told
+    time.sleep(max(0.0, down_until - time.monotonic()))
     for number in (1, 2, 3):
         agents.hosts.plug_cable(number)
     watch.await_size(3, (1, 2, 3))

@@ -84,6 +84,12 @@ def _ended(rank: Rank) -> Explanation:
 
 def _stopped(rank: Rank) -> Explanation:
     place = "" if rank.activity.doing is Doing.UNKNOWN else f" at {rank.activity.site}"
+    if rank.node is not None and rank.node.is_paused:
+        return Explanation(
+            cause=Cause.STOPPED,
+            words="is paused by the launcher until the job goes on",
+            remedy=f"look for what keeps {rank.node.host} from hearing the other nodes",
+        )
     return Explanation(
         cause=Cause.STOPPED,
         words=f"is stopped (SIGSTOP){place}",

@@ -164,6 +164,7 @@ class Node:
         silent_s: how long nothing has been heard from it; None if it answered.
         oom_kills: the number of kills there by the kernel's out-of-memory killer since the job
             began; None if unknown.
+        is_paused: its agent has stopped its workers until it hears the others again.
     """
 
     node_rank: int
@@ -173,6 +174,7 @@ class Node:
     workers: tuple[Worker, ...] = ()
     silent_s: float | None = None
     oom_kills: int | None = None
+    is_paused: bool = False
     flows: tuple[Flow, ...] = ()
 
 

@@ -130,6 +130,24 @@ def test_a_rank_is_stopped(c: int) -> None:
     )
 
 
+def test_a_rank_is_paused_by_the_launcher(c: int) -> None:
+    """With all that run on a node which does not hear the others."""
+    facts = hang(worker(c, BEFORE_17, at=process(c, state="T")))
+    (node,) = facts.nodes
+    here = tuple(each for each in node.workers if each.rank != c)
+    there = tuple(each for each in node.workers if each.rank == c)
+    cut_off = replace(
+        node, node_rank=1, host="box2", ranks=(c,), workers=there, is_paused=True, flows=()
+    )
+    found = told(
+        replace(facts, nodes=(replace(node, ranks=tuple(others(c)), workers=here), cut_off)),
+        f"rank {c} is paused by the launcher until the job goes on; ",
+        f"{those(c)} wait for it in all_reduce #17",
+        "look for what keeps box2 from hearing the other nodes",
+    )
+    assert "kill -CONT" not in found.sentence
+
+
 def test_a_rank_is_stopped_within_the_call(c: int) -> None:
     told(
         hang(worker(c, IN_17, at=process(c, state="T"))),

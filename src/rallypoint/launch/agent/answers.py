@@ -73,7 +73,7 @@ class AgentAnswers(Answers):
             "host": self._job.host,
             "pid": os.getpid(),
             "node_rank": state.node_rank,
-            "phase": state.phase.value,
+            "phase": "paused" if state.is_paused else state.phase.value,
             "round": state.round,
             "nodes": seat.nodes if seat is not None else 0,
             "world_size": seat.world_size if seat is not None else 0,

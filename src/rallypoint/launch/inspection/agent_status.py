@@ -38,7 +38,8 @@ class AgentStatus:
     """An agent and its workers.
 
     Attributes:
-        phase: what the agent is doing, in node.py's terms.
+        phase: what the agent is doing, in node.py's terms; "paused": its workers wait, stopped, until
+            it hears the others again.
         round: the latest one here; -1: none yet.
         nodes, world_size: of that round.
         oom_kills: the number of out-of-memory kills since the job began, if known.
@@ -57,6 +58,11 @@ class AgentStatus:
     oom_kills: int | None
     news: str
     ranks: tuple[RankStatus, ...] = field(default=())
+
+    @property
+    def is_paused(self) -> bool:
+        """See `phase`."""
+        return self.phase == "paused"
 
     @property
     def running(self) -> tuple[RankStatus, ...]:

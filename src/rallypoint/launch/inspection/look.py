@@ -102,6 +102,7 @@ def _node(
             for each in status.ranks
         ),
         oom_kills=status.oom_kills,
+        is_paused=status.is_paused,
         flows=waiting_flows({each.pid: each.rank for each in status.running}),
     )
 
