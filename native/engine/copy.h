@@ -1,4 +1,4 @@
-// Copies data that is too large for any cache.
+// Copies data, also around the caches.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,18 @@ inline constexpr std::uint64_t kHugeBytes = 16 << 20;  // about the size of cach
 // Writes around the caches: a target that is not in them need not be read first.
 void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes);
 
-// One part of a message.
-inline void copy_part(std::byte* target, const std::byte* source, std::size_t bytes,
-                      std::uint64_t message_bytes) {
-  if (message_bytes >= kHugeBytes) {
+inline void copy(std::byte* target, const std::byte* source, std::size_t bytes, bool past_caches) {
+  if (past_caches) {
     copy_past_caches(target, source, bytes);
   } else if (bytes > 0) {
     std::memcpy(target, source, bytes);
   }
+}
+
+// One part of a message, to its receiver.
+inline void copy_part(std::byte* target, const std::byte* source, std::size_t bytes,
+                      std::uint64_t message_bytes) {
+  copy(target, source, bytes, message_bytes >= kHugeBytes);
 }
 
 }  // namespace rallypoint

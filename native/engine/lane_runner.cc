@@ -24,7 +24,7 @@ void LaneRunner::prepare() {
   const bool tries = prepared_.may_expose && piece >= kReadBytes &&
                      (memory_.reach & (kPrivate | kAlways)) == kPrivate;
   trial_ = tries ? &trials_.of(&program, prepared_.block_bytes) : nullptr;
-  times_ = false;
+  times_ = sends_past_caches_ = false;
   const std::uint64_t most = piece * program.max_span;
   turn_ = kTurnBytes / std::max<std::uint64_t>(most, 1) + prepared_.lane_count;
   spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
@@ -149,12 +149,12 @@ inline bool LaneRunner::send(std::uint32_t lane, const Operation& send, std::uin
   for (std::uint32_t offset = 0; offset < chunks; ++offset) {
     const Piece source = piece_of<kSimple>(send.source, offset, piece);
     const std::uint64_t length = kSimple ? bytes : source.items * prepared_.cut.item;
-    if (length > 0) std::memcpy(target, source.at, length);
+    copy(target, source.at, length, !kSimple && sends_past_caches_);
     target += length;
   }
   channel_.publish(slot, send, iteration, bytes, prepared_.signature);
   far_sends_[lane].sent = 0;
-  // Both alternatives of a trial are timed until the receivers are done.
+  // All ways of a trial are timed until the receivers are done.
   if constexpr (!kSimple) {
     if (times_) await(send, iteration);
   }

@@ -17,7 +17,7 @@
 #include "engine/channel.h"
 #include "engine/peer_memory.h"
 #include "engine/prepared_call.h"
-#include "engine/reading.h"
+#include "engine/ways.h"
 
 namespace rallypoint {
 
@@ -158,9 +158,10 @@ class LaneRunner {
   bool exposes_private_ = false;  // may read this rank's messages outside arenas
   const std::byte* readable_input_ = nullptr;
   const std::byte* readable_output_ = nullptr;
-  ReadingTrials trials_;
-  ReadingTrial* trial_ = nullptr;  // for calls like this one; null: there is no trial
-  bool times_ = false;             // whether this call is timed, and when it began
+  WayTrials trials_;
+  WayTrial* trial_ = nullptr;  // for calls like this one; null: there is no trial
+  bool sends_past_caches_ = false;
+  bool times_ = false;  // whether this call is timed, and when it began
   double began_s_ = 0;
   std::vector<std::size_t> exposed_operands_;  // of the current reduce,
   std::vector<Read> reads_;                    // and those of them that are not mapped here

@@ -20,8 +20,10 @@ constexpr std::uint64_t kStepBytes = 256 << 10;
 
 void LaneRunner::look_at_memory() {
   views_.trim();
-  const bool wishes = trial_ != nullptr ? trial_->reads() : (memory_.reach & kAlways) != 0;
-  exposes_private_ = wishes && are_buffers_readable();
+  const Way untried = (memory_.reach & kAlways) != 0 ? Way::read : Way::copy;
+  const Way way = trial_ != nullptr ? trial_->way() : untried;
+  exposes_private_ = way == Way::read && are_buffers_readable();
+  sends_past_caches_ = way == Way::copy_past_caches;
   times_ = trial_ != nullptr && trial_->is_open();
   if (times_) began_s_ = now_s();
 }

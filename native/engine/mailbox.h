@@ -28,13 +28,13 @@
 #include "engine/layout.h"
 #include "engine/outboxes.h"
 #include "engine/peer_memory.h"
-#include "engine/reading.h"
 #include "engine/region.h"
 #include "engine/stash.h"
 #include "engine/transfer.h"
 #include "engine/transport.h"
 #include "engine/wait_circles.h"
 #include "engine/waiting.h"
+#include "engine/ways.h"
 #include "engine/work.h"
 
 namespace rallypoint {
@@ -135,7 +135,7 @@ class Mailbox final : public Alarm {
   Region& region_;
   const Outboxes boxes_;
   const PeerMemory& memory_;
-  ReadingTrials trials_;
+  WayTrials trials_;
   unsigned spins_;
   mutable std::mutex mutex_;  // of all below
   PeerViews views_;

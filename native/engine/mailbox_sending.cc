@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "engine/copy.h"
 #include "engine/mailbox.h"
 #include "engine/waiting.h"
 
@@ -57,7 +58,8 @@ void Mailbox::put(Item& item, int slot) {
       room.progress.taken.store(item.before, std::memory_order_relaxed);
     }
     if (!exposes) item.moved = std::min(room.part, transfer.bytes);
-    std::memcpy(room.at + item.before % room.parts * room.part, transfer.data, item.moved);
+    copy(room.at + item.before % room.parts * room.part, transfer.data, item.moved,
+         item.way == Way::copy_past_caches);
   }
   Envelope& to = boxes_.envelope(self, slot);
   to.sequence.store(0, std::memory_order_relaxed);
@@ -110,12 +112,13 @@ bool Mailbox::find_place(Item& item, Place& place) {
 bool Mailbox::is_to_be_read(Item& item) {
   if ((memory_.reach & kAlways) != 0) return true;
   if ((memory_.reach & kPrivate) == 0 || item.transfer->bytes <= kWideBytes) return false;
-  ReadingTrial& trial = trials_.of(nullptr, item.transfer->bytes);
+  WayTrial& trial = trials_.of(nullptr, item.transfer->bytes);
   if (trial.begin()) {
     item.trial = &trial;
     item.posted_s = now_s();
   }
-  return trial.reads();
+  item.way = trial.way();
+  return item.way == Way::read;
 }
 
 // An envelope for a message to the peer, or -1. Whether others are free again is checked only when
@@ -167,7 +170,7 @@ bool Mailbox::go_on_sending(Item& item, bool& done) {
   if (item.moved == transfer.bytes) return false;
   if (to.is_exposed && to.request.load(std::memory_order_acquire) != Request::parts) return false;
   if (!write_parts(item)) return false;
-  // A trial times both ways until the message has been received.
+  // A trial times all ways until the message has been received.
   done = item.moved == transfer.bytes && !transfer.is_synchronous && item.trial == nullptr;
   Region::fence();
   region_.wake(transfer.peer);
@@ -189,7 +192,8 @@ bool Mailbox::write_parts(Item& item) {
       taken = room.progress.taken.load(std::memory_order_acquire);
     }
     const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
-    std::memcpy(room.at + written % room.parts * room.part, transfer.data + item.moved, length);
+    copy(room.at + written % room.parts * room.part, transfer.data + item.moved, length,
+         item.way == Way::copy_past_caches);
     item.moved += length;
     room.progress.written.store(++written, std::memory_order_release);
   }

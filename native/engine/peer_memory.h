@@ -26,7 +26,7 @@ namespace rallypoint {
 using PeerMemoryAccess = unsigned;
 inline constexpr PeerMemoryAccess kArenas = 1;
 inline constexpr PeerMemoryAccess kPrivate = 2;
-inline constexpr PeerMemoryAccess kAlways = 4;  // private memory, without a trial (reading.h)
+inline constexpr PeerMemoryAccess kAlways = 4;  // private memory, without a trial (ways.h)
 
 // Where a message lies in its sender's memory.
 struct Place {

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "engine/layout.h"
-#include "engine/reading.h"
 #include "engine/reduce.h"
+#include "engine/ways.h"
 #include "engine/work.h"
 
 namespace rallypoint {
@@ -41,7 +41,8 @@ struct PendingTransfer {
   int slot = -1;                       // its envelope, once there is one
   std::uint64_t sequence = 0;          // of its message, if it sends
   std::uint64_t moved = 0;             // bytes of a message that goes in parts
-  ReadingTrial* trial = nullptr;       // the trial in which this message is timed,
+  Way way = Way::copy;                 // in which its data gets to a receiver on this host
+  WayTrial* trial = nullptr;           // the trial in which this message is timed,
   double posted_s = 0;                 // starting at this time
   std::uint32_t before = 0;            // parts of messages before it
   bool takes_parts = false;

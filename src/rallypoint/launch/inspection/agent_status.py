@@ -38,8 +38,8 @@ class AgentStatus:
     """An agent and its workers.
 
     Attributes:
-        phase: what the agent is doing, in node.py's terms; "paused": its workers wait, stopped, until
-            it hears the others again.
+        phase: what the agent is doing, in node.py's terms; "paused": its workers are stopped
+            until it hears the others again.
         round: the latest one here; -1: none yet.
         nodes, world_size: of that round.
         oom_kills: the number of out-of-memory kills since the job began, if known.
