@@ -9,8 +9,6 @@ turns; each job is disturbed once. A table, and JSON.
     torchft      the three survivors go on: a Manager in each, over gloo
     reconfigure  the three survivors go on: PyTorch's own, from 2.14 on, over gloo, where they know
                  from the beginning that one will be lost
-    nvrx         all survivors begin the function again: NVIDIA's in-process restart, over gloo,
-                 with its own defaults; none of them serves the store, whose end would be theirs
     torchrun     all four processes are started again
 """
 
@@ -158,41 +156,6 @@ while True:
 """
 
 
-NVRX = """
-import datetime
-import torch.distributed as dist
-import torch
-from nvidia_resiliency_ext import inprocess
-os.environ.update(
-    MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], RANK=sys.argv[3], WORLD_SIZE="SIZE"
-)
-class AbortGloo(inprocess.abort.Abort):  # the default one asks for a group on GPUs
-    def __call__(self, state):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        return state
-@inprocess.Wrapper(abort=AbortGloo())
-def train(call_wrapper: inprocess.CallWrapper = None):
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), None, False)
-    prefix = f"group/{call_wrapper.iteration}"
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore(prefix, store), rank=rank, world_size=size
-    )
-    is_new = True
-    while True:
-        time.sleep(0.002)
-        call_wrapper.ping()
-        numbers = torch.full((1000,), rank + 1.0)
-        dist.all_reduce(numbers)
-        assert (numbers == size * (size + 1) / 2).all()
-        if is_new:
-            good(call_wrapper.iteration, rank, size)
-            is_new = False
-train()
-"""
-
-
 @contextmanager
 def script_of(text: str) -> Iterator[str]:
     """A file with this program."""
@@ -256,20 +219,6 @@ def reconfigure(environment: str, backend: str, timeout_s: float) -> Iterator[Jo
 
 
 @contextmanager
-def nvrx(environment: str) -> Iterator[Job]:
-    """Four processes, each with its monitor, and a store that none of them serves."""
-    python = str(Path(environment, "bin", "python"))
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with store, script_of(NVRX) as script:
-        worker = [str(store.port), "{number}"]
-        with Job([python, script], SIZE, worker=worker) as job:
-            for number in range(SIZE):
-                job.start(number)
-            job.await_size(0.0, SIZE, _START_S)
-            yield job
-
-
-@contextmanager
 def torchrun(environment: str) -> Iterator[Job]:
     """All processes are started again."""
     scripts = Path(environment, "bin")
@@ -308,8 +257,6 @@ def contenders(options: argparse.Namespace) -> dict[str, Begin]:
             for backend in ("gloo", "rallypoint"):
                 name = f"reconfigure, {backend}, {limit_s:g} s"
                 found[name] = partial(reconfigure, options.reconfigure, backend, limit_s)
-    if options.nvrx:
-        found["nvrx"] = lambda: nvrx(options.nvrx)
     if options.torch:
         found["torchrun"] = lambda: torchrun(options.torch)
     return found
@@ -354,7 +301,6 @@ def main() -> None:
     parser.add_argument(
         "--reconfigure", metavar="DIR", help="environment with torch 2.14 or newer and rallypoint"
     )
-    parser.add_argument("--nvrx", metavar="DIR", help="environment with nvidia-resiliency-ext")
     parser.add_argument("--torch", metavar="DIR", help="environment with torch, for torchrun")
     parser.add_argument("--no-results", action="store_true", help="do not write the JSON file")
     options = parser.parse_args()
