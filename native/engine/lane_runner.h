@@ -46,7 +46,7 @@ class LaneRunner {
   void start(const Call& call) {
     call_ = &call;
     if (!prepared_.fits(call)) prepare();
-    if (prepared_.may_expose) look_at_memory();
+    if (prepared_.may_expose) choose_way();
   }
   // Runs every lane as far as possible, but no more than one turn of a long call: others have their
   // turns in between.
@@ -92,7 +92,7 @@ class LaneRunner {
 
   void prepare();
   void rewind();
-  void look_at_memory();
+  void choose_way();
   void note_time();
 
   // kSimple: nothing is split, which holds for most small calls and saves the arithmetic.

@@ -18,7 +18,7 @@ constexpr std::uint64_t kStepBytes = 256 << 10;
 
 }  // namespace
 
-void LaneRunner::look_at_memory() {
+void LaneRunner::choose_way() {
   views_.trim();
   const Way untried = (memory_.reach & kAlways) != 0 ? Way::read : Way::copy;
   const Way way = trial_ != nullptr ? trial_->way() : untried;
