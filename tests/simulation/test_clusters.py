@@ -38,6 +38,7 @@ def test_stories() -> None:
     ("seed", "max_size"),
     [
         pytest.param(1334, 200, id="members learn from a candidate that they were agreed on"),
+        pytest.param(1354, 200, id="what ended in another job counts in this one"),
         pytest.param(4097, SMALL, id="an order comes before the word of whose job it is"),
         pytest.param(6290, SMALL, id="the word that it may leave is lost"),
     ],

@@ -65,6 +65,15 @@ class Cluster:
         self.await_progress()
         self._await(lambda: self._last_members() == len(self.agents))
 
+    def await_end(self, story: str) -> list[int]:
+        """Exit statuses of the agents left, by slot; `story` is told where some do not end."""
+        deadline = time.monotonic() + 90
+        while any(agent.poll() is None for agent in self.agents.values()):
+            agents = {slot: (agent.pid, agent.returncode) for slot, agent in self.agents.items()}
+            assert time.monotonic() < deadline, f"{agents} {story}{self.told()}"
+            time.sleep(0.01)
+        return [self.agents[slot].returncode for slot in sorted(self.agents)]
+
     def _await(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
         while not condition() and self.agents[0].poll() is None:
@@ -130,7 +139,7 @@ def test_agents_come_and_go_at_random(cluster: Cluster, tmp_path: Path, seed: in
         time.sleep(chance.uniform(0.0, 0.5))  # also while others still start
         done.append(disturb(cluster, chance))
     story = f"{done}\n"
-    statuses = [cluster.agents[slot].wait(90) for slot in sorted(cluster.agents)]
+    statuses = cluster.await_end(story)
     told = cluster.told()
     # Where nodes come and go this often, the last one may have to wait until the job is over.
     late = statuses.count(3)

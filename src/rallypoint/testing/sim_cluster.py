@@ -112,14 +112,8 @@ class SimCluster:
     def start(self, name: str) -> SimAgent:
         """Start an agent on that node, or restart it."""
         self._starts[name] += 1
-        is_late = self.witness.newest is not None or self._starts[name] > 1
-        self._late_endpoints += is_late and name in self._names[: self._endpoints]
-        # The promises of an endpoint's agent die with it. This is documented; with three endpoints
-        # it takes two restarts while no agent of the first job can be reached.
-        too_many = (self._endpoints - 1) // 2
-        self.witness.may_fork = (
-            self.keeper is None and not self._is_fixed and self._late_endpoints > too_many
-        )
+        if self.witness.newest is not None or self._starts[name] > 1:
+            self._started_late(name)
         index = self._names.index(name)
         key = name if self.steady_keys else f"{name}.{self._starts[name]}"
         is_endpoint = index < self._endpoints
@@ -139,6 +133,22 @@ class SimCluster:
         self.tell(f"{name}: agent starts")
         agent.start()
         return agent
+
+    def _started_late(self, name: str) -> None:
+        """The promises of an endpoint's agent die with it, so that a second job may begin.
+
+        This is documented: with three endpoints it takes two agents there that know of no job,
+        restarted ones or such as have been cut off from the beginning, while no agent of the first
+        job can be reached.
+        """
+        endpoints = self._names[: self._endpoints]
+        if name not in endpoints or self._is_fixed:
+            return
+        self._late_endpoints += 1
+        agents = [self.agents[each] for each in endpoints if each in self.agents]
+        unaware = [each for each in agents if not each.core.job and self._starts[each.name] == 1]
+        if self._late_endpoints + len(unaware) > (self._endpoints - 1) // 2:
+            self.witness.may_fork = True
 
     def start_all(self, spread_s: float = 0.0) -> None:
         """Start all agents within that time."""
@@ -284,7 +294,7 @@ class SimCluster:
             if job is not None and each.core.may_claim and each.core.job == job.host
         ]
         if self.witness.may_fork or not held:
-            return ""
+            return self._jobs_apart(alive)
         # The latest agreement known to those that decide on the next one; others may know a later
         # one, but are not asked.
         newest = max([each for each in held if each], key=lambda each: each.number)
@@ -316,3 +326,11 @@ class SimCluster:
             if len(running) < least or places != {len(running)}:
                 return f"only {sorted(running)} run, of {len(alive)}, and {wanted} could"
         return ""
+
+    def _jobs_apart(self, alive: list[SimAgent]) -> str:
+        """Two jobs of one name meet at the endpoints, and one of them gives way."""
+        apart = {each.core.job: each.name for each in alive if each.core.leader_key == each.key}
+        is_met = all(self.is_alive(name) for name in self._names[: self._endpoints])
+        return (
+            f"{sorted(apart.values())} coordinate a job each" if is_met and len(apart) > 1 else ""
+        )

@@ -255,11 +255,6 @@ _EVENTS = (
 _DIVISIONS = (
     *["ambush"] * 4,
     *["shift"] * 3,
-    *["divide", "mend", "start", "start", "kill", "leave", "fail"],
-)
-_DIVISIONS = (
-    *["ambush"] * 4,
-    *["shift"] * 3,
     "divide",
     "mend",
     "start",

@@ -9,6 +9,8 @@ waits longer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Ack,
@@ -79,8 +81,19 @@ class Follower:
         self._register.voter.heard(ballot, now)
 
     def leave_job(self) -> None:
-        """Forget the job that it followed."""
+        """Forget the job that it followed.
+
+        How its rounds ended says nothing about those of the next job, except that their numbers are
+        taken here.
+        """
         self.ballot, self.leader = NO_BALLOT, None
+        self._keep(
+            each.__replace__(succeeded=False, was_cut_off=True, causes=(), survivors=0, ready=0)
+            if isinstance(each, Ended)
+            else each
+            for each in self._reports
+            if isinstance(each, Ended | Leave | StopAsked)
+        )
 
     def led(self, message: Led, now: float) -> None:
         """Our coordinator reports the state of the job."""
@@ -185,11 +198,15 @@ class Follower:
 
     def _drop(self, number: int) -> None:
         """Drop reports of older rounds, except for those that concern the job."""
-        kept = [
+        self._keep(
             each
             for each in self._reports
             if isinstance(each, Leave | StopAsked) or each.round >= number
-        ]
+        )
+
+    def _keep(self, some: Iterable[Report]) -> None:
+        """Of the reports only those."""
+        kept = list(some)
         # Numbers only grow, so that a repeated report is not mistaken for a new one, or an old one.
         self._first += len(self._reports) - len(kept)
         self._reports = kept

@@ -352,12 +352,20 @@ class Participant:
                 self._leader.joined(message, now)
             elif message.ballot == self._follower.ballot:
                 self._leader.beat(message, now)
-            elif message.ballot.term < self._follower.ballot.term and self.job:
-                self._say(sender, self._leader.led(now))
+            elif message.ballot.term < self._follower.ballot.term:
+                self._tell_who_leads(sender, now)
+        else:
+            self._tell_who_leads(sender, now)
+
+    def _tell_who_leads(self, key: str, now: float) -> None:
+        """Tell that agent about our job and its coordinator, if there are any."""
+        led = None
+        if self._leader is not None:
+            led = self._leader.led(now)
         elif self.part is Part.FOLLOWING:
             led = self._follower.led_by()
-            if led is not None and led.leader.key != sender:
-                self._say(sender, led)
+        if led is not None and led.host and led.leader.key != key:
+            self._say(key, led)
 
     def _ordered(self, sender: str, message: Ack | Go | Halt, now: float) -> None:
         """A coordinator's message: ours, if no higher ballot is known here."""
@@ -384,6 +392,7 @@ class Participant:
         if message.leader.key in self._gone:
             return
         if self._is_other_job(message) and not self._give_way(sender, message, now):
+            self._tell_who_leads(sender, now)  # that one gives way
             return
         self._voter.told(message.host)
         if self._leader is not None and not self._register.may_claim():
@@ -522,12 +531,17 @@ class Participant:
         return self.job not in ("", message.host)
 
     def _give_way(self, sender: str, message: Led, now: float) -> bool:
-        """Of two jobs of one name, the more advanced one wins. Whether we give way to it."""
-        mine = self._follower.last_round if self._leader is None else self._leader.round
+        """Of two jobs of one name, the more advanced one wins. Whether we give way to it.
+
+        The one that is older has had more coordinators: a second job begins where the first has
+        lost its own, at an endpoint whose agent is new.
+        """
+        round_number = self._follower.last_round if self._leader is None else self._leader.round
+        mine = self._follower.ballot.term, round_number, self.job
         is_told = sender == self._follower.ballot.candidate or (
             self._follower.round < 0 and not self._has_leader()
         )
-        if not is_told and (message.round, message.host) <= (mine, self.job):
+        if not is_told and (message.ballot.term, message.round, message.host) <= mine:
             return False
         self._out.add((), f"joins the job that {message.leader.host} coordinates instead")
         if self._leader is not None:
