@@ -1,10 +1,19 @@
 #include "engine/channel.h"
 
+#include <algorithm>
+
 namespace rallypoint {
 std::byte* Ring::take(std::size_t bytes, const Occupant& occupant, std::uint32_t& blocker) {
   const std::uint64_t needed = (bytes + 63) / 64 * 64;
   std::uint64_t start = tail_;
-  if (start % kRingBytes + needed > kRingBytes) start += kRingBytes - start % kRingBytes;
+  std::uint64_t lap = lap_bytes(needed);
+  if (start % kRingBytes > 0) {
+    lap = std::max(lap, lap_);
+    if (start % kRingBytes + needed > lap) {
+      start += kRingBytes - start % kRingBytes;
+      lap = lap_bytes(needed);
+    }
+  }
   while (start + needed - head_ > kRingBytes) {
     if (pieces_.empty()) {
       head_ = start;
@@ -16,6 +25,7 @@ std::byte* Ring::take(std::size_t bytes, const Occupant& occupant, std::uint32_t
     pieces_.pop_front();
   }
   tail_ = start + needed;
+  lap_ = lap;
   pieces_.push_back({tail_, occupant});
   return base_ + start % kRingBytes;
 }

@@ -10,6 +10,7 @@
 // It never waits: an operation that is not possible now returns the member it depends on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -32,7 +33,9 @@ struct Occupant {
   const std::vector<Receiver>* receivers = nullptr;
 };
 
-// The sender's ring of payloads: allocated at the tail, freed at the head, oldest first.
+// The sender's ring of payloads: allocated at the tail, freed at the head, oldest first. A lap is
+// no longer than four of its largest messages, so that small ones stay in a small part of the
+// caches.
 class Ring {
  public:
   explicit Ring(std::byte* base) : base_(base) {}
@@ -40,8 +43,16 @@ class Ring {
   // Returns null while full; `blocker` is then the rank that must make progress.
   std::byte* take(std::size_t bytes, const Occupant& occupant, std::uint32_t& blocker);
   std::uint64_t offset(const std::byte* at) const { return static_cast<std::uint64_t>(at - base_); }
+  // How many messages of that size there are in a lap.
+  static unsigned lap(std::uint64_t bytes) {
+    return static_cast<unsigned>(lap_bytes(bytes) / bytes);
+  }
 
  private:
+  static std::uint64_t lap_bytes(std::uint64_t bytes) {
+    return std::min<std::uint64_t>(kRingBytes, std::max<std::uint64_t>(kLapBytes, 4 * bytes));
+  }
+
   struct Piece {
     std::uint64_t end;
     Occupant occupant;
@@ -50,6 +61,7 @@ class Ring {
   std::byte* base_;
   std::uint64_t head_ = 0;
   std::uint64_t tail_ = 0;
+  std::uint64_t lap_ = 0;  // bytes of the present one
   std::deque<Piece> pieces_;
 };
 
@@ -64,6 +76,7 @@ struct Port {
 struct Slot {
   Line* line;
   std::uint64_t offset;
+  bool is_touched = false;
 };
 
 class Channel {
@@ -172,6 +185,7 @@ inline void Channel::publish(const Slot& slot, const Operation& send, std::uint6
   line.signature = signature;
   line.offset = slot.offset;
   line.bytes = bytes;
+  line.is_touched = slot.is_touched;
   line.sequence.store(sequence(iteration, send.ordinal), std::memory_order_release);
   Region::fence();
   for (const Receiver& receiver : send.receivers) wake(receiver.rank);

@@ -12,7 +12,7 @@ namespace rallypoint {
 #if defined(__x86_64__)
 
 void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes) {
-  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kLine = kCacheLineBytes;
   const std::size_t lead = -reinterpret_cast<std::uintptr_t>(target) % kLine;
   const std::size_t head = std::min(bytes, lead);
   if (head > 0) std::memcpy(target, source, head);
@@ -40,5 +40,12 @@ void copy_past_caches(std::byte* target, const std::byte* source, std::size_t by
 }
 
 #endif
+
+// Several readers of one message may do so at a time, and read it meanwhile: no value changes.
+[[gnu::no_sanitize("thread")]] void touch(const std::byte* data, std::size_t bytes) {
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(data) % kCacheLineBytes;
+  auto* const first = const_cast<volatile std::byte*>(data - before);
+  for (std::size_t at = 0; at < before + bytes; at += kCacheLineBytes) first[at] = first[at];
+}
 
 }  // namespace rallypoint

@@ -8,9 +8,15 @@
 namespace rallypoint {
 
 inline constexpr std::uint64_t kHugeBytes = 16 << 20;  // about the size of caches
+inline constexpr std::size_t kCacheLineBytes = 64;
 
 // Writes around the caches: a target that is not in them need not be read first.
 void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes);
+
+// Writes each line that holds the data, without changing it. A line that its writer and a reader
+// both have in their caches is slow to get back for the writer's next data on some processors; one
+// that the reader has written moves at once.
+void touch(const std::byte* data, std::size_t bytes);
 
 inline void copy(std::byte* target, const std::byte* source, std::size_t bytes, bool past_caches) {
   if (past_caches) {

@@ -15,7 +15,7 @@ std::byte* FarOutbox::begin(int slot, const Mail& mail) const {
   to.number = mail.number;
   to.dtype = static_cast<std::uint8_t>(mail.dtype);
   to.is_synchronous = mail.is_synchronous;
-  to.is_exposed = false;
+  to.is_exposed = to.is_touched = to.is_timed = false;
   to.request.store(Request::none, std::memory_order_relaxed);
   if (mail.bytes <= sizeof to.payload) return to.payload;
   return region_.at<std::byte>(rank_, region_.layout().blocks(rank_)) +

@@ -21,11 +21,19 @@ void LaneRunner::prepare() {
     lanes_[lane] = {first, first + operations.size(), first, 0};
   }
   const std::uint64_t piece = prepared_.cut.piece * prepared_.cut.item;
-  const bool tries = prepared_.may_expose && piece >= kReadBytes &&
-                     (memory_.reach & (kPrivate | kAlways)) == kPrivate;
-  trial_ = tries ? &trials_.of(&program, prepared_.block_bytes) : nullptr;
-  times_ = sends_past_caches_ = false;
   const std::uint64_t most = piece * program.max_span;
+  trial_ = nullptr;
+  if (has_neighbours_ && most >= kTouchBytes) {
+    const bool may_read =
+        prepared_.may_expose && piece >= kReadBytes && (memory_.reach & kPrivate) != 0;
+    Ways ways(Way::touch, Way::copy_past_caches);
+    if (may_read) ways.add(Way::read);
+    const bool is_told = may_read && (memory_.reach & kAlways) != 0;
+    if (!is_told) trial_ = &trials_.of(&program, prepared_.block_bytes, ways, Ring::lap(most));
+  }
+  way_ = Way::copy;
+  is_simple_ = prepared_.is_simple;
+  times_ = false;
   turn_ = kTurnBytes / std::max<std::uint64_t>(most, 1) + prepared_.lane_count;
   spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
   const std::size_t scratch = program.scratch_chunks * prepared_.cut.piece * prepared_.cut.item;
@@ -54,6 +62,7 @@ inline bool LaneRunner::gather(const Operation& reduce, std::uint64_t iteration,
                                std::uint64_t bytes) {
   const std::byte** source = sources_.data();
   exposed_operands_.clear();
+  touched_.clear();
   for (const Operand& operand : reduce.operands) {
     const std::byte*& payload = *source++;
     if (!operand.remote) continue;
@@ -80,6 +89,7 @@ inline bool LaneRunner::gather(const Operation& reduce, std::uint64_t iteration,
       }
       exposed_operands_.push_back(static_cast<std::size_t>(source - sources_.data() - 1));
     }
+    if (line->is_touched) touched_.push_back({payload, bytes});
   }
   return true;
 }
@@ -149,9 +159,10 @@ inline bool LaneRunner::send(std::uint32_t lane, const Operation& send, std::uin
   for (std::uint32_t offset = 0; offset < chunks; ++offset) {
     const Piece source = piece_of<kSimple>(send.source, offset, piece);
     const std::uint64_t length = kSimple ? bytes : source.items * prepared_.cut.item;
-    copy(target, source.at, length, !kSimple && sends_past_caches_);
+    copy(target, source.at, length, way_ == Way::copy_past_caches);
     target += length;
   }
+  slot.is_touched = way_ == Way::touch && bytes >= kTouchBytes;
   channel_.publish(slot, send, iteration, bytes, prepared_.signature);
   far_sends_[lane].sent = 0;
   // All ways of a trial are timed until the receivers are done.
@@ -231,6 +242,7 @@ inline bool LaneRunner::reduce(std::uint32_t lane, const Operation& reduce, std:
     combine<kSimple>(reduce, piece);
   }
   if (is_exposed && !is_good()) return false;
+  for (const Payload& message : touched_) touch(message.at, message.bytes);
   const std::uint64_t iteration = channel_.iterations + piece;
   if (wire_ != nullptr) release_far(reduce, iteration);
   // After a lane's last operation comes the end of the piece.
@@ -272,7 +284,7 @@ Step LaneRunner::advance(std::uint32_t number) {
 // small calls; everything else is done while the peers' answers travel. The function is flattened
 // for the same reason: calls between its parts were a sixth of its instructions.
 [[gnu::flatten]] Step LaneRunner::advance() {
-  if (prepared_.is_simple) return advance<true>(0);
+  if (is_simple_) return advance<true>(0);
   bool finished = true;
   bool moved = false;
   left_ = turn_;  // the first lanes that can proceed do, because some should run ahead of others

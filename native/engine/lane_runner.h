@@ -39,6 +39,7 @@ class LaneRunner {
         memory_(memory),
         channel_(std::move(channel)),
         wire_(channel_.wire()),
+        has_neighbours_(region.has_neighbours()),
         most_spins_(spins),
         views_(memory) {}
 
@@ -46,13 +47,13 @@ class LaneRunner {
   void start(const Call& call) {
     call_ = &call;
     if (!prepared_.fits(call)) prepare();
-    if (prepared_.may_expose) choose_way();
+    if (trial_ != nullptr || prepared_.may_expose) choose_way();
   }
   // Runs every lane as far as possible, but no more than one turn of a long call: others have their
   // turns in between.
   Step advance();
   void finish() {
-    if (!prepared_.is_simple) rewind();
+    if (!is_simple_) rewind();
     if (times_) note_time();
     channel_.iterations += prepared_.cut.pieces;
     ++channel_.calls;
@@ -76,6 +77,10 @@ class LaneRunner {
   struct Piece {
     std::byte* at;
     std::uint64_t items;
+  };
+  struct Payload {
+    const std::byte* at;
+    std::size_t bytes;
   };
   // An operand to be copied from a peer's memory.
   struct Read {
@@ -140,6 +145,7 @@ class LaneRunner {
   PeerMemory& memory_;
   Channel channel_;
   MessageTransport* wire_;  // null: all ranks are on this host
+  bool has_neighbours_;
   unsigned most_spins_;
   unsigned spins_ = 0;
   const Call* call_ = nullptr;  // valid until it is finished
@@ -160,9 +166,11 @@ class LaneRunner {
   const std::byte* readable_output_ = nullptr;
   WayTrials trials_;
   WayTrial* trial_ = nullptr;  // for calls like this one; null: there is no trial
-  bool sends_past_caches_ = false;
+  Way way_ = Way::copy;
+  bool is_simple_ = false;
   bool times_ = false;  // whether this call is timed, and when it began
   double began_s_ = 0;
+  std::vector<Payload> touched_;               // messages to be touched after the current reduce
   std::vector<std::size_t> exposed_operands_;  // of the current reduce,
   std::vector<Read> reads_;                    // and those of them that are not mapped here
   std::vector<std::byte> staging_;

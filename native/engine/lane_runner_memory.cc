@@ -21,10 +21,10 @@ constexpr std::uint64_t kStepBytes = 256 << 10;
 void LaneRunner::choose_way() {
   views_.trim();
   const Way untried = (memory_.reach & kAlways) != 0 ? Way::read : Way::copy;
-  const Way way = trial_ != nullptr ? trial_->way() : untried;
-  exposes_private_ = way == Way::read && are_buffers_readable();
-  sends_past_caches_ = way == Way::copy_past_caches;
-  times_ = trial_ != nullptr && trial_->is_open();
+  times_ = trial_ != nullptr && trial_->begin();
+  way_ = trial_ != nullptr ? trial_->way() : untried;
+  exposes_private_ = way_ == Way::read && are_buffers_readable();
+  is_simple_ = prepared_.is_simple && !times_;
   if (times_) began_s_ = now_s();
 }
 

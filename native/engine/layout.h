@@ -24,7 +24,7 @@
 namespace rallypoint {
 
 inline constexpr std::uint32_t kMagic = 0x52504C31;
-inline constexpr std::uint32_t kLayoutVersion = 5;
+inline constexpr std::uint32_t kLayoutVersion = 6;
 inline constexpr std::size_t kLineBytes =
     128;  // two cache lines: adjacent-line prefetch couples them
 inline constexpr std::size_t kInlineBytes = kLineBytes - 32;
@@ -33,6 +33,7 @@ inline constexpr unsigned kLines = 64;
 inline constexpr unsigned kEnvelopes = 32;
 inline constexpr unsigned kCalls = 16;
 inline constexpr std::size_t kRingBytes = 1 << 20;
+inline constexpr std::size_t kLapBytes = 64 << 10;
 inline constexpr std::size_t kBlockBytes = 256 << 10;  // the largest message; a ring holds four
 inline constexpr std::size_t kMailBytes = 32 << 10;    // a block of an envelope
 inline constexpr std::size_t kWideBytes = 1 << 20;     // for one large message at a time
@@ -52,7 +53,8 @@ struct alignas(kLineBytes) Line {
   std::atomic<std::uint64_t> sequence;
   std::uint64_t signature;
   std::uint64_t offset;  // into the sender's ring, or kInline, or kExposed: the payload is a Place
-  std::uint64_t bytes;
+  std::uint64_t bytes : 63;
+  std::uint64_t is_touched : 1;  // by its receivers, once they have read it (copy.h)
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(Line) == kLineBytes);
@@ -104,6 +106,8 @@ struct alignas(kLineBytes) Envelope {
   std::uint64_t is_synchronous : 1;    // its sender waits until it is received
   std::uint64_t is_exposed : 1;        // the payload is a Place: the receiver reads it there
   std::uint64_t is_wide : 1;           // its parts go through the wide block
+  std::uint64_t is_touched : 1;        // by its receiver, once it has read it (copy.h)
+  std::uint64_t is_timed : 1;          // it says in `payload` how long it copied, a double
   std::atomic<std::uint64_t> ordinal;  // of the sender's messages to this receiver
   std::atomic<Request> request;        // by the receiver
   std::uint32_t before;                // of a message that goes in parts: its block's count

@@ -86,6 +86,12 @@ class Mailbox final : public Alarm {
  private:
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
   using Items = std::list<Item>;
+  // The message whose copying is timed, on both sides.
+  struct Timed {
+    int slot = -1;  // its envelope; -1: none
+    WayTrial* trial = nullptr;
+    double copied_s = 0;  // here
+  };
   // Where the next message of a sender is expected. Also read by threads that only check for news.
   struct Expected {
     Relaxed<std::uint32_t> slot;
@@ -104,8 +110,9 @@ class Mailbox final : public Alarm {
   bool take_wide(const Item& item);
   bool go_on_sending(Item& item, bool& done);
   bool write_parts(Item& item);
-  bool find_place(Item& item, Place& place);
-  bool is_to_be_read(Item& item);
+  bool find_place(Item& item, int slot, Place& place);
+  void choose_way(Item& item, int slot);
+  void copy_out(const Item& item, std::byte* target, std::uint64_t length);
   bool send_far(Item& item, bool& done);
   bool go_on_sending_far(Item& item, bool& done);
   bool take_far(Item& item, const Envelope& from, bool& done);
@@ -119,6 +126,7 @@ class Mailbox final : public Alarm {
   bool take(Item& item, Envelope& from, bool& done);
   bool take_exposed(Item& item, Envelope& from, bool& done);
   bool take_parts(Item& item, const Envelope& from, bool& done);
+  void copy_in(Item& item, const Envelope& from, const std::byte* part, std::uint64_t length);
   void release(Item& item, Envelope& from);
 
   bool advance_stash(bool has_slept);
@@ -156,12 +164,13 @@ class Mailbox final : public Alarm {
   std::uint64_t used_ = 0;               // envelopes not yet seen to be free again
   std::uint32_t receivers_[kEnvelopes];  // whose they were
   int next_ = 0;                         // the envelope in turn
-  int wide_slot_ = 0;                    // the envelope that has the wide block,
-  std::uint64_t wide_sequence_ = 0;      // as long as its message is this one
-  std::vector<Expected> expected_;       // by sender
-  std::vector<std::uint64_t> limits_;    // by sender: the last message seen in this pass, plus one
-  std::vector<bool> is_blocked_;         // by receiver, during a pass over the sends
-  std::uint32_t last_source_ = 0;        // of a message from any rank
+  Timed timed_;
+  int wide_slot_ = 0;                  // the envelope that has the wide block,
+  std::uint64_t wide_sequence_ = 0;    // as long as its message is this one
+  std::vector<Expected> expected_;     // by sender
+  std::vector<std::uint64_t> limits_;  // by sender: the last message seen in this pass, plus one
+  std::vector<bool> is_blocked_;       // by receiver, during a pass over the sends
+  std::uint32_t last_source_ = 0;      // of a message from any rank
 };
 
 }  // namespace rallypoint

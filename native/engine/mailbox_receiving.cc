@@ -123,13 +123,14 @@ bool Mailbox::take(Item& item, Envelope& from, bool& done) {
 // small messages: one that waits for room checks for itself within a millisecond.
 void Mailbox::release(Item& item, Envelope& from) {
   const std::uint32_t source = item.transfer->peer;
-  const bool may_be_awaited = from.is_synchronous || is_large(from.bytes);
+  const bool may_be_awaited = from.is_synchronous || is_large(from.bytes) || from.is_timed;
   const bool was_exposed = from.is_exposed && !item.takes_parts;
   const bool is_far = region_.is_far(source);
   if (is_far) courier_->take(source, item.slot);
   const std::uint64_t ordinal = from.ordinal.load(std::memory_order_relaxed);
   const bool in_turn = !is_far && (ordinal == expected_[source].ordinal ||
                                    boxes_.waiting_for(source, region_.rank()) == 1);
+  if (from.is_timed) std::memcpy(from.payload, &item.copied_s, sizeof item.copied_s);
   if (!in_turn || may_be_awaited) from.sequence.store(0, std::memory_order_release);
   if (in_turn) {
     expected_[source].ordinal = ordinal + 1;
@@ -188,7 +189,7 @@ bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
     if (!is_before(taken, written)) break;
     const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
     const std::byte* const part = room.at + taken % room.parts * room.part;
-    copy_part(transfer.data + item.moved, part, length, transfer.bytes);
+    copy_in(item, from, part, length);
     item.moved += length;
     ++taken;
     if (!holds_all) room.progress.taken.store(taken, std::memory_order_release);
@@ -200,6 +201,14 @@ bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
     region_.wake(transfer.peer);
   }
   return true;
+}
+
+void Mailbox::copy_in(Item& item, const Envelope& from, const std::byte* part,
+                      std::uint64_t length) {
+  const double began_s = from.is_timed ? now_s() : 0;
+  copy_part(item.transfer->data + item.moved, part, length, from.bytes);
+  if (from.is_touched) touch(part, length);
+  if (from.is_timed) item.copied_s += now_s() - began_s;
 }
 
 bool Mailbox::take_far(Item& item, const Envelope& from, bool& done) {

@@ -6,6 +6,7 @@
 
 #include "engine/copy.h"
 #include "engine/mailbox.h"
+#include "engine/prepared_call.h"
 #include "engine/waiting.h"
 
 namespace rallypoint {
@@ -46,7 +47,7 @@ void Mailbox::put(Item& item, int slot) {
   const std::uint32_t self = region_.rank();
   const bool is_tiny = transfer.bytes <= sizeof(Envelope::payload);
   Place place;
-  const bool exposes = find_place(item, place);
+  const bool exposes = find_place(item, slot, place);
   item.slot = slot;
   item.sequence = ++sequence_;
   const bool is_wide = !exposes && is_large(transfer.bytes) && take_wide(item);
@@ -57,9 +58,9 @@ void Mailbox::put(Item& item, int slot) {
         room.progress.taken.load(std::memory_order_relaxed) != item.before) {
       room.progress.taken.store(item.before, std::memory_order_relaxed);
     }
-    if (!exposes) item.moved = std::min(room.part, transfer.bytes);
-    copy(room.at + item.before % room.parts * room.part, transfer.data, item.moved,
-         item.way == Way::copy_past_caches);
+    const std::uint64_t length = exposes ? 0 : std::min(room.part, transfer.bytes);
+    copy_out(item, room.at + item.before % room.parts * room.part, length);
+    item.moved = length;
   }
   Envelope& to = boxes_.envelope(self, slot);
   to.sequence.store(0, std::memory_order_relaxed);
@@ -72,6 +73,8 @@ void Mailbox::put(Item& item, int slot) {
   to.is_synchronous = transfer.is_synchronous;
   to.is_exposed = exposes;
   to.is_wide = is_wide;
+  to.is_touched = item.way == Way::touch;
+  to.is_timed = timed_.slot == slot;
   to.ordinal.store(ordinals_[transfer.peer]++, std::memory_order_relaxed);
   to.request.store(Request::none, std::memory_order_relaxed);
   if (is_tiny) {
@@ -99,26 +102,47 @@ bool Mailbox::take_wide(const Item& item) {
 }
 
 // The place of a message, if its receiver should read it there.
-bool Mailbox::find_place(Item& item, Place& place) {
+bool Mailbox::find_place(Item& item, int slot, Place& place) {
   static_assert(sizeof place <= sizeof(Envelope::payload));
   const Transfer& transfer = *item.transfer;
-  if (memory_.reach == 0 || !is_large(transfer.bytes)) return false;
-  place = memory_.place_of(transfer.data, transfer.bytes);
-  return place.arena.segment != 0 || (is_to_be_read(item) && memory_.can_expose(transfer.data));
+  if (memory_.reach != 0 && is_large(transfer.bytes)) {
+    place = memory_.place_of(transfer.data, transfer.bytes);
+    if (place.arena.segment != 0) return true;
+  }
+  if (transfer.bytes >= kTouchBytes) choose_way(item, slot);
+  return item.way == Way::read && memory_.can_expose(transfer.data);
 }
 
-// Smaller messages are copied: their senders need not wait until they are received, and programs
-// may rely on that.
-bool Mailbox::is_to_be_read(Item& item) {
-  if ((memory_.reach & kAlways) != 0) return true;
-  if ((memory_.reach & kPrivate) == 0 || item.transfer->bytes <= kWideBytes) return false;
-  WayTrial& trial = trials_.of(nullptr, item.transfer->bytes);
-  if (trial.begin()) {
-    item.trial = &trial;
-    item.posted_s = now_s();
+// The senders of large messages can wait until these are received. Others need not, and programs
+// may rely on that: these are not read here, and what is timed is the copying on both sides.
+void Mailbox::choose_way(Item& item, int slot) {
+  const std::uint64_t bytes = item.transfer->bytes;
+  if (is_large(bytes) && (memory_.reach & kAlways) != 0) {
+    item.way = Way::read;
+    return;
+  }
+  const bool may_be_read = bytes > kWideBytes && (memory_.reach & kPrivate) != 0;
+  Ways ways(Way::touch, Way::copy_past_caches);
+  if (may_be_read) ways.add(Way::read);
+  WayTrial& trial = trials_.of(nullptr, bytes, ways, is_large(bytes) ? 1 : kEnvelopes);
+  if (may_be_read) {
+    if (trial.begin()) {
+      item.trial = &trial;
+      item.posted_s = now_s();
+    }
+  } else {
+    if (timed_.slot >= 0) look_at(timed_.slot);
+    if (timed_.slot < 0 && trial.begin()) timed_ = {slot, &trial, 0};
   }
   item.way = trial.way();
-  return item.way == Way::read;
+}
+
+void Mailbox::copy_out(const Item& item, std::byte* target, std::uint64_t length) {
+  const std::byte* const source = item.transfer->data + item.moved;
+  const bool is_timed = timed_.slot == item.slot;
+  const double began_s = is_timed ? now_s() : 0;
+  copy(target, source, length, item.way == Way::copy_past_caches);
+  if (is_timed) timed_.copied_s += now_s() - began_s;
 }
 
 // An envelope for a message to the peer, or -1. Whether others are free again is checked only when
@@ -156,6 +180,12 @@ void Mailbox::look_at(int slot) {
   }
   if (ordinal < taken_[peer] || last.sequence.load(std::memory_order_acquire) == 0) {
     used_ &= ~bit(slot);
+    if (slot == timed_.slot) {
+      double copied_s = 0;
+      std::memcpy(&copied_s, last.payload, sizeof copied_s);
+      timed_.trial->note(timed_.copied_s + copied_s);
+      timed_.slot = -1;
+    }
   }
 }
 
@@ -192,8 +222,7 @@ bool Mailbox::write_parts(Item& item) {
       taken = room.progress.taken.load(std::memory_order_acquire);
     }
     const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
-    copy(room.at + written % room.parts * room.part, transfer.data + item.moved, length,
-         item.way == Way::copy_past_caches);
+    copy_out(item, room.at + written % room.parts * room.part, length);
     item.moved += length;
     room.progress.written.store(++written, std::memory_order_release);
   }

@@ -6,6 +6,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -61,6 +62,8 @@ class Region {
   const Layout& layout() const { return layout_; }
 
   bool is_far(std::uint32_t rank) const { return far_[rank]; }
+  // Whether there are other ranks on this host.
+  bool has_neighbours() const { return std::count(far_.begin(), far_.end(), false) > 1; }
   bool has_far() const { return mirror_ != nullptr; }
   // The object at an offset of the layout that belongs to the rank.
   template <typename T>

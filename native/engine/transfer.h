@@ -42,8 +42,9 @@ struct PendingTransfer {
   std::uint64_t sequence = 0;          // of its message, if it sends
   std::uint64_t moved = 0;             // bytes of a message that goes in parts
   Way way = Way::copy;                 // in which its data gets to a receiver on this host
-  WayTrial* trial = nullptr;           // the trial in which this message is timed,
+  WayTrial* trial = nullptr;           // the trial in which this message is timed until received,
   double posted_s = 0;                 // starting at this time
+  double copied_s = 0;                 // if it receives: how long it copied, if that is timed
   std::uint32_t before = 0;            // parts of messages before it
   bool takes_parts = false;
   bool is_queued = false;  // not begun when it was posted

@@ -1,13 +1,15 @@
 // Decides by measuring how a rank's private messages get to others of its host.
 //
 //   copy               into a ring, and out of it; the two ranks overlap
-//   copy_past_caches   the same, written around the sender's caches: quicker where a line that
-//                      another core has read is slow to get back, as between distant cores
+//   touch              the same, and the receiver writes to each line that it has read (copy.h):
+//                      where a line that was only read is slow to get back for its next writer
+//   copy_past_caches   as copy, but written around the sender's caches
 //   read               by the receiver's kernel, once, in pages that it pins one by one
 //
 // Which is fastest depends on the processor, on which cores the ranks are, on the size, and how the
 // array was allocated (huge pages are pinned at once). So it is tried: for each program and size,
-// some of the first calls are made in each way. A rank's result applies to what it sends. Computed
+// some of the first calls are made in each way, and again after ever more calls, because threads
+// and virtual machines move to other cores. A rank's result applies to what it sends. Computed
 // results do not depend on it: the operands and their order are the same.
 #pragma once
 
@@ -21,68 +23,121 @@
 
 namespace rallypoint {
 
-enum class Way : unsigned { copy, copy_past_caches, read };
+enum class Way : unsigned { copy, touch, copy_past_caches, read };
 
-class WayTrial {
+// Some of them; to copy is always one.
+class Ways {
  public:
-  // Of the call that begins now.
-  Way way() const { return is_open() ? Way{round() % kWays} : best_; }
-  bool is_open() const { return calls_ < kCalls; }
-  // Whether to time the call that begins now, of calls that may overlap: only one at a time, or its
-  // time would count for the way of a later round. `note` ends it.
-  bool begin() { return is_open() && !std::exchange(is_timed_, true); }
-  // Records how long that call took.
-  void note(double seconds) {
-    is_timed_ = false;
-    // The first call of a round pays for what the previous way has left in the caches.
-    const unsigned place = calls_ < kWarmUp ? 0 : (calls_ - kWarmUp) % kRound;
-    round_s_ = place == 0 ? 0 : round_s_ + seconds;
-    if (place == kRound - 1) {
-      double& best = best_s_[round() % kWays];
-      best = std::min(best, round_s_);
-    }
-    if (++calls_ == kCalls) decide();
+  template <typename... Others>
+  constexpr explicit Ways(Others... others) : bits_(1 | (0U | ... | bit(others))) {}
+  constexpr void add(Way way) { bits_ |= bit(way); }
+  constexpr unsigned count() const { return static_cast<unsigned>(std::popcount(bits_)); }
+  constexpr Way at(unsigned place) const {
+    unsigned left = bits_;
+    while (place-- > 0) left &= left - 1;
+    return Way{static_cast<unsigned>(std::countr_zero(left))};
   }
 
  private:
-  static constexpr unsigned kWays = 3;
-  static constexpr unsigned kWarmUp = 4;
-  static constexpr unsigned kRound = 5;
-  static constexpr unsigned kRounds = 3 * kWays;
-  static constexpr unsigned kCalls = kWarmUp + kRounds * kRound;
+  static constexpr unsigned bit(Way way) { return 1U << static_cast<unsigned>(way); }
+
+  unsigned bits_;
+};
+
+class WayTrial {
+ public:
+  // After `lap` calls the same memory is used again: only then a call meets it as its own way has
+  // left it.
+  WayTrial(Ways ways, unsigned lap) : ways_(ways), lap_(lap) {}
+
+  // Of the call that begins now.
+  Way way() const { return is_open() ? ways_.at(place()) : best_; }
+  bool is_open() const { return round_ < rounds(); }
+  // Whether to time the call that begins now, of calls that may overlap: only one at a time, or its
+  // time would count for the way of a later round. `note` ends it.
+  bool begin() {
+    if (!is_open() && --pause_ == 0) reopen();
+    if (!is_open() || is_timed_) return false;
+    if (skipped_ < lap_) {
+      ++skipped_;
+      return false;
+    }
+    return is_timed_ = true;
+  }
+  // Records how long that call took.
+  void note(double seconds) {
+    is_timed_ = false;
+    round_s_ += seconds;
+    if (++timed_ < kTimed) return;
+    best_s_[place()] = std::min(best_s_[place()], round_s_);
+    timed_ = skipped_ = 0;
+    round_s_ = 0;
+    ++round_;
+    if (!is_open()) decide();
+  }
+
+  static constexpr unsigned kFirstPause = 1 << 10;    // calls between trials; four times as many
+  static constexpr unsigned kLongestPause = 1 << 16;  // each time
+
+ private:
+  static constexpr unsigned kWays = 4;
+  static constexpr unsigned kTimed = 4;    // calls of a round
+  static constexpr unsigned kRounds = 3;   // in each way
   static constexpr double kWorthIt = 0.9;  // of a copy's time
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  unsigned round() const { return calls_ < kWarmUp ? 0 : (calls_ - kWarmUp) / kRound; }
+  unsigned rounds() const { return kRounds * ways_.count(); }
+  unsigned place() const { return round_ % ways_.count(); }  // of the present way
 
   void decide() {
+    best_ = Way::copy;
     double least_s = kWorthIt * best_s_[0];
-    for (unsigned way = 1; way < kWays; ++way) {
-      if (best_s_[way] >= least_s) continue;
-      least_s = best_s_[way];
-      best_ = Way{way};
+    for (unsigned place = 1; place < ways_.count(); ++place) {
+      if (best_s_[place] >= least_s) continue;
+      least_s = best_s_[place];
+      best_ = ways_.at(place);
     }
+    pause_ = next_pause_;
+    next_pause_ = std::min(4 * next_pause_, kLongestPause);
   }
 
-  unsigned calls_ = 0;
-  double round_s_ = 0;
-  std::array<double, kWays> best_s_{kNever, kNever, kNever};
+  void reopen() {
+    round_ = 0;
+    best_s_.fill(kNever);
+  }
+
+  Ways ways_;
+  unsigned lap_;
+  unsigned pause_ = 0;
+  unsigned next_pause_ = kFirstPause;
+  unsigned round_ = 0;
+  unsigned skipped_ = 0;  // calls of this round, and those
+  unsigned timed_ = 0;    // that were timed,
+  double round_s_ = 0;    // in all
+  std::array<double, kWays> best_s_{kNever, kNever, kNever, kNever};  // by place
   Way best_ = Way::copy;
   bool is_timed_ = false;  // a call that has begun
 };
 
 class WayTrials {
  public:
-  // The trial for calls of a program, or of none, with about so many bytes; its address is stable.
-  // All sizes larger than any cache share one.
-  WayTrial& of(const void* program, std::uint64_t bytes) {
+  // The trial for calls of a program, or of none, with about so many bytes, up to a power of two;
+  // its address is stable. All sizes larger than any cache share one.
+  WayTrial& of(const void* program, std::uint64_t bytes, Ways ways, unsigned lap) {
     constexpr unsigned kLargest = 25;
-    const auto size = static_cast<unsigned>(std::bit_width(bytes));
-    return trials_[{program, size < kLargest ? size : kLargest}];
+    const auto size = static_cast<unsigned>(std::bit_width(bytes - 1));
+    const Key key{program, size < kLargest ? size : kLargest};
+    if (last_ == nullptr || key != last_->first) {
+      last_ = &*trials_.try_emplace(key, ways, lap).first;
+    }
+    return last_->second;
   }
 
  private:
-  std::map<std::pair<const void*, unsigned>, WayTrial> trials_;
+  using Key = std::pair<const void*, unsigned>;
+
+  std::map<Key, WayTrial> trials_;
+  std::pair<const Key, WayTrial>* last_ = nullptr;
 };
 
 }  // namespace rallypoint
