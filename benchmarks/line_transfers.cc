@@ -6,7 +6,8 @@
 //
 // Two processes, each tied to a core, take turns with one buffer, as with a ring; both costs are
 // medians, in ns per line of 64 bytes. "one way": the same process writes each time, as in our
-// rings; "both ways": by turns. Past the caches: copy_past_caches.
+// rings; "both ways": by turns. Past the caches: copy_past_caches; touched: by the reader, after it
+// has read (engine/copy.h).
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -41,6 +42,17 @@ void copy_plainly(std::byte* to, const std::byte* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
+void copy_and_touch(std::byte* to, const std::byte* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+  rallypoint::touch(from, bytes);
+}
+
+struct Way {
+  const char* name;
+  Copy write;
+  Copy read;
+};
+
 double timed(Copy copy, std::byte* to, const std::byte* from, std::size_t bytes) {
   const auto began = Clock::now();
   copy(to, from, bytes);
@@ -53,7 +65,7 @@ double median(std::vector<double>& values) {
   return values[values.size() / 2];
 }
 
-void take_turns(int me, bool both_ways, Copy write, Shared& shared, std::byte* ring,
+void take_turns(int me, bool both_ways, const Way& way, Shared& shared, std::byte* ring,
                 std::size_t bytes) {
   cpu_set_t core;
   CPU_ZERO(&core);
@@ -67,9 +79,9 @@ void take_turns(int me, bool both_ways, Copy write, Shared& shared, std::byte* r
     while (shared.turn.load(std::memory_order_acquire) < 2 * call + (writes ? 0 : 1)) {
     }
     if (writes) {
-      written.push_back(timed(write, ring, own.data(), bytes));
+      written.push_back(timed(way.write, ring, own.data(), bytes));
     } else {
-      read.push_back(timed(copy_plainly, own.data(), ring, bytes));
+      read.push_back(timed(way.read, own.data(), ring, bytes));
     }
     shared.turn.fetch_add(1, std::memory_order_release);
   }
@@ -89,17 +101,17 @@ int main(int argc, char** argv) {
   const double lines = static_cast<double>(bytes) / kLine;
   std::printf("%-10s %-16s %8s %8s\n", "ring", "write", "write", "read");
   for (const bool both_ways : {false, true}) {
-    for (const bool past_caches : {false, true}) {
-      const Copy write = past_caches ? rallypoint::copy_past_caches : copy_plainly;
+    for (const Way& way : {Way{"plain", copy_plainly, copy_plainly},
+                           Way{"past the caches", rallypoint::copy_past_caches, copy_plainly},
+                           Way{"touched", copy_plainly, copy_and_touch}}) {
       shared.turn = 0;
       const pid_t other = fork();
-      take_turns(other == 0 ? 1 : 0, both_ways, write, shared, ring, bytes);
+      take_turns(other == 0 ? 1 : 0, both_ways, way, shared, ring, bytes);
       if (other == 0) _exit(0);
       waitpid(other, nullptr, 0);
       const auto& ns = shared.ns;
-      std::printf("%-10s %-16s %8.1f %8.1f\n", both_ways ? "both ways" : "one way",
-                  past_caches ? "past the caches" : "plain", std::max(ns[0], ns[2]) / lines,
-                  std::max(ns[1], ns[3]) / lines);
+      std::printf("%-10s %-16s %8.1f %8.1f\n", both_ways ? "both ways" : "one way", way.name,
+                  std::max(ns[0], ns[2]) / lines, std::max(ns[1], ns[3]) / lines);
     }
   }
 }

@@ -29,7 +29,10 @@ void LaneRunner::prepare() {
     Ways ways(Way::touch, Way::copy_past_caches);
     if (may_read) ways.add(Way::read);
     const bool is_told = may_read && (memory_.reach & kAlways) != 0;
-    if (!is_told) trial_ = &trials_.of(&program, prepared_.block_bytes, ways, Ring::lap(most));
+    const auto lap = static_cast<unsigned>(Ring::lap(most) / prepared_.cut.pieces);
+    if (!is_told) {
+      trial_ = &trials_.of(&program, prepared_.block_bytes, ways, std::max(lap, 1U));
+    }
   }
   way_ = Way::copy;
   is_simple_ = prepared_.is_simple;

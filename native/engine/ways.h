@@ -47,9 +47,10 @@ class Ways {
 
 class WayTrial {
  public:
-  // After `lap` calls the same memory is used again: only then a call meets it as its own way has
-  // left it.
-  WayTrial(Ways ways, unsigned lap) : ways_(ways), lap_(lap) {}
+  // Of calls with about so many bytes. After `lap` of them the same memory is used again: only then
+  // a call meets it as its own way has left it.
+  WayTrial(Ways ways, unsigned lap, std::uint64_t bytes)
+      : ways_(ways), lap_(lap), calls_(bytes < kLongBytes ? 4 : 2) {}
 
   // Of the call that begins now.
   Way way() const { return is_open() ? ways_.at(place()) : best_; }
@@ -69,7 +70,7 @@ class WayTrial {
   void note(double seconds) {
     is_timed_ = false;
     round_s_ += seconds;
-    if (++timed_ < kTimed) return;
+    if (++timed_ < calls_) return;
     best_s_[place()] = std::min(best_s_[place()], round_s_);
     timed_ = skipped_ = 0;
     round_s_ = 0;
@@ -82,9 +83,9 @@ class WayTrial {
 
  private:
   static constexpr unsigned kWays = 4;
-  static constexpr unsigned kTimed = 4;    // calls of a round
-  static constexpr unsigned kRounds = 3;   // in each way
-  static constexpr double kWorthIt = 0.9;  // of the time with touching
+  static constexpr std::uint64_t kLongBytes = 1 << 20;  // few of these calls tell enough
+  static constexpr unsigned kRounds = 3;                // in each way
+  static constexpr double kWorthIt = 0.9;               // of the time with touching
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   unsigned rounds() const { return kRounds * ways_.count(); }
@@ -111,6 +112,7 @@ class WayTrial {
 
   Ways ways_;
   unsigned lap_;
+  unsigned calls_;  // to be timed in each round
   unsigned pause_ = 0;
   unsigned next_pause_ = kFirstPause;
   unsigned round_ = 0;
@@ -131,7 +133,7 @@ class WayTrials {
     const auto size = static_cast<unsigned>(std::bit_width(bytes - 1));
     const Key key{program, size < kLargest ? size : kLargest};
     if (last_ == nullptr || key != last_->first) {
-      last_ = &*trials_.try_emplace(key, ways, lap).first;
+      last_ = &*trials_.try_emplace(key, ways, lap, bytes).first;
     }
     return last_->second;
   }

@@ -16,6 +16,7 @@ using rallypoint::WayTrials;
 constexpr std::array kWays{Way::copy, Way::touch, Way::copy_past_caches, Way::read};
 constexpr Ways kAll(Way::touch, Way::copy_past_caches, Way::read);
 constexpr unsigned kLap = 5;
+constexpr std::uint64_t kBytes = 4096;
 
 // Goes on with a trial of calls that take so long in each way.
 template <typename Seconds>
@@ -31,7 +32,7 @@ Way decision(WayTrial& trial, Seconds seconds) {
 
 template <typename Seconds>
 Way decision(Seconds seconds) {
-  WayTrial trial(kAll, kLap);
+  WayTrial trial(kAll, kLap, kBytes);
   return decision(trial, seconds);
 }
 
@@ -76,7 +77,7 @@ CASE(all_ways_are_tried_equally_often) {
 }
 
 CASE(only_some_ways_are_tried) {
-  WayTrial trial(Ways(Way::read), kLap);
+  WayTrial trial(Ways(Way::read), kLap, kBytes);
   CHECK(decision(trial, [](unsigned, Way way) {
           CHECK(way != Way::copy_past_caches);
           return way == Way::read ? 1e-3 : 2e-3;
@@ -96,7 +97,7 @@ CASE(a_lap_is_not_timed) {
 }
 
 CASE(it_is_tried_again) {
-  WayTrial trial(kAll, kLap);
+  WayTrial trial(kAll, kLap, kBytes);
   unsigned pause = WayTrial::kFirstPause;
   for (const Way quick : {Way::read, Way::copy, Way::touch, Way::touch}) {
     const auto seconds = [=](unsigned, Way way) { return way == quick ? 1e-3 : 2e-3; };
@@ -112,7 +113,7 @@ CASE(it_is_tried_again) {
 }
 
 CASE(of_calls_that_overlap_one_is_timed) {
-  WayTrial trial(kAll, 0);
+  WayTrial trial(kAll, 0, kBytes);
   for (; trial.is_open(); trial.note(1e-3)) {
     CHECK(trial.begin());
     CHECK(!trial.begin());
