@@ -26,7 +26,7 @@ void LaneRunner::prepare() {
   if (has_neighbours_ && most >= kTouchBytes) {
     const bool may_read =
         prepared_.may_expose && piece >= kReadBytes && (memory_.reach & kPrivate) != 0;
-    Ways ways(Way::touch, Way::copy_past_caches);
+    Ways ways(Way::copy_past_caches);
     if (may_read) ways.add(Way::read);
     const bool is_told = may_read && (memory_.reach & kAlways) != 0;
     const auto lap = static_cast<unsigned>(Ring::lap(most) / prepared_.cut.pieces);

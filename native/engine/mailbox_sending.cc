@@ -122,7 +122,7 @@ void Mailbox::choose_way(Item& item, int slot) {
     return;
   }
   const bool may_be_read = bytes > kWideBytes && (memory_.reach & kPrivate) != 0;
-  Ways ways(Way::touch, Way::copy_past_caches);
+  Ways ways(Way::copy_past_caches);
   if (may_be_read) ways.add(Way::read);
   WayTrial& trial = trials_.of(nullptr, bytes, ways, is_large(bytes) ? 1 : kEnvelopes);
   if (may_be_read) {
