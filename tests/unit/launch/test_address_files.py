@@ -61,6 +61,21 @@ def test_a_founder_that_is_seen_has_not_left(shared: Path, monkeypatch: pytest.M
     assert not may_found(seen, vain_s=0.0, patience_s=1.0)
 
 
+def test_the_second_does_not_begin_another_job(shared: Path) -> None:
+    """It looked before the founder came, and knows only that there is one."""
+    a, b = (AddressFiles(str(shared), key) for key in ("aa", "bb"))
+    b.leave_address(B)
+    seen = b.look()
+    assert may_found(seen, vain_s=0.0, patience_s=1.0)
+    a.leave_address(A)
+    assert a.found(0)
+    assert not b.found(0)
+    seen = seen.overtaken()
+    assert not may_found(seen, vain_s=59.0, patience_s=1.0)  # as late NFS may show it
+    assert may_found(seen, vain_s=60.0, patience_s=1.0)
+    assert b.look() == Listing(others={"aa": A}, founder="aa", generation=0)
+
+
 def test_one_of_many_founds(shared: Path) -> None:
     everyone = [AddressFiles(str(shared), f"key{i}") for i in range(16)]
     everyone[0].leave_address(A)

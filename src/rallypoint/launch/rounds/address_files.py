@@ -31,11 +31,17 @@ class Listing(Record, kw_only=True):
         others: the agents' addresses by their keys, without our own.
         founder: the key of the latest founder, if it can be read.
         generation: how many founders there were before; -1: there is none.
+        is_behind: the latest founder's file came after this was listed, and so may have others.
     """
 
     others: Mapping[str, Endpoint]
     founder: str = ""
     generation: int = -1
+    is_behind: bool = False
+
+    def overtaken(self) -> Listing:
+        """This one, once another agent has become the founder that was to come next."""
+        return self.__replace__(generation=self.generation + 1, founder="", is_behind=True)
 
 
 class AddressFiles:

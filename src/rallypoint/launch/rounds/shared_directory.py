@@ -32,6 +32,7 @@ _CALLED = 3  # at a time, beside the founder: there may be many, and any member 
 _LOOK_EVERY_S = 5.0  # of who has a job; others look each time that they ask
 _SILENCES = 2  # of a lease: a job whose coordinator was lost has another one by then
 _CLEARING_S = 2.0
+_SHOWN_LATE_S = 60.0  # NFS may show a directory as it was that long ago
 
 
 def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
@@ -87,6 +88,8 @@ def may_found(seen: Listing, *, vain_s: float, patience_s: float) -> bool:
     At once if nobody has begun it, or all have left. Otherwise the founder may be running and only
     be unreachable; then there are two jobs of that name until they meet (031).
     """
+    if seen.is_behind:
+        return vain_s >= max(patience_s, _SHOWN_LATE_S)
     return seen.generation < 0 or not seen.others or vain_s >= patience_s
 
 
@@ -184,16 +187,15 @@ class SharedDirectoryRounds(ElasticRounds):
 
     def _found(self) -> bool:
         """Begin the job, unless another agent does."""
-        generation = self._seen.generation + 1
         try:
-            is_founder = self._files.found(generation)
+            is_founder = self._files.found(self._seen.generation + 1)
         except OSError:
             return False
         if is_founder:
             self._setup = self._setup.__replace__(slot=0)
             self._core = self._new_core()
         else:  # the directory may show it later
-            self._seen = self._seen.__replace__(generation=generation, founder="")
+            self._seen = self._seen.overtaken()
         return is_founder
 
     @property
