@@ -183,6 +183,8 @@ if rank == culprit:
 dist.all_reduce(ones())  # WAIT
 """,
         says=("rank {c} ", f"{HOLDS_GIL} {{HERE}} (", "% CPU in spin.so)", "{others} wait"),
+        # The last look is brief: on a busy machine the worker may not have run meanwhile.
+        says_after=("rank {c} ", f"{HOLDS_GIL} {{HERE}}", "{others} wait"),
         files={"spin.c": SPIN},
     ),
     "C code that sleeps with the GIL": Case(
