@@ -34,8 +34,8 @@ struct Occupant {
 };
 
 // The sender's ring of payloads: allocated at the tail, freed at the head, oldest first. A lap is
-// no longer than four of its largest messages, so that small ones stay in a small part of the
-// caches.
+// as long as four of its largest messages, or 64 KiB, so that small ones stay in a small part of
+// the caches.
 class Ring {
  public:
   explicit Ring(std::byte* base) : base_(base) {}

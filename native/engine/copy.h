@@ -1,4 +1,4 @@
-// Copies data, also around the caches.
+// Copies data, also around the caches, and touches what was read.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,7 @@ void LaneRunner::prepare() {
   const std::uint64_t piece = prepared_.cut.piece * prepared_.cut.item;
   const std::uint64_t most = piece * program.max_span;
   trial_ = nullptr;
-  if (has_neighbours_ && most >= kTouchBytes) {
+  if (has_neighbours_ && most >= kTriedBytes) {
     const bool may_read =
         prepared_.may_expose && piece >= kReadBytes && (memory_.reach & kPrivate) != 0;
     Ways ways(Way::copy_past_caches);
@@ -165,7 +165,7 @@ inline bool LaneRunner::send(std::uint32_t lane, const Operation& send, std::uin
     copy(target, source.at, length, way_ == Way::copy_past_caches);
     target += length;
   }
-  slot.is_touched = way_ == Way::touch && bytes >= kTouchBytes;
+  slot.is_touched = way_ == Way::touch && bytes >= kTriedBytes;
   channel_.publish(slot, send, iteration, bytes, prepared_.signature);
   far_sends_[lane].sent = 0;
   // All ways of a trial are timed until the receivers are done.

@@ -107,7 +107,7 @@ struct alignas(kLineBytes) Envelope {
   std::uint64_t is_exposed : 1;        // the payload is a Place: the receiver reads it there
   std::uint64_t is_wide : 1;           // its parts go through the wide block
   std::uint64_t is_touched : 1;        // by its receiver, once it has read it (copy.h)
-  std::uint64_t is_timed : 1;          // it says in `payload` how long it copied, a double
+  std::uint64_t is_timed : 1;          // and says in `payload` how long it copied, a double
   std::atomic<std::uint64_t> ordinal;  // of the sender's messages to this receiver
   std::atomic<Request> request;        // by the receiver
   std::uint32_t before;                // of a message that goes in parts: its block's count

@@ -6,7 +6,6 @@
 
 #include "engine/copy.h"
 #include "engine/mailbox.h"
-#include "engine/prepared_call.h"
 #include "engine/waiting.h"
 
 namespace rallypoint {
@@ -109,7 +108,7 @@ bool Mailbox::find_place(Item& item, int slot, Place& place) {
     place = memory_.place_of(transfer.data, transfer.bytes);
     if (place.arena.segment != 0) return true;
   }
-  if (transfer.bytes >= kTouchBytes) choose_way(item, slot);
+  if (transfer.bytes >= kTriedBytes) choose_way(item, slot);
   return item.way == Way::read && memory_.can_expose(transfer.data);
 }
 

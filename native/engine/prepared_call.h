@@ -13,7 +13,6 @@ namespace rallypoint {
 // Smaller messages are copied, because waiting until they have been read in place costs more.
 inline constexpr std::uint64_t kExposedBytes = 32 << 10;  // in arenas
 inline constexpr std::uint64_t kReadBytes = 64 << 10;     // by the kernel
-inline constexpr std::uint64_t kTouchBytes = 4 << 10;     // messages that may be touched
 
 // How the items of a call are split: blocks into chunks, chunks into pieces of at most one message.
 struct Cut {

@@ -23,6 +23,8 @@
 
 namespace rallypoint {
 
+inline constexpr std::uint64_t kTriedBytes = 4 << 10;  // smaller messages are copied
+
 enum class Way : unsigned { copy, touch, copy_past_caches, read };
 
 // Some of them; to copy and to touch are always two.

@@ -67,8 +67,8 @@ def as_arrays(
         )
     if len(values) != count:
         raise InvalidArgumentError(
-            f"{operation}: {name} has {len(values)} arrays, but the group has {count} ranks; pass "
-            "one for each"
+            f"{operation}: {name} must have one array for each rank of the group, {count}, and has "
+            f"{len(values)}"
         )
     return [as_array(value, operation, writes=writes) for value in values]
 
