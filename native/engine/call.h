@@ -37,6 +37,8 @@ struct Call {
   // If a rank does not know the lengths of all blocks, the largest is agreed on first, by an
   // all_reduce of one integer.
   const Program* agreement = nullptr;
+
+  bool has_tables() const { return input_blocks != nullptr || output_blocks != nullptr; }
 };
 
 }  // namespace rallypoint

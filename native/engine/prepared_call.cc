@@ -46,7 +46,7 @@ PreparedCall::PreparedCall(const Call& call, PeerMemoryAccess reach)
       lane_count(static_cast<std::uint32_t>(program->lanes.size())),
       cut(*program, call.count, item_bytes(what.dtype)),
       block_bytes(cut.count * cut.item),
-      has_tables(call.input_blocks != nullptr || call.output_blocks != nullptr),
+      has_tables(call.has_tables()),
       signature(signature_of(call)) {
   const bool averages = what.op == ReduceOp::avg;
   divides = averages && !program->averages_at_once;

@@ -34,7 +34,7 @@ struct PreparedCall {
   // Whether the preparation is valid for this call, too.
   bool fits(const Call& call) const {
     return program == call.program && cut.count == call.count && what.bits() == call.what.bits() &&
-           !has_tables && call.input_blocks == nullptr && call.output_blocks == nullptr;
+           has_tables == call.has_tables();
   }
 
   const Program* program = nullptr;

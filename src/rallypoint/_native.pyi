@@ -109,6 +109,34 @@ def abandon(base: int, is_used: bool) -> None:
 def let_peers_read() -> None:
     """Let what descends from this process's parent read its memory, where Yama restricts that."""
 
+class ShortWay:
+    """A function that communicates, and its usual form without Python code; see
+    process_group.calls.short_way.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        names: tuple[str, ...],
+        positional: int,
+        roles: tuple[int, ...],
+        collective: int,
+        form: int,
+        default_root: int | None,
+        needs_root: bool,
+        /,
+    ) -> None: ...
+    def __call__(self, *args: object, **kwargs: object) -> object: ...
+
+def know(
+    array: type,
+    group: type,
+    op: type,
+    defaults: dict[str, object],
+    error: Callable[..., BaseException],
+) -> None:
+    """What all short ways need: types, the namespace of ``_default``, and what makes errors."""
+
 class Communicator:
     """One rank's end of a communicator; see rallypoint.engine.communicator."""
 

@@ -199,7 +199,7 @@ class Communicator:
         self.ranks_here = ranks - len(peers)  # the number of ranks on this host
         self.reach = PeerMemoryAccess.NOTHING
         self._global_ranks = range(ranks) if global_ranks is None else global_ranks
-        self._native = _NativeCommunicator(
+        self.native = _NativeCommunicator(
             fd,
             rank,
             ranks,
@@ -217,13 +217,13 @@ class Communicator:
         endpoints = [] if mesh is None else mesh.endpoints
         self._endpoints = {place: (host, port) for place, host, port in endpoints}
 
-        self.run = self._native.run
-        self.run_apart = self._native.run_apart
-        self.send = self._native.send
-        self.receive = self._native.receive
-        self.submit = self._native.submit  # the results of these two are for engine.work.Work
-        self.post = self._native.post
-        self.set_timeout = self._native.set_timeout
+        self.run = self.native.run
+        self.run_apart = self.native.run_apart
+        self.send = self.native.send
+        self.receive = self.native.receive
+        self.submit = self.native.submit  # the results of these two are for engine.work.Work
+        self.post = self.native.post
+        self.set_timeout = self.native.set_timeout
 
     def watch_peers(self) -> None:
         """From now on, the death of a peer ends waits. Every rank must have mapped the region.
@@ -231,7 +231,7 @@ class Communicator:
         Raises:
             PeerLostError: a peer has already gone.
         """
-        place = self._native.watch_peers()
+        place = self.native.watch_peers()
         if place >= 0:
             missing = self._global_ranks[place]
             raise PeerLostError(
@@ -243,13 +243,13 @@ class Communicator:
     @property
     def begun(self) -> int:
         """The number of collectives that this rank has begun."""
-        return self._native.begun
+        return self.native.begun
 
     def probe_memory(self) -> PeerMemoryAccess:
         """Which memory this rank can read of all others on its host, which must have mapped the
         region.
         """
-        return PeerMemoryAccess(self._native.probe_memory())
+        return PeerMemoryAccess(self.native.probe_memory())
 
     def set_reach(self, reach: PeerMemoryAccess, *, knows_itself: bool = True) -> None:
         """Set, before the first call, which of each other's memory the ranks of this host read.
@@ -260,31 +260,31 @@ class Communicator:
                 read it as another process's.
         """
         self.reach = reach
-        self._native.set_reach(reach, knows_itself)
+        self.native.set_reach(reach, knows_itself)
 
     def leave(self) -> None:
         """Leave the group; peers that wait for this rank get an error that says so."""
-        self._native.leave()
+        self.native.leave()
 
     def abort(self) -> None:
         """End the waits of all ranks of the communicator with an error."""
-        self._native.abort()
+        self.native.abort()
 
     def revoke(self) -> None:
         """End the waits of all ranks with an error, and every later call."""
-        self._native.revoke()
+        self.native.revoke()
 
     def gone(self) -> list[int]:
         """The ranks, of this communicator, that have left or died, as far as is known here."""
-        return self._native.gone()
+        return self.native.gone()
 
     def withdraw(self) -> None:
         """Leave, once every call of this process has ended: with an error, unless it is done.
 
         Ranks that are still in a call which this one has completed can complete it, too.
         """
-        self._native.end_calls(_MOST_S)
-        self._native.leave()
+        self.native.end_calls(_MOST_S)
+        self.native.leave()
 
     def global_rank(self, place: int) -> int:
         """The global rank of a rank of the communicator."""
@@ -298,7 +298,7 @@ class Communicator:
         return error
 
     def _describe(self, operation: str) -> PeerError:
-        state = self._native.trouble()
+        state = self.native.trouble()
         if state is None:
             # Of an earlier communicator of the group, which has been formed again meanwhile.
             return RevokedError(
@@ -308,7 +308,7 @@ class Communicator:
         number, at_fault, told_by, is_told, theirs, ours, sent, expected, circle, waited_s = state
         trouble = Trouble(number)
         culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
-        who = f"rank {culprit} (pid {self._native.pid(at_fault)})"
+        who = f"rank {culprit} (pid {self.native.pid(at_fault)})"
         interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
         if not is_told and trouble in _DETAILED:
             return _DETAILED[trouble](

@@ -74,7 +74,7 @@ class Calls:
         In that case, their devices, dtypes, sizes and layouts remain to be checked.
 
         Args:
-            collective: a plain int, as in process_group.calls.call.done_at_once.
+            collective: a plain int: adding to an enum's members is slow.
             source, target: all input blocks and all output blocks, each as one tensor or as a list
                 with one for each rank.
             in_place: source and target may be the same tensor.

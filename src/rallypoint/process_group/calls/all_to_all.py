@@ -10,18 +10,22 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import numpy as np
-from numpy import ndarray
 
 from rallypoint.base.collective import Collective
-from rallypoint.process_group.calls.call import done_at_once, run
+from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.parts import check_divides, check_items, part_sizes
+from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.groups.default import Group, joined
 from rallypoint.process_group.memory.arrays import Array, as_array, as_arrays, check_alike
 from rallypoint.process_group.work import Work
 
-_ALL_TO_ALL = int(Collective.ALL_TO_ALL)
 
-
+@short_way(
+    Collective.ALL_TO_ALL,
+    Form.APART,
+    source="input_tensor_list",
+    target="output_tensor_list",
+)
 def all_to_all(
     output_tensor_list: list[Array],
     input_tensor_list: list[Array],
@@ -77,6 +81,7 @@ def all_to_all(
     )
 
 
+@short_way(Collective.ALL_TO_ALL, Form.CUT, source="input", target="output")
 def all_to_all_single(
     output: Array,
     input: Array,  # noqa: A002 - torch.distributed's name
@@ -117,17 +122,6 @@ def all_to_all_single(
     name = "all_to_all_single"
     chosen = joined(group, name)
     if chosen is None:
-        return None
-    if (
-        not async_op
-        and timeout is None
-        and output_split_sizes is None
-        and input_split_sizes is None
-        and type(input) is ndarray
-        and input.ndim
-        and len(input) % len(chosen.ranks) == 0
-        and done_at_once(chosen, _ALL_TO_ALL, name, input, output, algorithm=algorithm)
-    ):
         return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     check_alike([target], source, name, "output")

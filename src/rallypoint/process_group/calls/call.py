@@ -1,9 +1,8 @@
 """One call of a collective: arguments to memory, memory to the engine, results to the arguments.
 
-The common calls (one contiguous array, or one input and one output of which one may be a list) go
-straight to the engine; those with an output use `done_at_once`. They reach `run` only if the engine
-cannot take their buffers. `base.collective` says what a collective does with its blocks; this
-module only lays them out.
+Calls of the usual form go straight to the engine (short_way.py), and reach `run` only if it cannot
+take their arrays. `base.collective` says what a collective does with its blocks; this module only
+lays them out.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy import ndarray
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTypeError
@@ -31,49 +29,6 @@ from rallypoint.store.store import seconds_of
 Blocks: TypeAlias = Array | Sequence[Array] | None
 
 SMALL_BYTES = 32 << 10  # so small that copying is cheaper than passing arrays one by one
-_PREMUL_SUM = ReduceOp.PREMUL_SUM
-_REDUCE = int(Collective.REDUCE)
-_PLAIN = (ndarray, list, type(None))
-
-
-def done_at_once(
-    group: ProcessGroup,
-    collective: int,
-    operation: str,
-    source: object,
-    target: object,
-    *,
-    op: object = ReduceOp.SUM,
-    root: int = 0,
-    algorithm: str | None = None,
-    what: object = None,
-) -> bool:
-    """Run a collective on NumPy arrays, if the engine can take them as they are.
-
-    The checks of `run` take ten times as long as a small collective; here the engine makes them.
-
-    Args:
-        collective: a plain int: adding to an enum's members is slow.
-        source, target: all input blocks, and all output blocks if there are any. One of them may be
-            a list of arrays like the other. They may overlap only in a reduce.
-        what: the array to name in an error, instead of `source`.
-
-    Returns:
-        False, with nothing done, if the buffers overlap or something else must be handled by `run`.
-
-    Raises as `run`.
-    """
-    if type(source) not in _PLAIN or type(target) not in _PLAIN or type(op) is not ReduceOp:
-        return False
-    if op is _PREMUL_SUM:
-        return False
-    variant = 0 if algorithm is None else group.algorithms.variant(algorithm)
-    call = group.run if collective == _REDUCE else group.run_apart
-    code = call(collective + variant, op, root, source, target)
-    if code > 0:
-        whole = source if what is None else what
-        raise Called(operation, whole, op, root, variant).error(group, code)
-    return code == 0
 
 
 def run(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
-from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
+from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.calls.exchanges import all_gather
 from rallypoint.process_group.groups.default import Group, joined, resolve
@@ -142,9 +142,7 @@ def _coalescing_manager(
     if chosen.deferred is not None:
         raise InvalidArgumentError("a _coalescing_manager of this group is already open")
     manager = CoalescingManager()
-    chosen.deferred = manager.works
-    # So that every call is passed to calls.run.
-    chosen.run = chosen.run_apart = lambda *_: BAD_BUFFER
+    chosen.defer(manager.works)
     try:
         yield manager
     finally:

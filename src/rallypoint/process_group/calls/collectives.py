@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import numpy as np
-from numpy import ndarray
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.call import done_at_once, run
-from rallypoint.process_group.groups.accounts import failure
+from rallypoint.process_group.calls.call import run
+from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.groups.timeouts import check_timeout
-from rallypoint.process_group.memory.arrays import Array, as_array, describe, is_plain
+from rallypoint.process_group.memory.arrays import Array, as_array
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work
 from rallypoint.store.store import Store
@@ -36,6 +35,7 @@ _AT_ONCE = timedelta(0)
 _ALL = "all"  # a verdict of monitored_barrier: nobody is missing
 
 
+@short_way(Collective.ALL_REDUCE, Form.IN_PLACE, source="tensor")
 def all_reduce(
     tensor: Array,
     op: Operator = _SUM,
@@ -75,22 +75,6 @@ def all_reduce(
     chosen = joined(group, "all_reduce")
     if chosen is None:
         return None
-    if (
-        not async_op
-        and timeout is None
-        and type(op) is ReduceOp
-        and op is not _PREMUL_SUM
-        and is_plain(tensor)
-    ):
-        try:  # a look-up instead of a call: in half a microsecond every part counts
-            kind = _ALL_REDUCE if algorithm is None else chosen.variants[algorithm]
-        except KeyError:
-            kind = chosen.algorithms.variant(algorithm)
-        code = chosen.run(kind, op, 0, tensor, tensor)
-        if code == 0:
-            return None
-        if code > 0:
-            raise failure(chosen, code, "all_reduce", describe(tensor), op=op, variant=kind)
     array = as_array(tensor, "all_reduce", writes=True)
     return run(
         chosen,
@@ -105,6 +89,7 @@ def all_reduce(
     )
 
 
+@short_way(Collective.REDUCE, Form.ONTO_ROOT, source="tensor")
 def reduce(
     tensor: Array,
     dst: int | None = None,
@@ -147,12 +132,6 @@ def reduce(
         return None
     root = peer(chosen, dst, group_dst, "dst", None)
     is_root = root == chosen.own_rank
-    if not async_op and timeout is None:
-        output = tensor if is_root else None
-        if done_at_once(
-            chosen, _REDUCE, "reduce", tensor, output, op=op, root=root, algorithm=algorithm
-        ):
-            return None
     array = as_array(tensor, "reduce", writes=is_root)
     return run(
         chosen,
@@ -168,6 +147,7 @@ def reduce(
     )
 
 
+@short_way(Collective.BROADCAST, Form.IN_PLACE, source="tensor")
 def broadcast(
     tensor: Array,
     src: int | None = None,
@@ -206,14 +186,6 @@ def broadcast(
     if chosen is None:
         return None
     root = peer(chosen, src, group_src, "src", None)
-    if not async_op and timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
-        variant = 0 if algorithm is None else chosen.algorithms.variant(algorithm)
-        code = chosen.run(_BROADCAST + variant, 0, root, tensor, tensor)
-        if code == 0:
-            return None
-        if code > 0:
-            what = describe(tensor)
-            raise failure(chosen, code, "broadcast", what, root=root, variant=variant)
     is_root = root == chosen.own_rank
     array = as_array(tensor, "broadcast", writes=not is_root)
     if not array.flags.writeable:
@@ -231,6 +203,7 @@ def broadcast(
     )
 
 
+@short_way(Collective.BARRIER, Form.NOTHING)
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -251,13 +224,6 @@ def barrier(
     chosen = joined(group, "barrier")
     if chosen is None:
         return None
-    if not async_op and timeout is None and not chosen.ends:
-        variant = 0 if algorithm is None else chosen.algorithms.variant(algorithm)
-        code = chosen.run(_BARRIER + variant, 0, 0, None, None)
-        if code == 0:
-            return None
-        if code > 0:
-            raise failure(chosen, code, "barrier", "", variant=variant)
     return run(
         chosen,
         Collective.BARRIER,

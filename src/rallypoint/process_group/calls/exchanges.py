@@ -12,8 +12,9 @@ from datetime import timedelta
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.call import done_at_once, run
+from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.parts import check_items
+from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.memory.arrays import (
     Array,
@@ -25,12 +26,9 @@ from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import Work
 
 _SUM = ReduceOp.SUM
-_ALL_GATHER = int(Collective.ALL_GATHER)
-_GATHER = int(Collective.GATHER)
-_SCATTER = int(Collective.SCATTER)
-_REDUCE_SCATTER = int(Collective.REDUCE_SCATTER)
 
 
+@short_way(Collective.ALL_GATHER, Form.APART, source="tensor", target="tensor_list")
 def all_gather(
     tensor_list: list[Array],
     tensor: Array,
@@ -66,14 +64,6 @@ def all_gather(
     chosen = joined(group, "all_gather")
     if chosen is None:
         return None
-    if (
-        not async_op
-        and timeout is None
-        and done_at_once(
-            chosen, _ALL_GATHER, "all_gather", tensor, tensor_list, algorithm=algorithm
-        )
-    ):
-        return None
     source = as_array(tensor, "all_gather")
     targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
     check_alike(targets, source, "all_gather", "tensor_list")
@@ -91,6 +81,7 @@ def all_gather(
     )
 
 
+@short_way(Collective.ALL_GATHER, Form.APART, source="input_tensor", target="output_tensor")
 def all_gather_into_tensor(
     output_tensor: Array,
     input_tensor: Array,
@@ -127,14 +118,6 @@ def all_gather_into_tensor(
     chosen = joined(group, name)
     if chosen is None:
         return None
-    if (
-        not async_op
-        and timeout is None
-        and done_at_once(
-            chosen, _ALL_GATHER, name, input_tensor, output_tensor, algorithm=algorithm
-        )
-    ):
-        return None
     source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
     check_alike([target], source, name, "output_tensor")
     check_items(target, source.size * chosen.size(), name, "output_tensor")
@@ -153,6 +136,7 @@ def all_gather_into_tensor(
 all_gather_single = all_gather_into_tensor  # its name since PyTorch 2.13
 
 
+@short_way(Collective.GATHER, Form.APART, source="tensor", target="gather_list", default_root=0)
 def gather(
     tensor: Array,
     gather_list: list[Array] | None = None,
@@ -193,15 +177,6 @@ def gather(
         return None
     root = peer(chosen, dst, group_dst, "dst", 0)
     is_root = root == chosen.own_rank
-    if (
-        not async_op
-        and timeout is None
-        and is_root == (gather_list is not None)
-        and done_at_once(
-            chosen, _GATHER, "gather", tensor, gather_list, root=root, algorithm=algorithm
-        )
-    ):
-        return None
     source = as_array(tensor, "gather")
     targets: list[Array] = []
     if is_root:
@@ -224,6 +199,7 @@ def gather(
     )
 
 
+@short_way(Collective.SCATTER, Form.APART, source="scatter_list", target="tensor", default_root=0)
 def scatter(
     tensor: Array,
     scatter_list: list[Array] | None = None,
@@ -264,22 +240,6 @@ def scatter(
         return None
     root = peer(chosen, src, group_src, "src", 0)
     is_root = root == chosen.own_rank
-    if (
-        not async_op
-        and timeout is None
-        and is_root == (scatter_list is not None)
-        and done_at_once(
-            chosen,
-            _SCATTER,
-            "scatter",
-            scatter_list,
-            tensor,
-            root=root,
-            algorithm=algorithm,
-            what=tensor,
-        )
-    ):
-        return None
     target = as_array(tensor, "scatter", writes=True)
     sources: list[Array] = []
     if is_root:
@@ -302,6 +262,7 @@ def scatter(
     )
 
 
+@short_way(Collective.REDUCE_SCATTER, Form.APART, source="input_list", target="output")
 def reduce_scatter(
     output: Array,
     input_list: list[Array],
@@ -340,21 +301,6 @@ def reduce_scatter(
     chosen = joined(group, name)
     if chosen is None:
         return None
-    if (
-        not async_op
-        and timeout is None
-        and done_at_once(
-            chosen,
-            _REDUCE_SCATTER,
-            name,
-            input_list,
-            output,
-            op=op,
-            algorithm=algorithm,
-            what=output,
-        )
-    ):
-        return None
     target = as_array(output, name, writes=True)
     operator = check_operator(op, name)
     sources = as_arrays(input_list, name, "input_list", count=chosen.size())
@@ -373,6 +319,7 @@ def reduce_scatter(
     )
 
 
+@short_way(Collective.REDUCE_SCATTER, Form.APART, source="input", target="output")
 def reduce_scatter_tensor(
     output: Array,
     input: Array,  # noqa: A002 - torch.distributed's name
@@ -410,12 +357,6 @@ def reduce_scatter_tensor(
     name = "reduce_scatter_tensor"
     chosen = joined(group, name)
     if chosen is None:
-        return None
-    if (
-        not async_op
-        and timeout is None
-        and done_at_once(chosen, _REDUCE_SCATTER, name, input, output, op=op, algorithm=algorithm)
-    ):
         return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     operator = check_operator(op, name)

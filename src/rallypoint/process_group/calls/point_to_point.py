@@ -12,23 +12,24 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from numpy import ndarray
-
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.engine.communicator import BAD_BUFFER, DTYPES, TOO_MANY
+from rallypoint.engine.communicator import DTYPES, TOO_MANY
 from rallypoint.process_group.calls.call import packed, room_of
+from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.delegated import calls as delegated
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name, is_plain
+from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name
 from rallypoint.process_group.work import Called, OneWork, Work
 from rallypoint.store.store import seconds_of
 
 _ANY = -1
 
 
+@short_way(Collective.SEND, Form.SEND, source="tensor")
 def send(
     tensor: Array,
     dst: int | None = None,
@@ -59,19 +60,11 @@ def send(
     chosen = joined(group, "send")
     if chosen is None:
         return
-    # A look-up instead of calls: in half a microsecond every part counts.
-    other = chosen.others.get(dst) if group_dst is None and type(dst) is int else None
-    if other is None:
-        other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
-    if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
-        code = chosen.send(other, tag, tensor)
-        if code == 0:
-            return
-        if code != BAD_BUFFER:
-            raise Called("send", tensor).error(chosen, code)
+    other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
     post_message(chosen, "send", other, tag, tensor, timeout=timeout).wait()
 
 
+@short_way(Collective.SEND, Form.RECEIVE, target="tensor")
 def recv(
     tensor: Array,
     src: int | None = None,
@@ -103,15 +96,7 @@ def recv(
     chosen = joined(group, "recv")
     if chosen is None:
         return -1
-    other = chosen.others.get(src) if group_src is None and type(src) is int else None
-    if other is None:
-        other = _source(chosen, src, group_src)
-    if timeout is None and (type(tensor) is ndarray or is_plain(tensor)):
-        code = chosen.receive(other, tag, tensor)
-        if code >= 0:
-            return chosen.ranks[code]
-        if code != BAD_BUFFER:
-            raise Called("recv", tensor).error(chosen, 1)
+    other = _source(chosen, src, group_src)
     work = post_message(chosen, "recv", other, tag, tensor, timeout=timeout)
     work.wait()
     return chosen.ranks[work.peer]

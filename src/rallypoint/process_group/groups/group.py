@@ -50,14 +50,16 @@ class ProcessGroup:
         group_desc: the caller's description of it.
         backend: what serves its calls, as returned by get_backend().
         timeout: how long an operation waits for a peer.
-        others: the other members' global ranks, and each one's rank in the group.
         deferred: the operations of an open _coalescing_manager; None if there is none.
-        algorithms, variants: the algorithms that can serve its calls; see planning.
+        algorithms: the algorithms that can serve its calls; see planning.
         ends: other backends' libraries, by the kind of device whose memory they take.
         takes_arrays: whether the engine takes the caller's arrays.
         is_parents: this process was forked from the member, which alone may use it.
         forms_again: after abort() it may be formed again, as torch's groups that are reconfigured.
+        at_once: what native/python/short_way.cc needs; None while no call may take the short way.
     """
+
+    at_once: tuple[object, ...] | None
 
     def __init__(
         self,
@@ -109,7 +111,6 @@ class ProcessGroup:
         self.world = world
         self.prefix = prefix
         self.algorithms = algorithms
-        self.variants = algorithms.variants
         self.ends = ends or {}
         self.takes_arrays = takes_arrays
         self.deferred: list[Any] | None = None
@@ -121,7 +122,6 @@ class ProcessGroup:
         self._held = ""  # why it refuses calls at present, although it has members
         self._revoked = ""  # why calls raise RevokedError, if they do
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
-        self.others = {rank: at for rank, at in self._group_ranks.items() if at != self.own_rank}
         self.bind_calls()
 
     def bind_calls(self) -> None:
@@ -130,19 +130,36 @@ class ProcessGroup:
             return
         self._held = ""
         communicator = self._communicator
-        if communicator is not None and self.takes_arrays:
-            self.run = communicator.run
-            self.run_apart = communicator.run_apart
-            self.send = communicator.send
-            self.receive = communicator.receive
-        else:
-            self.run = self.run_apart = self.send = self.receive = _not_the_engines
+        if communicator is None or not self.takes_arrays:
+            self._bind(_not_the_engines)
+            return
+        self.run = communicator.run
+        self.run_apart = communicator.run_apart
+        self.send = communicator.send
+        self.receive = communicator.receive
+        self.at_once = (
+            communicator.native,
+            self.ranks,
+            self._group_ranks,
+            self.algorithms.variants,
+            not self.ends,
+        )
+
+    def defer(self, works: list[Any]) -> None:
+        """Have `calls.run` begin each call and append its work, until `bind_calls`."""
+        self.deferred = works
+        self.run = self.run_apart = _not_the_engines
+        self.at_once = None
+
+    def _bind(self, way: Callable[..., int]) -> None:
+        self.run = self.run_apart = self.send = self.receive = way
+        self.at_once = None
 
     def hold(self, why: str) -> None:
         """Refuse new calls with InvalidArgumentError, until `bind_calls`."""
         if self._is_member:
             self._held = why
-            self.run = self.run_apart = self.send = self.receive = self._refuse
+            self._bind(self._refuse)
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -341,7 +358,7 @@ class ProcessGroup:
         self._is_member = False
         self._communicator = None
         self._held = ""
-        self.run = self.run_apart = self.send = self.receive = self._refuse
+        self._bind(self._refuse)
 
     def _refuse(self, *_: object) -> Never:
         if self._held:

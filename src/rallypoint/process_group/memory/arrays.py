@@ -174,17 +174,6 @@ def _dtype_of(tensor: Any, operation: str) -> np.dtype[Any]:  # noqa: ANN401 - o
     return dtype
 
 
-def is_plain(value: object) -> bool:
-    """Whether the memory of a value holds its items as they are.
-
-    That of a conjugated or negated view of torch does not, which the engine cannot detect.
-    """
-    if type(value) is np.ndarray:
-        return True
-    tensor: Any = value
-    return not hasattr(value, "is_conj") or not (tensor.is_conj() or tensor.is_neg())
-
-
 def is_tensor(value: object) -> bool:
     """Whether a value is a torch.Tensor (or Parameter), without importing torch."""
     return any(
