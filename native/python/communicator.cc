@@ -130,6 +130,7 @@ void PythonCommunicator::set_reach(PeerMemoryAccess reach, bool knows_itself) {
 
 int PythonCommunicator::run(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
                             nb::handle input, nb::handle output) {
+  if (is_held_) return kBadBuffer;
   const View target(output, true);
   if (input.is(output)) return run(collective, op, root, target, target);
   return run(collective, op, root, View(input, false), target);
@@ -137,6 +138,7 @@ int PythonCommunicator::run(std::uint32_t collective, std::uint32_t op, std::uin
 
 int PythonCommunicator::run_apart(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
                                   nb::handle input, nb::handle output) {
+  if (is_held_) return kBadBuffer;
   const bool many_in = PyList_CheckExact(input.ptr());
   const bool many_out = PyList_CheckExact(output.ptr());
   if (many_in && many_out) return run_lists(collective, op, root, input, output);
@@ -179,6 +181,7 @@ nb::object PythonCommunicator::submit(std::uint32_t collective, std::uint32_t op
 }
 
 int PythonCommunicator::send(std::uint32_t to, std::int32_t tag, nb::handle buffer) {
+  if (is_held_) return kBadBuffer;
   const View view(buffer, false);
   Transfer transfer;
   if (!fill(transfer, true, static_cast<int>(to), tag, view, timeout_s_)) return kBadBuffer;
@@ -186,6 +189,7 @@ int PythonCommunicator::send(std::uint32_t to, std::int32_t tag, nb::handle buff
 }
 
 int PythonCommunicator::receive(int from, std::int32_t tag, nb::handle buffer) {
+  if (is_held_) return kBadBuffer;
   const View view(buffer, true);
   Transfer transfer;
   if (!fill(transfer, false, from, tag, view, timeout_s_)) return kBadBuffer;

@@ -46,6 +46,8 @@ class PythonCommunicator {
   PeerMemoryAccess probe_memory() { return communicator_->memory().probe(); }
   void set_reach(PeerMemoryAccess reach, bool knows_itself);
   void set_timeout(double timeout_s) { timeout_s_ = timeout_s; }
+  // Meanwhile `run`, `run_apart`, `send` and `receive` refuse everything with kBadBuffer.
+  void hold(bool is_held) { is_held_ = is_held; }
   std::uint64_t begun() const { return begun_; }
 
   int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nanobind::handle input,
@@ -104,6 +106,7 @@ class PythonCommunicator {
   double timeout_s_;
   std::uint64_t begun_ = 0;  // collectives; only touched with the GIL held
   bool synchronous_send_;
+  bool is_held_ = false;
 };
 
 }  // namespace rallypoint::python

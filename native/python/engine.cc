@@ -58,6 +58,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("buffer"), nb::arg("dtype") = -1, nb::arg("timeout_s") = -1.0,
            nb::arg("plain") = false)
       .def("set_timeout", &PythonCommunicator::set_timeout)
+      .def("hold", &PythonCommunicator::hold)
       .def("trouble", &PythonCommunicator::trouble)
       .def("leave", &PythonCommunicator::leave, nb::call_guard<WithoutGil>())
       .def("abort", &PythonCommunicator::abort)

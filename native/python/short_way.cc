@@ -58,8 +58,9 @@ struct Known {
   PyTypeObject* communicator;  // PythonCommunicator
   PyObject* defaults;          // the namespace that has the default group,
   PyObject* default_group;     // by this name
-  PyObject* at_once;           // the name of a group's attribute; see Group
-  PyObject* error;             // makes the exception for a call that failed
+  PyObject* at_once;           // names of a group's attributes
+  PyObject* ranks;
+  PyObject* error;  // makes the exception for a call that failed
 };
 Known known{};
 
@@ -78,11 +79,13 @@ struct ShortWay {
   bool needs_root;
 };
 
-// A group's attribute `at_once`, a tuple: its communicator; its members' global ranks; their ranks
-// in it; the numbers of algorithms that calls have asked for; whether barriers are the engine's.
+// A group, and its attribute `at_once`, a tuple: its communicator; its members' ranks in it by
+// their global ranks; the numbers of algorithms that calls have asked for; whether barriers are the
+// engine's.
 class Group {
  public:
-  explicit Group(PyObject* of) : parts_(nb::steal(PyObject_GetAttr(of, known.at_once))) {
+  explicit Group(PyObject* group)
+      : group_(nb::borrow(group)), parts_(nb::steal(PyObject_GetAttr(group, known.at_once))) {
     if (!parts_.is_valid()) PyErr_Clear();
     const bool is_there = parts_.is_valid() && PyTuple_Check(parts_.ptr());
     if (is_there && Py_TYPE(part(0)) == known.communicator) {
@@ -90,14 +93,18 @@ class Group {
     }
   }
   PythonCommunicator* communicator() const { return communicator_; }
-  PyObject* global_rank(int rank) const { return PyTuple_GetItem(part(1), rank); }
+  // Null with an exception set.
+  nb::object global_rank(int rank) const {
+    const auto ranks = nb::steal(PyObject_GetAttr(group_.ptr(), known.ranks));
+    return nb::steal(ranks.is_valid() ? PySequence_GetItem(ranks.ptr(), rank) : nullptr);
+  }
   std::optional<std::uint32_t> rank_of(PyObject* global_rank) const {
-    return number_in(part(2), global_rank);
+    return number_in(part(1), global_rank);
   }
   std::optional<std::uint32_t> variant_of(PyObject* algorithm) const {
-    return number_in(part(3), algorithm);
+    return number_in(part(2), algorithm);
   }
-  bool has_barriers() const { return part(4) == Py_True; }
+  bool has_barriers() const { return part(3) == Py_True; }
 
  private:
   PyObject* part(Py_ssize_t index) const { return PyTuple_GetItem(parts_.ptr(), index); }
@@ -110,6 +117,7 @@ class Group {
     return static_cast<std::uint32_t>(PyLong_AsUnsignedLongMask(found));
   }
 
+  nb::object group_;
   nb::object parts_;
   PythonCommunicator* communicator_ = nullptr;
 };
@@ -188,10 +196,9 @@ class ShortCall {
       if (!found) return false;
       variant_ = *found;
     }
-    const nb::object kept = nb::borrow(group);
     const int code = run(members);
     if (way_.form == Form::receive && code >= 0) {
-      result_ = nb::borrow(members.global_rank(code));
+      result_ = members.global_rank(code);
       return true;
     }
     if (code == 0) {
@@ -459,6 +466,7 @@ void bind_short_way(nb::module_& module) {
                  defaults.ptr(),
                  PyUnicode_InternFromString("_default"),
                  PyUnicode_InternFromString("at_once"),
+                 PyUnicode_InternFromString("ranks"),
                  error.ptr()};
       },
       nb::arg("array"), nb::arg("group"), nb::arg("op"), nb::arg("defaults"), nb::arg("error"));

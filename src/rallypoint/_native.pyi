@@ -228,6 +228,8 @@ class Communicator:
             The work, whose `peer` is the sender in the end; or, with nothing done, -1 as `run`, or
             -3: too many are outstanding.
         """
+    def hold(self, is_held: bool, /) -> None:
+        """Meanwhile `run`, `run_apart`, `send` and `receive` return -1, whatever they are given."""
     def set_timeout(self, timeout_s: float, /) -> None:
         """Of operations that begin from now on, unless they have one of their own."""
     def trouble(self) -> Trouble | None:

@@ -143,7 +143,8 @@ class Membership:
 
     def has_news(self) -> bool:
         """Whether there is a newer round to go to."""
-        newest = None if self._link is None else self._link.newest
+        link = self._link
+        newest = None if link is None else link.newest
         return newest is not None and newest.round > self.round
 
     def wait_for_news(self, timeout_s: float) -> bool:

@@ -21,7 +21,10 @@ from rallypoint.elastic.transfer import synchronize
 from rallypoint.elastic.values import copied, read, restore
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
+from rallypoint.process_group.groups.default import resolve
 from rallypoint.process_group.groups.group import ProcessGroup
+
+_BAND = ReduceOp.BAND  # looking up an enum's member takes as long as half an all_reduce
 
 # The bits of an agreement.
 _NOBODY_WAITS = 1
@@ -241,7 +244,7 @@ class _Update:
         """
         told = self._value
         told[0] = _IS_OVER if self._has_news() else _NOBODY_WAITS | _IS_OVER
-        all_reduce(self._word, ReduceOp.BAND)
+        all_reduce(self._word, _BAND)
         if not told[0] & _NOBODY_WAITS:
             raise MembershipChangedError("ranks wait to join")
         return bool(told[0] & _IS_OVER)
@@ -252,11 +255,12 @@ class _Update:
             raise InvalidArgumentError("an update cannot be within another one of the same state")
         for each in self._participants:
             each.prepare()
-        own["_prepared"], own["_prepared_in"] = own["_committed"] + 1, self._part.round
+        next_one = own["_prepared"] = own["_committed"] + 1
+        own["_prepared_in"] = self._part.round
         if self._has_news():
             value[0] &= ~_NOBODY_WAITS
         try:
-            all_reduce(self._word, ReduceOp.BAND)
+            all_reduce(self._word, _BAND)
         except LOSSES as error:
             value[0] = self._mine
             if not self._part.outlives(error):
@@ -268,12 +272,12 @@ class _Update:
                 ) from error
             self._has_changed = True
         else:
-            own["_committed"] += 1
+            own["_committed"] = next_one
             if value[0] != self._mine:
                 self._has_changed = not value[0] & _NOBODY_WAITS
                 value[0] = self._mine
         self._is_inside = True
-        whole = self._part.group
+        whole = resolve(None)
         self._held = (whole, *whole.world.subgroups)
         for group in self._held:
             group.hold(_ONLY_MEMORY)
@@ -299,7 +303,7 @@ class _Update:
     ) -> None:
         self._is_inside = False
         for group in self._held:
-            group.bind_calls()
+            group.hold("")
         self._held = ()
         if kind is None:
             for each in self._participants:

@@ -224,6 +224,7 @@ class Communicator:
         self.submit = self.native.submit  # the results of these two are for engine.work.Work
         self.post = self.native.post
         self.set_timeout = self.native.set_timeout
+        self.hold = self.native.hold
 
     def watch_peers(self) -> None:
         """From now on, the death of a peer ends waits. Every rank must have mapped the region.

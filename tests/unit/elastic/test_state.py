@@ -124,6 +124,8 @@ def test_no_group_communicates_in_an_update(alone: None) -> None:
     state.sync()
     array = numpy.ones(3)
     with state.update():
+        with pytest.raises(dist.InvalidArgumentError), dist._coalescing_manager(group):
+            dist.all_reduce(array, group=group)
         for call in (
             lambda: dist.all_reduce(array, group=group),
             lambda: dist.all_reduce(array, group=group, async_op=True),

@@ -128,7 +128,6 @@ class ProcessGroup:
         """Have `run`, `run_apart`, `send` and `receive` be the engine's, if it takes the arrays."""
         if not self._is_member:
             return
-        self._held = ""
         communicator = self._communicator
         if communicator is None or not self.takes_arrays:
             self._bind(_not_the_engines)
@@ -139,7 +138,6 @@ class ProcessGroup:
         self.receive = communicator.receive
         self.at_once = (
             communicator.native,
-            self.ranks,
             self._group_ranks,
             self.algorithms.variants,
             not self.ends,
@@ -156,10 +154,12 @@ class ProcessGroup:
         self.at_once = None
 
     def hold(self, why: str) -> None:
-        """Refuse new calls with InvalidArgumentError, until `bind_calls`."""
+        """Refuse new calls with InvalidArgumentError; if `why` is empty, take them again."""
         if self._is_member:
             self._held = why
-            self._bind(self._refuse)
+            communicator = self._communicator
+            if communicator is not None:
+                communicator.hold(why != "")
 
     def rank(self) -> int:
         """This process's rank in the group."""
