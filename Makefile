@@ -98,6 +98,7 @@ check-long: $(VENV)/.installed
 	@PYTHON=$(VENV)/bin/python scripts/sanitize
 	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long
 	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k deepspeed
+	@WITH=torchft-nightly scripts/test_torch $(VENV) "" -s tests/system/test_torch_libraries.py -k nightly
 	@RALLYPOINT_TEST_TORCH_SUITE=all $(VENV)/bin/python -m pytest -s tests/system/test_torch_suite.py
 	@env -u RALLYPOINT_TEST_SOON_S scripts/coverage $(VENV)  # measuring slows Python down
 

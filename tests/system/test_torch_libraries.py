@@ -8,6 +8,7 @@ compiles at its first start (make check-long).
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -82,11 +83,22 @@ def test_losses_by_the_switch_alone_are_those_with_gloo(tmp_path: Path) -> None:
 
 
 def test_torchft_replicas_heal(tmp_path: Path) -> None:
-    """With gloo nothing is killed: the losses and weights must be the same."""
     installed("torchft")
+    check_torchft(tmp_path, "rallypoint")
+
+
+@pytest.mark.parametrize("group", ["rallypoint", "reconfigure"])
+def test_torchft_nightly_with_its_group_and_torchs_own(tmp_path: Path, group: str) -> None:
+    if not any(importlib.metadata.distributions(name="torchft-nightly")):
+        pytest.skip("torchft-nightly, which needs PyTorch 2.14, is not installed (make check-long)")
+    check_torchft(tmp_path, group)
+
+
+def check_torchft(directory: Path, group: str) -> None:
+    """With gloo nothing is killed: the losses and weights must be the same."""
     script = Path(__file__).with_name("torch_torchft.py")
-    expected, _ = run(tmp_path, script, "gloo", -1)
-    results, _ = run(tmp_path, script, "rallypoint", 3)
+    expected, _ = run(directory, script, "gloo", -1)
+    results, _ = run(directory, script, group, 3)
     assert len(expected[0]["losses"]) == 6
     for found, right in zip(results, expected, strict=True):
         assert found["weights"] == pytest.approx(right["weights"], rel=1e-5)

@@ -2,9 +2,11 @@
 
     python torch_torchft.py BACKEND KILLED_STEP RESULTS.json    -1: none is killed
 
-The second replica kills itself once, before KILLED_STEP, and is started again by its launcher; it
-gets the other's state, and the step is made again by both. Losses of each step, as each replica saw
-them, and the sums of the weights at the end go to RESULTS.json.
+BACKEND is gloo or rallypoint, for a group of torchft's; or reconfigure, for torch's own default
+group, which torchft-nightly accepts. The second replica kills itself once, before KILLED_STEP, and
+is started again by its launcher; it gets the other's state, and the step is made again by both.
+Losses of each step, as each replica saw them, and the sums of the weights at the end go to
+RESULTS.json.
 """
 
 from __future__ import annotations
@@ -52,11 +54,13 @@ def places(results: Path) -> list[Path]:
 
 def replicate(replica: int, backend: str, killed_step: int, results: Path) -> None:
     import torch
+    import torch.distributed as dist
     from torch import nn
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
     from rallypoint.pytorch.torchft import ProcessGroupRallypoint
 
+    timeout = timedelta(seconds=30)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -65,14 +69,20 @@ def replicate(replica: int, backend: str, killed_step: int, results: Path) -> No
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    kind = ProcessGroupRallypoint if backend == "rallypoint" else ProcessGroupGloo
+    group: Any
+    if backend == "reconfigure":
+        dist.init_process_group("rallypoint", timeout=timeout, enable_reconfigure=True)
+        group = dist.group.WORLD
+    else:
+        kind = ProcessGroupRallypoint if backend == "rallypoint" else ProcessGroupGloo
+        group = kind(timeout=timeout)
     manager = Manager(
-        pg=kind(timeout=timedelta(seconds=30)),
+        pg=group,
         min_replica_size=2,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         replica_id=f"replica_{replica}",
-        timeout=timedelta(seconds=30),
+        timeout=timeout,
     )
     ddp = DistributedDataParallel(manager, model)
     managed = Optimizer(manager, optimizer)

@@ -42,6 +42,8 @@ class ProcessGroupRallypoint(ProcessGroupWrapper):
         options.store = store
         options.group_rank, options.group_size = rank, world_size
         options.timeout = self._timeout
-        options.group_id = f"torchft:{self._quorum_id}:{self._group_rank}"
+        # torchft-nightly's name for it, and that of torchft 0.2
+        quorum = self._uuid if hasattr(self, "_uuid") else self._quorum_id
+        options.group_id = f"torchft:{quorum}:{self._group_rank}"
         options.global_ranks_in_group = []
         return create(options, None)
