@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -186,10 +187,11 @@ def test_a_host_is_stopped(agents: Agents, seed: int) -> None:
         absences.append(Absence(stopped, begin_s, time.monotonic()))
         agent = agents.pid(stopped)
         for pid in chance.sample(pids, len(pids)):
-            if pid == agent:
-                agents.send(stopped, signal.SIGCONT)
-            else:
-                os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # those that came first may have ended it
+                if pid == agent:
+                    agents.send(stopped, signal.SIGCONT)
+                else:
+                    os.kill(pid, signal.SIGCONT)
         watch.await_size(3, (1, 2, 3))
     found = check_history(agents)
     for absence in absences:
