@@ -90,7 +90,7 @@ def test_torchft_replicas_heal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", ["rallypoint", "reconfigure"])
 def test_torchft_nightly_with_its_group_and_torchs_own(tmp_path: Path, group: str) -> None:
     if not any(importlib.metadata.distributions(name="torchft-nightly")):
-        pytest.skip("torchft-nightly, which needs PyTorch 2.14, is not installed (make check-long)")
+        pytest.skip("only in make check-long: torchft-nightly, which needs PyTorch 2.14")
     check_torchft(tmp_path, group)
 
 
