@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, repeat
 from typing import Any
 
 import numpy
@@ -28,13 +29,15 @@ from rallypoint.elastic.values import (
     is_model,
     leaf_of,
     mesh_of,
+    numbered,
     outline,
     read,
     slots,
+    spec_of,
     write,
 )
 from rallypoint.process_group.calls.collectives import barrier, broadcast
-from rallypoint.process_group.calls.point_to_point import irecv, isend
+from rallypoint.process_group.calls.point_to_point import irecv, isend, recv, send
 from rallypoint.process_group.groups.default import get_rank
 from rallypoint.process_group.groups.group import ProcessGroup
 
@@ -60,19 +63,19 @@ def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGr
     is_newcomer = get_rank() in settlement.newcomers
     mine: list[Any] = []
     drawn = {name: outline(read(value), mine) for name, value in values.items()}
-    leaves = [leaf_of(each) for each in mine]
-    my_specs = [leaf.spec for leaf in leaves]
+    my_specs = [spec_of(each) for each in mine]
     theirs, specs = _share_outline(drawn, my_specs, settlement.sources[0], group)
     if is_newcomer:
         _check(values, drawn, my_specs, theirs, specs)
-        received, arrays = _room(drawn, mine, leaves, theirs, specs)
-        _exchange(received, settlement, group)
-        for leaf in received:
+        arrays = _room(drawn, mine, my_specs, theirs, specs)
+        leaves = [leaf_of(each) for each in arrays]
+        _exchange(leaves, settlement, group)
+        for leaf in leaves:
             leaf.store()
         for name, value in values.items():
             values[name] = write(value, fill(theirs[name], arrays))
     else:
-        _exchange(leaves, settlement, group)
+        _exchange([leaf_of(each) for each in mine], settlement, group)
     barrier(group)  # nobody goes on before all could take it
 
 
@@ -89,10 +92,15 @@ def _share_outline(
 
 
 def _pack(drawn: Any, specs: Sequence[Spec]) -> bytes:
-    """Each kind of array once: a state often has thousands of few kinds, whose pickling is slow."""
+    """Each kind of array once: a state often has thousands of few kinds, whose pickling is slow.
+
+    So is that of slots. They are numbered in their order, so that all may travel as the same one.
+    """
     numbers = {spec: number for number, spec in enumerate(dict.fromkeys(specs))}
     try:
-        return pickle.dumps((drawn, list(numbers), [numbers[spec] for spec in specs]))
+        return pickle.dumps(
+            (numbered(drawn, repeat(0)), list(numbers), [numbers[spec] for spec in specs])
+        )
     except Exception as error:  # whatever a value's own code raises
         name = next(filter(lambda each: not _can_be_pickled(drawn[each]), drawn), "?")
         raise InvalidArgumentError(
@@ -111,7 +119,7 @@ def _can_be_pickled(value: object) -> bool:
 
 def _unpack(data: bytes) -> tuple[Any, list[Spec]]:
     drawn, kinds, numbers = pickle.loads(data)
-    return drawn, [kinds[number] for number in numbers]
+    return numbered(drawn, count()), [kinds[number] for number in numbers]
 
 
 def _check(
@@ -153,25 +161,22 @@ def _pairs(name: str, here: Any, there: Any, is_deep: bool) -> Iterator[tuple[st
 def _room(
     mine: Mapping[str, Any],
     own: Sequence[Any],
-    leaves: Sequence[Leaf],
+    my_specs: Sequence[Spec],
     theirs: Mapping[str, Any],
     specs: Sequence[Spec],
-) -> tuple[list[Leaf], list[Any]]:
-    """Where to receive: in this rank's arrays, where they are alike, otherwise in new ones."""
-    received: list[Leaf | None] = [None] * len(specs)
+) -> list[Any]:
+    """Where to receive: this rank's arrays, where they are alike, otherwise new ones."""
     arrays: list[Any] = [None] * len(specs)
     mesh = mesh_of(own)
     for name, drawn in theirs.items():
         there, here = slots(drawn), slots(mine[name])
-        are_alike = [specs[i] for i in there] == [leaves[i].spec for i in here]
-        for position, number in enumerate(there):
-            if are_alike:
-                arrays[number] = own[here[position]]
-                received[number] = leaves[here[position]]
-            else:
+        if [specs[i] for i in there] == [my_specs[i] for i in here]:
+            for number, place in zip(there, here, strict=True):
+                arrays[number] = own[place]
+        else:
+            for number in there:
                 arrays[number] = empty(specs[number], mesh)
-                received[number] = leaf_of(arrays[number])
-    return [each for each in received if each is not None], arrays
+    return arrays
 
 
 def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:
@@ -181,11 +186,14 @@ def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:
     size = 0
     for leaf in leaves:
         data = leaf.data
-        if data.size > _SMALL:
-            pieces += [[data[at : at + _PIECE]] for at in range(0, data.size, _PIECE)]
-        elif data.size:
+        nbytes = data.size
+        if nbytes > _PIECE:
+            pieces += [[data[at : at + _PIECE]] for at in range(0, nbytes, _PIECE)]
+        elif nbytes > _SMALL:
+            pieces.append([data])
+        elif nbytes:
             together.append(data)
-            size += data.size
+            size += nbytes
             if size >= _PIECE // 2:
                 pieces.append(together)
                 together, size = [], 0
@@ -195,16 +203,30 @@ def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:
 def _exchange(leaves: Sequence[Leaf], settlement: Settlement, group: ProcessGroup) -> None:
     """Send, receive, or neither."""
     me, sources, newcomers = get_rank(), settlement.sources, settlement.newcomers
-    if group.communicator.ranks_here == group.size():
+    are_here = group.communicator.ranks_here == group.size()
+    if are_here:
         sources = sources[:1]  # more would compete for the same memory and cores
     pieces = pieces_of(leaves)
     if len(sources) == 1 and len(newcomers) == group.size() - 1:
         for piece in pieces:
             _broadcast(piece, sources[0], group, is_source=me == sources[0])
+    elif are_here and len(newcomers) == 1:
+        _hand_over(pieces, sources[0], newcomers[0])
     elif me in newcomers:
         _receive(pieces, sources)
     elif me in sources:
         _send(pieces[sources.index(me) :: len(sources)], newcomers)
+
+
+def _hand_over(pieces: Sequence[Piece], source: int, newcomer: int) -> None:
+    me = get_rank()
+    for piece in pieces:
+        if me == source:
+            send(_joined(piece), newcomer)
+        elif me == newcomer:
+            data = piece[0] if len(piece) == 1 else _bounce(piece)
+            recv(data, source)
+            _spread(piece, data)
 
 
 def _broadcast(piece: Piece, source: int, group: ProcessGroup, *, is_source: bool) -> None:

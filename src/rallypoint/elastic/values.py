@@ -9,8 +9,8 @@ generators, by their states. PyTorch is used only if the program has imported it
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy
@@ -44,17 +44,15 @@ class Spec(NamedTuple):
         return f"{dtype} of shape {self.shape}"
 
 
-@dataclass(slots=True)
-class Leaf:
-    """An array or a tensor.
+class Leaf(NamedTuple):
+    """The bytes of an array or a tensor.
 
     Attributes:
-        data: its bytes; what is received there becomes its contents when `store` has been called.
+        data: what is received there becomes its contents when `store` has been called.
     """
 
-    spec: Spec
     data: Bytes
-    store: Callable[[], None]
+    store: Callable[[], object]
 
 
 def _nothing() -> None:
@@ -81,26 +79,41 @@ def is_model(value: object) -> bool:
     )
 
 
+def spec_of(value: Any) -> Spec:
+    """What an array is, or a tensor."""
+    if isinstance(value, numpy.ndarray):
+        return _numpy_spec(value.dtype, value.shape)
+    tensor = _own_part(value)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    spec = Spec("torch", dtype, tuple(tensor.shape))
+    if tensor is value or not hasattr(value, "placements"):
+        return spec
+    return spec._replace(whole=(tuple(value.shape), tuple(value.stride()), tuple(value.placements)))
+
+
+@lru_cache(maxsize=4096)  # a state has thousands of arrays, of few kinds
+def _numpy_spec(dtype: numpy.dtype[Any], shape: tuple[int, ...]) -> Spec:
+    return Spec("numpy", dtype.str, shape)
+
+
+def _own_part(value: Any) -> Any:
+    """A tensor, or this rank's part of a DTensor."""
+    return getattr(value, "_local_tensor", value)
+
+
 def leaf_of(value: Any) -> Leaf:
     """The bytes of an array, or of a tensor on any device."""
     if isinstance(value, numpy.ndarray):
-        spec = Spec("numpy", value.dtype.str, value.shape)
         if value.flags.c_contiguous:
-            return Leaf(spec, value.reshape(-1).view(numpy.uint8), _nothing)
+            return Leaf(value.reshape(-1).view(numpy.uint8), _nothing)
         whole = numpy.ascontiguousarray(value)
-        data = whole.reshape(-1).view(numpy.uint8)
-        return Leaf(spec, data, lambda: _copy(value, whole))
+        return Leaf(whole.reshape(-1).view(numpy.uint8), lambda: _copy(value, whole))
     torch = _torch()
-    tensor = getattr(value, "_local_tensor", value).detach()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    spec = Spec("torch", dtype, tuple(tensor.shape))
-    if tensor is not value and hasattr(value, "placements"):
-        places = tuple(value.shape), tuple(value.stride()), tuple(value.placements)
-        spec = spec._replace(whole=places)
+    tensor = _own_part(value).detach()
     here = tensor.cpu().contiguous()
     data = here.reshape(-1).view(torch.uint8).numpy()
     is_own = here.data_ptr() == tensor.data_ptr()
-    return Leaf(spec, data, _nothing if is_own else lambda: tensor.copy_(here))
+    return Leaf(data, _nothing if is_own else lambda: tensor.copy_(here))
 
 
 def _copy(array: Any, whole: Any) -> None:
@@ -192,6 +205,17 @@ def _is_slot(value: object) -> bool:
 def fill(drawn: Any, arrays: Sequence[Any]) -> Any:
     """The tree of an outline."""
     return mapped(drawn, _is_slot, lambda slot: arrays[slot.number])
+
+
+def numbered(drawn: Any, numbers: Iterator[int]) -> Any:
+    """The outline with these numbers in its slots, in order."""
+    known: dict[int, Slot] = {}
+
+    def slot(_: Slot) -> Slot:
+        number = next(numbers)
+        return known.setdefault(number, Slot(number))
+
+    return mapped(drawn, _is_slot, slot)
 
 
 def slots(drawn: Any) -> list[int]:

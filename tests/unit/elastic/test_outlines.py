@@ -10,25 +10,24 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.elastic.participant import Participant
 from rallypoint.elastic.transfer import _check, _pack, _room, _unpack
-from rallypoint.elastic.values import Leaf, fill, leaf_of, outline
+from rallypoint.elastic.values import Spec, fill, leaf_of, outline, spec_of
 
 
-def drawn_of(value: object) -> tuple[Any, list[Any], list[Leaf]]:
+def drawn_of(value: object) -> tuple[Any, list[Any], list[Spec]]:
     arrays: list[Any] = []
     drawn = outline(value, arrays)
-    return drawn, arrays, [leaf_of(each) for each in arrays]
+    return drawn, arrays, [spec_of(each) for each in arrays]
 
 
 def test_an_outline_arrives_as_it_was_sent() -> None:
     kinds: list[Any] = [np.ones(3), np.ones(3), np.ones(3, np.float32), np.ones((3, 1)), np.ones(3)]
-    drawn, _, leaves = drawn_of({"a": kinds, "step": 7})
-    specs = [leaf.spec for leaf in leaves]
+    drawn, _, specs = drawn_of({"a": kinds, "step": 7, "b": {"c": (kinds[0], [kinds[2]])}})
     assert _unpack(_pack(drawn, specs)) == (drawn, specs)
 
 
 def test_many_arrays_of_one_kind_need_few_bytes() -> None:
-    drawn, _, leaves = drawn_of([np.ones(3)] * 4000)
-    assert len(_pack(drawn, [leaf.spec for leaf in leaves])) < 4000 * 16
+    drawn, _, specs = drawn_of([np.ones(3)] * 4000)
+    assert len(_pack(drawn, specs)) < 4000 * 6
 
 
 @pytest.mark.parametrize(
@@ -52,15 +51,15 @@ def test_bytes_that_are_received_become_the_contents(array: Any) -> None:
 
 
 def test_arrays_that_are_alike_keep_their_memory_and_others_are_made() -> None:
-    theirs, _, their_leaves = drawn_of({"same": [np.ones(3)], "longer": [np.ones(2), np.ones(5)]})
+    theirs, _, their_specs = drawn_of({"same": [np.ones(3)], "longer": [np.ones(2), np.ones(5)]})
     own = {"same": [np.zeros(3)], "longer": [np.zeros(2)]}
-    mine, arrays, leaves = drawn_of(own)
-    received, filled = _room(mine, arrays, leaves, theirs, [leaf.spec for leaf in their_leaves])
-    assert [leaf.spec for leaf in received] == [leaf.spec for leaf in their_leaves]
-    got = fill(theirs, filled)
+    mine, arrays, specs = drawn_of(own)
+    room = _room(mine, arrays, specs, theirs, their_specs)
+    assert [spec_of(each) for each in room] == their_specs
+    got = fill(theirs, room)
     assert got["same"][0] is own["same"][0]
     assert [each.shape for each in got["longer"]] == [(2,), (5,)]
-    for leaf in received:
+    for leaf in map(leaf_of, room):
         leaf.data[:] = 0
         leaf.store()
     assert all((each == 0).all() for each in (*got["same"], *got["longer"]))
@@ -72,10 +71,9 @@ class Model(Participant):
 
 def test_a_model_of_other_shapes_is_refused_before_its_bytes_travel() -> None:
     def check(value: object, here: dict[str, Any], there: dict[str, Any]) -> None:
-        mine, _, leaves = drawn_of({"it": here})
-        theirs, _, their_leaves = drawn_of({"it": there})
-        specs = [leaf.spec for leaf in leaves], [leaf.spec for leaf in their_leaves]
-        _check({"it": value}, mine, specs[0], theirs, specs[1])
+        mine, _, specs = drawn_of({"it": here})
+        theirs, _, their_specs = drawn_of({"it": there})
+        _check({"it": value}, mine, specs, theirs, their_specs)
 
     wide, narrow = {"weight": np.ones((2, 3)), "epoch": 1}, {"weight": np.ones((2, 2)), "epoch": 2}
     check(Model(), wide, {**wide, "epoch": 7})
