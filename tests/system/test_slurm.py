@@ -263,7 +263,8 @@ name = "up." + os.environ["RANK"] + "." + os.environ.get("SLURM_RESTART_COUNT", 
 open(name, "w").close()
 while not os.path.exists("go"):
     time.sleep(0.01)
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "has ended", flush=True)
+# in one piece, or those of others may come in between
+os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} has ended\\n".encode())
 """
 
 

@@ -47,6 +47,11 @@ class Hang(Record, kw_only=True):
         return f"the job {verb}: {self.sentence.removesuffix('.')}"
 
     @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait for those at fault."""
+        return self.ranks - set(self.root[1])
+
+    @property
     def event(self) -> dict[str, object]:
         """The event for programs."""
         cause, ranks = self.root
@@ -55,7 +60,7 @@ class Hang(Record, kw_only=True):
             "is_explained": self.is_explained,
             "cause": cause,
             "ranks": list(ranks),
-            "waiting": sorted(self.ranks - set(ranks)),
+            "waiting": sorted(self.waiting),
         }
 
     def is_same(self, other: Hang) -> bool:
@@ -82,9 +87,13 @@ class Hangs:
         self._complaining.add(rank)
 
     def goes_on(self, rank: int) -> bool:
-        """That rank's wait is over. Returns whether this ends a reported hang."""
+        """That rank's wait is over. Returns whether this ends a reported hang.
+
+        One at fault may have waited for something else; but in a circle all are.
+        """
         self._complaining.discard(rank)
-        if self._told is None or rank not in self._told.ranks:
+        told = self._told
+        if told is None or rank not in (told.waiting or told.ranks):
             return False
         self._told = None
         return True

@@ -72,6 +72,7 @@ def test_what_goes_on_may_hang_again() -> None:
     assert not hangs.goes_on(2)  # nothing was told
     assert hangs.judge(explanation_of()) is not None
     assert not hangs.goes_on(7)
+    assert not hangs.goes_on(1)  # the one at fault had waited for something else
     assert hangs.goes_on(0)
     assert not hangs.goes_on(2)
     assert hangs.judge(explanation_of()) is None  # nobody complains any more
