@@ -324,7 +324,7 @@ expect(TypeError, 'not builtins.list', dist.all_reduce, [1.0])
 expect(ValueError, 'ReduceOp.SUM', dist.all_reduce, np.ones(3), 'sum')
 expect(ValueError, 'src=2 is not a rank', dist.broadcast, np.ones(3), 2)
 expect(ValueError, 'this rank itself', dist.send, np.ones(3), dist.get_rank())
-expect(ValueError, 'one array for each rank of the group, 2, and has 1',
+expect(ValueError, "an array for each of the group's 2 ranks, but has 1",
        dist.all_gather, [np.ones(3)], np.ones(3))
 expect(ValueError, f'tensor_list[{dist.get_rank()}] is float64[4] and holds 4 items, but 3 are',
        dist.all_gather, [np.ones(4), np.ones(4)], np.ones(3))

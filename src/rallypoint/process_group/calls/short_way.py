@@ -28,7 +28,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Form(IntEnum):
-    """What a call does with its arrays; as in native/python/short_way.cc."""
+    """What a call does with its arrays; as in native/python/short_call.h."""
 
     IN_PLACE = 0  # one array is input and output
     ONTO_ROOT = 1  # the same, but only the root has an output

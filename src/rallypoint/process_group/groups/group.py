@@ -56,7 +56,7 @@ class ProcessGroup:
         takes_arrays: whether the engine takes the caller's arrays.
         is_parents: this process was forked from the member, which alone may use it.
         forms_again: after abort() it may be formed again, as torch's groups that are reconfigured.
-        at_once: what native/python/short_way.cc needs; None while no call may take the short way.
+        at_once: what native/python/short_call.cc needs; None while no call may take the short way.
     """
 
     at_once: tuple[object, ...] | None

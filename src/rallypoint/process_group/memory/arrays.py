@@ -67,8 +67,8 @@ def as_arrays(
         )
     if len(values) != count:
         raise InvalidArgumentError(
-            f"{operation}: {name} must have one array for each rank of the group, {count}, and has "
-            f"{len(values)}"
+            f"{operation}: {name} must have an array for each of the group's {count} ranks, "
+            f"but has {len(values)}"
         )
     return [as_array(value, operation, writes=writes) for value in values]
 

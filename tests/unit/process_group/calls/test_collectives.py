@@ -230,7 +230,11 @@ def test_wrong_arguments() -> None:
         x, y = np.ones(4), np.ones(4, np.float32)
         calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
             (TypeError, "must be a list", lambda: dist.all_gather(x, x, group)),  # type: ignore[arg-type]
-            (ValueError, "of the group, 2, and has 1", lambda: dist.all_gather([x], x, group)),
+            (
+                ValueError,
+                "of the group's 2 ranks, but has 1",
+                lambda: dist.all_gather([x], x, group),
+            ),
             (ValueError, "dtypes must be equal", lambda: dist.all_gather([x, y], x, group)),
             (ValueError, "but 8 are needed", lambda: dist.all_gather_into_tensor(x, x, group)),
             (ValueError, "one of dst and group_dst", lambda: dist.reduce(x, group=group)),

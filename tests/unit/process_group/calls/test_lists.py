@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused_at_once(item: object, error: type[Exceptio
 @pytest.mark.parametrize("count", [0, RANKS - 1, RANKS + 1])
 def test_a_list_of_another_length(count: int) -> None:
     def main(group: ProcessGroup) -> None:
-        with pytest.raises(InvalidArgumentError, match=f"of the group, {RANKS}, and has {count}"):
+        with pytest.raises(InvalidArgumentError, match=f"group's {RANKS} ranks, but has {count}"):
             dist.all_gather([np.zeros(4) for _ in range(count)], np.zeros(4), group)
 
     run_ranks(RANKS, main)
