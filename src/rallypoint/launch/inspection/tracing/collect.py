@@ -21,6 +21,7 @@ from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTra
 
 _BETWEEN_S = 0.005
 _BETWEEN_LEASES_S = 1.0
+_NAMES_S = 0.3  # how long the names of calls in progress are waited for, at the end
 _MOST_CALLS = 200_000  # of a worker
 _MOST_OF_JOB = 1_000_000
 _SELF = "/proc/self"
@@ -85,6 +86,7 @@ def _trace(
     finally:
         for worker in workers:
             worker.end()
+        _learn_names(workers)
     notes = []
     ended = [worker for worker in workers if worker.pid and not _lives(worker)]
     if ended:
@@ -100,6 +102,18 @@ def _trace(
         workers=tuple(worker.trace() for worker in workers),
         notes=tuple(notes),
     )
+
+
+def _learn_names(workers: Sequence[_Traced]) -> None:
+    """A backend counts a call before it is known which call that is."""
+    deadline = time.monotonic() + _NAMES_S
+    while time.monotonic() < deadline:
+        unnamed = [worker for worker in workers if worker.has_unnamed_calls and _lives(worker)]
+        if not unnamed:
+            return
+        time.sleep(_BETWEEN_S)
+        for worker in unnamed:
+            worker.look()
 
 
 def _lives(worker: _Traced) -> bool:
@@ -127,7 +141,7 @@ class _Traced:
     def begin(self) -> None:
         if self._because:
             return
-        self._look()
+        self.look()
         self._before = self._groups
         self._begin_calls()
 
@@ -140,14 +154,33 @@ class _Traced:
         elif renews and not self._because:
             self._begin_calls()  # it may have formed its first group
         if renews or (self._next_foreign_s and time.monotonic() >= self._next_foreign_s):
-            self._look()
+            self.look()
 
     def end(self) -> None:
         if self._record < 0:
             return
         if self._is_tracing:
             self._calls.end()
-        self._look()
+        self.look()
+
+    def look(self) -> None:
+        """Read the record itself: groups, calls in progress, and those of other backends."""
+        names, groups = read_pages(self._record, self._offset)
+        if groups:
+            self._names, self._groups = names, groups
+        others = {page: g for page, g in groups.items() if g.backend != "rallypoint"}
+        for page, group in others.items():
+            for call in group.calls:
+                if call.operation:
+                    self._foreign[page, call.number] = call
+        self._next_foreign_s = time.monotonic() + 0.02 if others else 0.0
+        if others and has_told_more(self._record, self._offset):
+            ask_for_more(self._record, self._offset)
+
+    @property
+    def has_unnamed_calls(self) -> bool:
+        """Whether another backend has begun a call of which only the number is known."""
+        return any(not call.operation for group in self._groups.values() for call in group.calls)
 
     def trace(self) -> WorkerTrace:
         """The calls that were seen."""
@@ -185,20 +218,6 @@ class _Traced:
         self._is_tracing = not because
         if because and any(group.backend == "rallypoint" for group in self._groups.values()):
             self._because = because
-
-    def _look(self) -> None:
-        """Read the record itself: groups, calls in progress, and those of other backends."""
-        names, groups = read_pages(self._record, self._offset)
-        if groups:
-            self._names, self._groups = names, groups
-        others = {page: g for page, g in groups.items() if g.backend != "rallypoint"}
-        for page, group in others.items():
-            for call in group.calls:
-                if call.operation:
-                    self._foreign[page, call.number] = call
-        self._next_foreign_s = time.monotonic() + 0.02 if others else 0.0
-        if others and has_told_more(self._record, self._offset):
-            ask_for_more(self._record, self._offset)
 
     def _missed_of_others(self) -> int:
         """Calls of other backends whose numbers were skipped."""
