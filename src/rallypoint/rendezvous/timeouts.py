@@ -42,6 +42,7 @@ _MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_time
 _IS_HOST, _QUORUM = "is_host", "quorum"
 _QUORUMS = ("members", "host")
 _MOST_BEATS_PER_S = 1000  # for all members of a round together
+_END_SHARE, _END_LEAST_S, _END_MOST_S = 0.2, 0.2, 1.0  # of the silence; see `end_s`
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
@@ -65,6 +66,15 @@ class Timeouts(Record, kw_only=True):
     def silence_s(self) -> float:
         """A peer without any message for this long counts as lost."""
         return self.beat_s * self.missed_beats
+
+    @property
+    def end_s(self) -> float:
+        """The time within which an agent has stopped its workers once nobody hears it any more.
+
+        Others wait for it beside the silence before they go on without that agent. Who sets a short
+        silence wants to go on soon, and has an agent that is as quick.
+        """
+        return min(_END_MOST_S, max(_END_LEAST_S, _END_SHARE * self.silence_s))
 
     def beat_of(self, nodes: int) -> float:
         """The interval of heartbeats of each of that many members.

@@ -57,7 +57,7 @@ class SimCluster:
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
         self.keeper = None if keeper is None else keeper(self.loop, self.random)
-        self.kill_s, self.grace_s = 1.0, 0.1
+        self.kill_s, self.grace_s = timeouts.end_s, 0.1
         self.works_for_s: float | None = None  # the time after which workers succeed
         self.agents: dict[str, SimAgent] = {}  # by name, the latest of each node
         self.witness = Witness(self.loop, f"seed {seed}")
@@ -82,7 +82,6 @@ class SimCluster:
             "max_restarts": max_restarts,
             "timeouts": timeouts,
             "quorum": quorum,
-            "kill_s": self.kill_s,
         }
         self._endpoints = 0 if keeper else endpoints
         self._late_endpoints = 0

@@ -23,6 +23,11 @@ def test_small_jobs_beat_more_often() -> None:
     assert read_timeouts({"keep_alive_max_attempt": "30"}).beat_of(2) == 1.0
 
 
+def test_a_short_silence_leaves_little_time_to_end_workers() -> None:
+    limits = [Timeouts(beat_s=silence_s, missed_beats=1).end_s for silence_s in (0.5, 1, 3, 5, 30)]
+    assert limits == pytest.approx([0.2, 0.2, 0.6, 1.0, 1.0])
+
+
 @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
 def test_no_number_of_seconds(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="join_timeout is"):

@@ -53,8 +53,8 @@ from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Re
 GOODBYE_S = 2.0
 # An inquiry begins with it, and no message about rounds does.
 _INQUIRY = b"?"
-# The guardian ends workers so long after we should have: within what the others wait (kill_s).
-_GUARD_S = 0.2
+# Of what the others wait (kill_s): so long after we should have, the guardian ends the workers.
+_GUARD_SHARE = 0.2
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
 
 
@@ -139,7 +139,7 @@ class LinkedRounds(RoundSource, Receiver):
     def fence_at(self) -> float | None:
         """See RoundSource."""
         fence_at = self._core.fence_at
-        return None if fence_at is None else fence_at + _GUARD_S
+        return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.kill_s
 
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""

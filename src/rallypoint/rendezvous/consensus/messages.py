@@ -296,7 +296,6 @@ class Setup(Record, kw_only=True):
         endpoints: where the job is found. A quorum of them begins it.
         slot: which of them this agent is; None: none.
         quorum: "members": any quorum continues; "host": only with the agent that began the job.
-        kill_s: the time within which an agent has ended its workers when it must end them at once.
         drift: by how much two clocks may differ in speed.
     """
 
@@ -309,7 +308,6 @@ class Setup(Record, kw_only=True):
     max_restarts: int = 0
     timeouts: Timeouts = Timeouts()
     quorum: str = "members"
-    kill_s: float = 1.0
     drift: float = 0.01
 
     @property
@@ -323,6 +321,11 @@ class Setup(Record, kw_only=True):
     def fence_s(self) -> float:
         """An agent that has not been heard for this long counts as silent, and runs no workers."""
         return self.timeouts.silence_s
+
+    @property
+    def kill_s(self) -> float:
+        """The time within which an agent has ended its workers when it must end them at once."""
+        return self.timeouts.end_s
 
     @property
     def dead_s(self) -> float:
