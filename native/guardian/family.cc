@@ -174,6 +174,18 @@ bool Family::reap_orphans() {
   }
 }
 
+void Family::note_stops() {
+  for (;;) {
+    siginfo_t info{};
+    if (waitid(P_ALL, 0, &info, WSTOPPED | WCONTINUED | WNOHANG) != 0 || info.si_pid == 0) return;
+    const Worker* worker = find_pid(info.si_pid);
+    if (worker == nullptr || is_paused_) continue;
+    const bool goes_on = info.si_code == CLD_CONTINUED;
+    const ReportKind kind = goes_on ? ReportKind::kContinued : ReportKind::kStopped;
+    channel_.report({kind, worker->id, worker->pid});
+  }
+}
+
 // During END the order no longer matters: all that end now were killed by us.
 void Family::reap_all() {
   while (!reap_orphans()) {

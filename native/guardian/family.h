@@ -26,6 +26,8 @@ class Family {
   // Reaps orphans that have ended. False: a worker has ended too, and its pidfd must be handled
   // first.
   bool reap_orphans();
+  // Reports workers that a signal has stopped, or let continue; nothing while they are paused.
+  void note_stops();
   // Sends SIGKILL to all, repeatedly, until none is left, or for as long as that may help.
   void end();
   // Stops every process below us until `resume`. Others may continue some: `stay_paused`, to be

@@ -153,6 +153,7 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
     }
     if (children_ended) {
       family.reap_orphans();  // a worker found there is in epoll's next list
+      family.note_stops();
       family.stay_paused();
     }
     // What the agent has allowed counts, however late we are: a stopped guardian may be woken by

@@ -59,6 +59,8 @@ enum class ReportKind : int64_t {
   kEnded = 5,       // status = number of processes that could not be killed
   // The time is over: everything is being killed, and its ends are reported after this.
   kFenced = 6,
+  kStopped = 7,    // worker, pid; a signal has stopped it, and it was not ours
+  kContinued = 8,  // worker, pid
 };
 
 enum class SpawnStage : int64_t { kNone = 0, kFork = 1, kDirectory = 2, kExec = 3, kAffinity = 4 };

@@ -95,6 +95,25 @@ def test_end_spares_the_guardian_for_the_next_workers(guardian: Guardian) -> Non
         assert (ended.kind, ended.status) == (ReportKind.ENDED, 0)
 
 
+def test_workers_that_others_stop_are_told(guardian: Guardian) -> None:
+    spawn(guardian, 7, *SLEEP)
+    (started,) = read(guardian, 1)
+    for number, kind in (
+        (signal.SIGSTOP, ReportKind.STOPPED),
+        (signal.SIGCONT, ReportKind.CONTINUED),
+    ):
+        os.kill(started.pid, number)
+        (told,) = read(guardian, 1)
+        assert (told.kind, told.worker, told.pid) == (kind, 7, started.pid)
+    guardian.pause()  # not told
+    guardian.resume()
+    assert read(guardian, 1)[0].kind is ReportKind.CONTINUED
+    os.kill(started.pid, signal.SIGSTOP)
+    assert read(guardian, 1)[0].kind is ReportKind.STOPPED
+    os.kill(started.pid, signal.SIGKILL)  # ends it although it is stopped
+    assert read(guardian, 1)[0].kind is ReportKind.EXITED
+
+
 def test_orphans_are_reaped_while_others_run(guardian: Guardian, tmp_path: Path) -> None:
     """Each says which process it is, and ends when all have been found to be the guardian's."""
     orphan = "echo $$ > part.$$; mv part.$$ orphan.$$; until [ -e go ]; do sleep 0.02; done"
@@ -235,6 +254,7 @@ def test_what_is_paused_stays_so_until_it_is_resumed(guardian: Guardian) -> None
     await_state(pids, "T")
     guardian.resume()
     await_state(pids, "SR")
+    assert read(guardian, 1)[0].kind is ReportKind.CONTINUED
     guardian.pause()
     guardian.end()
     assert [report.kind for report in read(guardian, 2)] == [ReportKind.EXITED, ReportKind.ENDED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from tests.conftest import EACH_WAY, SOON_S
 from tests.system.conftest import Launch
-from tests.system.test_explain import BEGIN, COMMON, NEEDS_TORCH, explain
+from tests.system.test_explain import BEGIN, COMMON, NEEDS_TORCH, explain, worker_pids
 from tests.system.test_logs import COMMON as OF_EVERY_EVENT
 from tests.system.test_logs import documented_events
 
@@ -164,6 +165,49 @@ def test_a_job_that_goes_on_says_so(launch: Launch, kind: str) -> None:
     (event,) = events(launch, "hang_over")
     assert event["rank"] in (0, 2)
     assert 3 < event["waited_s"] < 8
+
+
+STEPS = """
+while not os.path.exists("end"):
+    time.sleep(0.02)
+    dist.all_reduce(ones())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_is_stopped_is_told_sooner(launch: Launch, kind: str) -> None:
+    """A tenth of the time is enough, as it cannot just be computing."""
+    start(launch, kind, STEPS, "--hang-after", "20")
+    launch.wait_for("ready.*", 3)
+    assert launch.process is not None
+    pid = worker_pids(launch.process.pid)[1]
+    time.sleep(0.5)
+    began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    wait_for_text(launch, "the job hangs: rank 1 is stopped (SIGSTOP)")
+    assert 2 <= time.monotonic() - began < max(6.0, 2 + SOON_S)
+    os.kill(pid, signal.SIGCONT)
+    wait_for_text(launch, "the job goes on: rank 1 is no longer stopped, after")
+    (launch.directory / "end").touch()
+    assert launch.process.wait(30) == 0
+    assert len(launch.err.splitlines()) == 2, launch.err
+
+
+def test_a_rank_that_is_slowed_down_with_signals_is_no_hang(launch: Launch) -> None:
+    """As cpulimit does it: stopped and continued many times a second."""
+    start(launch, "N", STEPS, "--hang-after", "1")
+    launch.wait_for("ready.*", 3)
+    assert launch.process is not None
+    pid = worker_pids(launch.process.pid)[1]
+    for _ in range(30):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.06)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.06)
+    (launch.directory / "end").touch()
+    assert launch.process.wait(30) == 0
+    assert launch.err == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

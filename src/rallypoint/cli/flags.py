@@ -64,7 +64,8 @@ GROUPS = (
              "'restart' ends the workers as if one had failed; 'stop' ends the\n"
              "job; 'off' does not watch for hangs", "WHAT"),
         Flag("--hang-after", "a job counts as hanging when ranks have waited for at least this\n"
-             "long, and ten times longer than before (default 30)", "SECONDS"),
+             "long, and ten times longer than before (default 30); a tenth is enough\n"
+             "where they wait for one that a signal has stopped", "SECONDS"),
         Flag("--signals-to-handle", "signals that stop the job and are forwarded to the workers\n"
              "(default SIGTERM,SIGINT,SIGHUP,SIGQUIT)", "NAMES"),
         Flag("--monitor-interval", "ignored, for torchrun's sake: workers are watched, not polled",

@@ -40,6 +40,8 @@ class ReportKind(IntEnum):
     UNKILLABLE = 4
     ENDED = 5
     FENCED = 6
+    STOPPED = 7
+    CONTINUED = 8
 
 
 class GuardianLostError(HostError):

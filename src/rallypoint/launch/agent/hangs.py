@@ -12,6 +12,10 @@ from typing import Any
 
 from rallypoint.base.record import Record
 
+# Of the time after which a wait is long, where ranks wait for one that a signal has stopped: it
+# cannot just be computing.
+STOPPED_SHARE = 0.1
+_STOPPED = "stopped"  # that cause, as `explain` names it
 _ALMOST = 0.9  # of the time; clocks are coarse
 _EXPLAINED = 3  # the status that `explain` would exit with
 
@@ -86,14 +90,17 @@ class Hangs:
         """That rank has waited for too long."""
         self._complaining.add(rank)
 
-    def goes_on(self, rank: int) -> bool:
-        """That rank's wait is over. Returns whether this ends a reported hang.
+    def goes_on(self, rank: int, *, was_stopped: bool = False) -> bool:
+        """That rank no longer waits, or is not stopped now. Returns whether this ends a told hang.
 
         One at fault may have waited for something else; but in a circle all are.
         """
         self._complaining.discard(rank)
         told = self._told
-        if told is None or rank not in (told.waiting or told.ranks):
+        if told is None:
+            return False
+        ended_by = told.root[1] if was_stopped else told.waiting or told.ranks
+        if rank not in ended_by or (was_stopped and told.root[0] != _STOPPED):
             return False
         self._told = None
         return True
@@ -116,7 +123,8 @@ def _hang(explanation: Mapping[str, Any], after_s: float) -> Hang | None:
     ranks = frozenset([*root["ranks"], *root["waited_for_by"]])
     edges = [edge for edge in explanation["edges"] if not ranks.isdisjoint(edge["ranks"])]
     known = [edge["for_s"] for edge in edges if edge["for_s"] is not None]
-    if not ranks or (known and max(known) < _ALMOST * after_s):
+    share = STOPPED_SHARE if root["cause"] == _STOPPED else 1.0
+    if not ranks or (known and max(known) < _ALMOST * share * after_s):
         return None
     return Hang(
         sentence=str(explanation["sentence"]),

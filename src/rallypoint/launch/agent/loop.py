@@ -435,6 +435,10 @@ class Agent:
                 if report.kind is ReportKind.STARTED:
                     worker.pid = report.pid
                     self._progress.worker_started(worker.rank, report.pid)
+                elif report.kind is ReportKind.STOPPED:
+                    self._stuck_ranks.stopped(worker.rank, time.monotonic())
+                elif report.kind is ReportKind.CONTINUED:
+                    self._stuck_ranks.continued(worker.rank, time.monotonic())
                 elif worker.rank < 0 and self._seat is not None:
                     self._read(worker)
                     self._recovery.lost_standby(worker, report, self._seat)

@@ -1,5 +1,7 @@
 """What an agent does about ranks that keep others waiting: workers complain, and are believed.
 
+An agent complains itself of its workers that a signal has stopped, as they do not just compute.
+
 Hangs are hang_watch.py's, calls that timed out timeout_watch.py's; both are imported when a worker
 first complains. The agent that coordinates hears of all complaints, and has a rank killed by its
 own agent if others can go on without it.
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
     from rallypoint.launch.agent.hangs import Hang
     from rallypoint.launch.agent.timeout_watch import TimeoutWatch
     from rallypoint.launch.inspection.relay import Relay, Told
+
+
+class _Stopped:
+    """A worker that a signal has stopped."""
+
+    def __init__(self, round_number: int, since: float, complains_at: float) -> None:
+        self.round, self.since, self.complains_at = round_number, since, complains_at
 
 
 class StuckRanks:
@@ -52,16 +61,26 @@ class StuckRanks:
         self._perform, self._look, self._world_size = perform, look, world_size
         self._hang_watch: HangWatch | None = None
         self._timeout_watch: TimeoutWatch | None = None
+        self._stopped: dict[int, _Stopped] = {}  # by rank
 
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`; None: only events matter."""
-        return None if self._timeout_watch is None else self._timeout_watch.wake_at
+        alarms = [each.complains_at for each in self._stopped.values()]
+        if self._timeout_watch is not None and self._timeout_watch.wake_at is not None:
+            alarms.append(self._timeout_watch.wake_at)
+        return min(alarms, default=None)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
         if self._timeout_watch is not None:
             self._timeout_watch.tick(now)
+        for rank, stopped in list(self._stopped.items()):
+            if rank not in self._state.group.running or stopped.round != self._state.round:
+                del self._stopped[rank]
+            elif now >= stopped.complains_at:
+                self._hangs().complains(rank, now - stopped.since, is_stopped=True)
+                stopped.complains_at = now + (now - stopped.since)
 
     def close(self) -> None:
         """Stop watching."""
@@ -72,6 +91,20 @@ class StuckRanks:
         """A worker of this node waits for long, or did."""
         if self._job.on_hang is not OnHang.OFF:
             self._hangs().complains(rank, message.seconds, is_over=message.is_over)
+
+    def stopped(self, rank: int, now: float) -> None:
+        """A signal has stopped a worker of this node."""
+        if self._job.on_hang is not OnHang.OFF and rank >= 0:
+            from rallypoint.launch.agent.hangs import STOPPED_SHARE
+
+            at = now + STOPPED_SHARE * self._job.hang_after_s
+            self._stopped[rank] = _Stopped(self._state.round, now, at)
+
+    def continued(self, rank: int, now: float) -> None:
+        """A signal has let it continue."""
+        stopped = self._stopped.pop(rank, None)
+        if stopped is not None and self._hang_watch is not None:
+            self._hang_watch.complains(rank, now - stopped.since, is_over=True, is_stopped=True)
 
     def timed_out(self, rank: int, message: CallTimedOut) -> None:
         """A worker of this node, which can go on, has waited for another one until its timeout."""

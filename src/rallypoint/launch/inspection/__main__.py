@@ -2,7 +2,8 @@
 
     node           this node, for another one
     trace SECONDS  the same, for that long: the calls that were made
-    job PID        the whole job of that agent: the output of `rallypoint explain --json`
+    job PID [S]    the whole job of that agent: the output of `rallypoint explain --json`; S seconds
+                   between the two looks
 
 For a node, standard input is a connection to its agent, whose only thread must not block for half a
 second.
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from rallypoint.base.errors import HostError
 from rallypoint.launch.inspection.client import Asking
 from rallypoint.launch.inspection.facts_json import encode
-from rallypoint.launch.inspection.look import look_twice
+from rallypoint.launch.inspection.look import BETWEEN_S, look_twice
 from rallypoint.launch.inspection.tracing.collect import trace_node
 from rallypoint.launch.inspection.tracing.packing import LATE_S, pack
 
@@ -40,9 +41,9 @@ def main(words: Sequence[str]) -> None:
                 trace_s = min(float(seconds), _MOST_TRACE_S)
                 signal.alarm(int(trace_s + LATE_S))
                 seen = pack(trace_node(_agent_here(), trace_s, lambda: False))
-            case ["job", pid]:
+            case ["job", pid, *between]:
                 signal.alarm(_JOB_AT_MOST_S)
-                seen = _job(int(pid))
+                seen = _job(int(pid), *map(float, between))
             case _:
                 raise SystemExit(__doc__)
     except HostError as error:
@@ -61,14 +62,14 @@ def _node() -> dict[str, object]:
     return {"first": encode(looks.first), "second": encode(looks.second)}
 
 
-def _job(pid: int) -> dict[str, object]:
+def _job(pid: int, between_s: float = BETWEEN_S) -> dict[str, object]:
     from rallypoint.diagnosis.explain import explanation_of
     from rallypoint.launch.inspection.entries import running_agents
     from rallypoint.launch.inspection.everywhere import look_everywhere
 
     agents = running_agents()
     jobs = {agent.job for agent in agents if agent.pid == pid}
-    looks = look_everywhere([agent for agent in agents if agent.job in jobs])
+    looks = look_everywhere([agent for agent in agents if agent.job in jobs], between_s=between_s)
     found = explanation_of(looks.first, looks.second)
     return {"round": looks.second.round, **found.to_json()}
 

@@ -16,7 +16,7 @@ from rallypoint.launch.inspection.agent_status import AgentStatus
 from rallypoint.launch.inspection.client import Asking, NoAnswerError
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.inspection.facts_json import decode
-from rallypoint.launch.inspection.look import NodeLooks, look_twice
+from rallypoint.launch.inspection.look import BETWEEN_S, NodeLooks, look_twice
 
 AT_MOST_S = 4.0
 
@@ -36,8 +36,11 @@ class JobLooks:
     notes: tuple[str, ...]
 
 
-def look_everywhere(agents: Sequence[Found]) -> JobLooks:
+def look_everywhere(agents: Sequence[Found], *, between_s: float = BETWEEN_S) -> JobLooks:
     """Inspect all nodes of the job of these agents, which run on this machine.
+
+    Args:
+        between_s: the time between the two looks at the nodes here.
 
     Raises:
         HostError: no agent answers.
@@ -45,7 +48,7 @@ def look_everywhere(agents: Sequence[Found]) -> JobLooks:
     until = time.monotonic() + AT_MOST_S
     seen = _Seen()
     with ThreadPoolExecutor(max_workers=min(32, len(agents) + 1)) as pool:
-        here = [pool.submit(_look_here, agent) for agent in agents]
+        here = [pool.submit(_look_here, agent, between_s) for agent in agents]
         others = pool.submit(_ask_for_others, agents, until)
         for look in here:
             seen.add_own(look.result())
@@ -54,10 +57,10 @@ def look_everywhere(agents: Sequence[Found]) -> JobLooks:
     return seen.looks()
 
 
-def _look_here(agent: Found) -> NodeLooks | HostError:
+def _look_here(agent: Found, between_s: float) -> NodeLooks | HostError:
     try:
         with Asking.at(agent) as asking:
-            return look_twice(asking)
+            return look_twice(asking, between_s)
     except HostError as error:
         return error
 

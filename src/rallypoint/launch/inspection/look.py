@@ -56,8 +56,8 @@ def look_where(pids: Iterable[int]) -> dict[int, Whereabouts]:
     return {pid: Whereabouts(processes.get(pid), answers[pid]) for pid in pids}
 
 
-def look_twice(agent: Asking) -> NodeLooks:
-    """The state of an agent's node now, and `BETWEEN_S` later.
+def look_twice(agent: Asking, between_s: float = BETWEEN_S) -> NodeLooks:
+    """The state of an agent's node now, and `between_s` later.
 
     Raises:
         NoAnswerError: the agent does not answer.
@@ -70,7 +70,7 @@ def look_twice(agent: Asking) -> NodeLooks:
         before = Look(pids)
         stacks = ask_for_stacks(pids, running=before.running())
         first = _node(status, descriptors, before.processes(before), stacks)
-        time.sleep(max(0.0, before.at + BETWEEN_S - time.monotonic()))
+        time.sleep(max(0.0, before.at + between_s - time.monotonic()))
         stacks = ask_for_stacks(pids, running=before.running())
         second = _node(status, descriptors, Look(pids).processes(before), stacks)
     finally:

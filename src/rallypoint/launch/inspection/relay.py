@@ -24,17 +24,23 @@ Look = Callable[[Reply, float], None]
 
 
 class LongWaits(Record):
-    """A message to the coordinating agent: a worker of the sender's node waits for long, or did."""
+    """A message to the coordinating agent: a worker of the sender's node waits for long, or did.
+
+    Attributes:
+        is_stopped: it does not wait, but a signal has stopped it.
+    """
 
     round: int
     rank: int
     seconds: float
     is_over: bool
+    is_stopped: bool = False
 
     def to_bytes(self) -> bytes:
         """As an inquiry."""
-        told = {"ask": "wait", "number": self.rank, "round": self.round}
-        return json.dumps({**told, "seconds": self.seconds, "is_over": self.is_over}).encode()
+        told = {"ask": "wait", "number": self.rank, "round": self.round, "seconds": self.seconds}
+        told |= {"is_over": self.is_over, "is_stopped": self.is_stopped}
+        return json.dumps(told).encode()
 
 
 class TimedOut(Record):
@@ -134,8 +140,13 @@ class Relay:
                     trace_s,
                 )
             case "wait":
-                is_over = bool(message["is_over"])
-                waits = LongWaits(int(message["round"]), number, float(message["seconds"]), is_over)
+                waits = LongWaits(
+                    int(message["round"]),
+                    number,
+                    float(message["seconds"]),
+                    bool(message["is_over"]),
+                    message.get("is_stopped") is True,
+                )
                 self._told(waits)
             case "timed out":
                 ranks = tuple(map(int, message["ranks"]))

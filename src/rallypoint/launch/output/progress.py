@@ -134,9 +134,10 @@ class ProgressReporter:
         self.told(text)
         self._record("hang", round=self._round, **event, on_hang=self._job.on_hang.value)
 
-    def goes_on(self, rank: int, waited_s: float) -> None:
-        """A hang is over: what that rank waited for has come."""
-        self.told(f"the job goes on: rank {rank} is no longer waiting, after {waited_s:.1f} s")
+    def goes_on(self, rank: int, waited_s: float, was_stopped: bool = False) -> None:
+        """A hang is over: what that rank waited for has come, or it is not stopped any more."""
+        state = "stopped" if was_stopped else "waiting"
+        self.told(f"the job goes on: rank {rank} is no longer {state}, after {waited_s:.1f} s")
         self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
 
     def went_on(self, told: tuple[str, dict[str, object]]) -> None:

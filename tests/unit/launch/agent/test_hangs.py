@@ -113,3 +113,32 @@ def test_a_hang_that_is_not_explained() -> None:
     assert hang.rank == 0
     assert hang.text.startswith("the job may hang: ")
     assert hang.past.startswith("the job may have hung: ")
+
+
+def stopped(for_s: float, cause: str = "stopped") -> dict[str, Any]:
+    root = {"ranks": [1], "cause": cause, "waited_for_by": [0, 2]}
+    return explanation_of(for_s=for_s, roots=[root])
+
+
+def test_one_that_is_stopped_is_waited_for_a_tenth_of_the_time() -> None:
+    hangs = complaining(1)  # its agent does, for it
+    assert hangs.judge(stopped(2.0)) is None
+    assert hangs.judge(stopped(3.0, "elsewhere")) is None
+    hang = hangs.judge(stopped(3.0))
+    assert hang is not None
+    assert hang.rank == 1
+
+
+def test_one_that_was_stopped_goes_on() -> None:
+    hangs = complaining(1)
+    assert hangs.judge(stopped(3.0)) is not None
+    assert not hangs.goes_on(0, was_stopped=True)
+    assert hangs.goes_on(1, was_stopped=True)
+    assert not hangs.goes_on(1, was_stopped=True)
+
+
+def test_a_hang_of_another_cause_is_not_over_for_it() -> None:
+    hangs = complaining(0, 1)
+    assert hangs.judge(stopped(31.0, "elsewhere")) is not None
+    assert not hangs.goes_on(1, was_stopped=True)
+    assert hangs.goes_on(0)

@@ -106,7 +106,9 @@ def test_who_coordinates_hears_of_long_waits() -> None:
     waits = LongWaits(2, 5, 31.5, is_over=False)
     agents.rounds[2].inquire("key0", waits.to_bytes())
     agents.rounds[1].inquire("key0", b'{"ask": "wait", "number": 5, "round": "x"}')
-    assert agents.told == [(0, waits)]
+    stopped = LongWaits(2, 4, 3.0, is_over=True, is_stopped=True)
+    agents.rounds[1].inquire("key0", stopped.to_bytes())
+    assert agents.told == [(0, waits), (0, stopped)]
 
 
 def test_who_coordinates_hears_of_timeouts_and_has_ranks_ended() -> None:
