@@ -168,9 +168,11 @@ def test_a_job_that_goes_on_says_so(launch: Launch, kind: str) -> None:
 
 
 STEPS = """
-while not os.path.exists("end"):
+end = ones(1) * 0
+while end[0] == 0:  # the same on all ranks
     time.sleep(0.02)
-    dist.all_reduce(ones())
+    end[0] = os.path.exists("end")
+    dist.all_reduce(end)
 dist.destroy_process_group()
 """
 
@@ -195,8 +197,8 @@ def test_a_rank_that_is_stopped_is_told_sooner(launch: Launch, kind: str) -> Non
 
 
 def test_a_rank_that_is_slowed_down_with_signals_is_no_hang(launch: Launch) -> None:
-    """As cpulimit does it: stopped and continued many times a second."""
-    start(launch, "N", STEPS, "--hang-after", "1")
+    """As cpulimit does it: stopped many times a second, though never for half a second."""
+    start(launch, "N", STEPS, "--hang-after", "5")
     launch.wait_for("ready.*", 3)
     assert launch.process is not None
     pid = worker_pids(launch.process.pid)[1]
@@ -208,6 +210,22 @@ def test_a_rank_that_is_slowed_down_with_signals_is_no_hang(launch: Launch) -> N
     (launch.directory / "end").touch()
     assert launch.process.wait(30) == 0
     assert launch.err == ""
+
+
+def test_a_stopped_rank_that_nobody_waits_for_yet_is_told_once_they_do(launch: Launch) -> None:
+    late = 'if rank != culprit:\n    time.sleep(3)\npathlib.Path(f"late.{rank}").touch()\n'
+    start(launch, "N", late + STEPS, "--hang-after", "10")
+    launch.wait_for("ready.*", 3)
+    assert launch.process is not None
+    pid = worker_pids(launch.process.pid)[1]
+    os.kill(pid, signal.SIGSTOP)
+    launch.wait_for("late.[02]", 2)
+    began = time.monotonic()
+    wait_for_text(launch, "the job hangs: rank 1 is stopped (SIGSTOP)")  # after 1, 2, 4 s
+    assert 0.5 <= time.monotonic() - began < max(7.0, 2 + SOON_S), launch.err
+    os.kill(pid, signal.SIGCONT)
+    (launch.directory / "end").touch()
+    assert launch.process.wait(30) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

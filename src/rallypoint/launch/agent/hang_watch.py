@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from rallypoint.launch.agent.hangs import Hang, Hangs
+from rallypoint.launch.agent.hangs import STOPPED_SHARE, Hang, Hangs
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.inspection.child import Child
 from rallypoint.launch.inspection.relay import LongWaits
@@ -51,7 +51,7 @@ class HangWatch:
         self._round = -1
         self._hangs = Hangs(after_s)
         self._child: Child | None = None
-        self._calm_until = 0.0
+        self._calm_s = self._calm_until = 0.0
 
     def complains(
         self, rank: int, seconds: float, *, is_over: bool = False, is_stopped: bool = False
@@ -89,12 +89,13 @@ class HangWatch:
             return
         self._hangs.complains(waits.rank)
         if self._child is None and time.monotonic() >= self._calm_until:
+            self._calm_s = _CALM * self._after_s * (STOPPED_SHARE if waits.is_stopped else 1.0)
             between = [str(_BETWEEN_STOPPED_S)] if waits.is_stopped else []
             self._child = Child(self._selector, ["job", str(os.getpid()), *between], self._seen)
 
     def _seen(self, explanation: dict[str, object] | None) -> None:
         self._child = None
-        self._calm_until = time.monotonic() + _CALM * self._after_s
+        self._calm_until = time.monotonic() + self._calm_s
         # Meanwhile the workers may have ended, or be others.
         is_current = self._round == self._state.round and self._state.is_under_way
         if explanation is None or not is_current or explanation.get("round") != self._round:

@@ -123,9 +123,12 @@ def _hang(explanation: Mapping[str, Any], after_s: float) -> Hang | None:
     ranks = frozenset([*root["ranks"], *root["waited_for_by"]])
     edges = [edge for edge in explanation["edges"] if not ranks.isdisjoint(edge["ranks"])]
     known = [edge["for_s"] for edge in edges if edge["for_s"] is not None]
-    share = STOPPED_SHARE if root["cause"] == _STOPPED else 1.0
+    is_stopped = root["cause"] == _STOPPED
+    share = STOPPED_SHARE if is_stopped else 1.0
     if not ranks or (known and max(known) < _ALMOST * share * after_s):
         return None
+    if is_stopped and not root["waited_for_by"]:
+        return None  # the others compute still
     return Hang(
         sentence=str(explanation["sentence"]),
         is_explained=explanation["exit_status"] == _EXPLAINED,

@@ -115,14 +115,18 @@ def test_a_hang_that_is_not_explained() -> None:
     assert hang.past.startswith("the job may have hung: ")
 
 
-def stopped(for_s: float, cause: str = "stopped") -> dict[str, Any]:
-    root = {"ranks": [1], "cause": cause, "waited_for_by": [0, 2]}
-    return explanation_of(for_s=for_s, roots=[root])
+def stopped(
+    for_s: float, cause: str = "stopped", waiting: tuple[int, ...] = (0, 2)
+) -> dict[str, Any]:
+    root = {"ranks": [1], "cause": cause, "waited_for_by": list(waiting)}
+    edges = explanation_of(for_s=for_s)["edges"] if waiting else []
+    return explanation_of(edges=edges, roots=[root])
 
 
 def test_one_that_is_stopped_is_waited_for_a_tenth_of_the_time() -> None:
     hangs = complaining(1)  # its agent does, for it
     assert hangs.judge(stopped(2.0)) is None
+    assert hangs.judge(stopped(3.0, waiting=())) is None
     assert hangs.judge(stopped(3.0, "elsewhere")) is None
     hang = hangs.judge(stopped(3.0))
     assert hang is not None
