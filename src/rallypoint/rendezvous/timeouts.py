@@ -71,8 +71,8 @@ class Timeouts(Record, kw_only=True):
     def end_s(self) -> float:
         """The time within which an agent has stopped its workers once nobody hears it any more.
 
-        Others wait for it beside the silence before they go on without that agent. Who sets a short
-        silence wants to go on soon, and has an agent that is as quick.
+        Others wait for it after the silence, before they go on without that agent. It is short
+        where the silence is: whoever sets a short one wants to go on soon.
         """
         return min(_END_MOST_S, max(_END_LEAST_S, _END_SHARE * self.silence_s))
 

@@ -1,9 +1,10 @@
 """The agent's side of the guardian, the small native process between the agent and the workers.
 
-It starts workers, signals their process groups and reports their ends. When the agent dies, however
-it dies, or does not renew a fence in time, the guardian ends all processes below it. A guardian
-that stops reading blocks nobody: requests are queued here. Its own side is native/guardian/, where
-protocol.h defines the bytes. Reasons: docs/decisions/010-guardian.md.
+It starts workers, signals their process groups, and reports when they end, are stopped or continue.
+When the agent dies, however it dies, or does not renew a fence in time, the guardian ends all
+processes below it. A guardian that stops reading blocks nobody: requests are queued here. Its own
+side is native/guardian/, where protocol.h defines the bytes.
+Reasons: docs/decisions/010-guardian.md.
 """
 
 from __future__ import annotations

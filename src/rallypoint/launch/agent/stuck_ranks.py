@@ -1,6 +1,6 @@
 """What an agent does about ranks that keep others waiting: workers complain, and are believed.
 
-An agent complains itself of its workers that a signal has stopped, as they do not just compute.
+The agent itself complains of workers that a signal has stopped: they cannot just be computing.
 
 Hangs are hang_watch.py's, calls that timed out timeout_watch.py's; both are imported when a worker
 first complains. The agent that coordinates hears of all complaints, and has a rank killed by its

@@ -86,7 +86,7 @@ def _trace(
     finally:
         for worker in workers:
             worker.end()
-        _learn_names(workers)
+    _learn_names(workers)
     notes = []
     ended = [worker for worker in workers if worker.pid and not _lives(worker)]
     if ended:
