@@ -39,6 +39,9 @@ hypothesis.settings.load_profile("busy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# With it, each print is several writes, and the lines of ranks that share an output mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # How many times each test that is marked `repeated` runs; 50 in `make check-long`.
 TIMES = int(os.environ.get("RALLYPOINT_TEST_TIMES", "1"))
 

@@ -106,6 +106,7 @@ def test_workers_that_others_stop_are_told(guardian: Guardian) -> None:
         (told,) = read(guardian, 1)
         assert (told.kind, told.worker, told.pid) == (kind, 7, started.pid)
     guardian.pause()  # not told
+    await_state([started.pid], "T")  # SIGCONT takes back a SIGSTOP that has not worked yet
     guardian.resume()
     assert read(guardian, 1)[0].kind is ReportKind.CONTINUED
     os.kill(started.pid, signal.SIGSTOP)
