@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.testing.sim_story import story
 
-SEEDS = 1000
+SEEDS = 500  # and 20,000 in `make check-long`
 SMALL = 12
 
 

@@ -309,8 +309,9 @@ def test_a_job_that_is_to_end(launch: Launch, kind: str) -> None:
     start(launch, kind, SLEEPS, *flags)
     assert launch.process is not None
     assert launch.process.wait(60) == 1
-    why = r"rallypoint: stopped, because the job hung: rank 1 never .* s\), after \d+\.\d s\n"
-    assert re.match(why, launch.err), launch.err
+    # With gloo, a rank may complain of one that was ended just before it.
+    why = r"^rallypoint: stopped, because the job hung: rank 1 never .* s\), after \d+\.\d s$"
+    assert re.search(why, launch.err, re.MULTILINE), launch.err
     assert len(events(launch, "round_began")) == 1
     assert launch.left_over(within_s=2) == []
     done = explain(str(launch.process.pid))
