@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kAttempts = 20;  // while the system is short of memory
 constexpr unsigned kAttemptUs = 1000;
+constexpr std::size_t kMostParts = 64;  // that one call reads
 // Of arenas; above this, they are dropped and mapped again on demand.
 constexpr std::size_t kMostViews = 256;
 
@@ -40,6 +41,29 @@ int read_memory(pid_t pid, std::uint64_t address, std::byte* target, std::uint64
     bytes -= static_cast<std::uint64_t>(count);
   }
   return 0;
+}
+
+// At most kMostParts at once. What that cannot read is read part by part.
+int read_parts(pid_t pid, std::span<const RemotePart> parts) {
+  iovec local[kMostParts];
+  iovec remote[kMostParts];
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    local[i] = {parts[i].target, parts[i].bytes};
+    remote[i] = {reinterpret_cast<void*>(parts[i].address), parts[i].bytes};
+    bytes += parts[i].bytes;
+  }
+  const ssize_t count = process_vm_readv(pid, local, parts.size(), remote, parts.size(), 0);
+  if (count >= 0 && static_cast<std::uint64_t>(count) == bytes) return 0;
+  for (const auto& [address, target, size] : parts) {
+    if (const int error = read_memory(pid, address, target, size)) return error;
+  }
+  return 0;
+}
+
+Trouble trouble_of(int error) {
+  if (error == 0) return Trouble::none;
+  return error == ESRCH ? Trouble::peer_lost : Trouble::unreadable;
 }
 
 }  // namespace
@@ -130,9 +154,17 @@ void PeerViews::trim() {
 
 Trouble PeerMemory::read(std::uint32_t rank, std::uint64_t address, std::byte* target,
                          std::uint64_t bytes) const {
-  const int error = read_memory(pid_of(rank), address, target, bytes);
-  if (error == 0) return Trouble::none;
-  return error == ESRCH ? Trouble::peer_lost : Trouble::unreadable;
+  return trouble_of(read_memory(pid_of(rank), address, target, bytes));
+}
+
+Trouble PeerMemory::read(std::uint32_t rank, std::span<const RemotePart> parts) const {
+  int error = 0;
+  while (error == 0 && !parts.empty()) {
+    const std::size_t count = std::min(parts.size(), kMostParts);
+    error = read_parts(pid_of(rank), parts.first(count));
+    parts = parts.subspan(count);
+  }
+  return trouble_of(error);
 }
 
 }  // namespace rallypoint

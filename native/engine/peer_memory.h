@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <tuple>
 
 #include "engine/arena.h"
@@ -32,6 +33,13 @@ inline constexpr PeerMemoryAccess kAlways = 4;  // private memory, without a tri
 struct Place {
   std::uint64_t address;
   ArenaPlace arena;  // the same place, if it is in an arena
+};
+
+// Bytes of another rank's memory, and where they are to be copied to.
+struct RemotePart {
+  std::uint64_t address;
+  std::byte* target;
+  std::uint64_t bytes;
 };
 
 class PeerMemory {
@@ -56,6 +64,8 @@ class PeerMemory {
   // Receiver: returns none, peer_lost or unreadable.
   Trouble read(std::uint32_t rank, std::uint64_t address, std::byte* target,
                std::uint64_t bytes) const;
+  // The same of many places, in few calls of the kernel's.
+  Trouble read(std::uint32_t rank, std::span<const RemotePart> parts) const;
 
   // For tests: if false, other ranks of this process are treated like those of another process.
   bool knows_itself = true;

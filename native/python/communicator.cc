@@ -4,7 +4,9 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "engine/collective.h"
 #include "engine/tcp/transports.h"
@@ -107,7 +109,21 @@ nb::object record(const CallRecord& record) {
                         std::uint64_t{record.count});
 }
 
+View view_of(nb::handle array, bool writable) {
+  View view(array, writable);
+  if (!view.is_good() || view.is_none()) throw nb::value_error("not an array in plain memory");
+  return view;
+}
+
 }  // namespace
+
+nb::bytes addresses_of(nb::list arrays) {
+  std::vector<std::uint64_t> all;
+  for (const nb::handle array : arrays) {
+    all.push_back(reinterpret_cast<std::uint64_t>(view_of(array, false).data()));
+  }
+  return nb::bytes(all.data(), all.size() * sizeof(std::uint64_t));
+}
 
 PythonCommunicator::PythonCommunicator(int fd, std::uint32_t rank, std::uint32_t ranks,
                                        unsigned spins, unsigned yields, nb::callable plan,
@@ -126,6 +142,22 @@ PythonCommunicator::PythonCommunicator(int fd, std::uint32_t rank, std::uint32_t
 void PythonCommunicator::set_reach(PeerMemoryAccess reach, bool knows_itself) {
   communicator_->memory().knows_itself = knows_itself;
   communicator_->memory().reach = reach;
+}
+
+bool PythonCommunicator::read_memory(std::uint32_t rank, nb::bytes addresses, nb::list arrays) {
+  if (rank >= ranks() || addresses.size() != arrays.size() * sizeof(std::uint64_t)) {
+    throw nb::value_error("there must be an address of that rank for each array");
+  }
+  std::vector<View> views;
+  std::vector<RemotePart> parts;
+  for (const nb::handle array : arrays) {
+    const View& view = views.emplace_back(view_of(array, true));
+    std::uint64_t address;
+    std::memcpy(&address, addresses.c_str() + parts.size() * sizeof address, sizeof address);
+    parts.push_back({address, view.data(), view.bytes()});
+  }
+  const WithoutGil others_run;
+  return communicator_->memory().read(rank, parts) == Trouble::none;
 }
 
 int PythonCommunicator::run(std::uint32_t collective, std::uint32_t op, std::uint32_t root,

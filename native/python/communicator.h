@@ -26,6 +26,9 @@ using Mesh = std::tuple<int, nanobind::bytes, std::string, std::uint32_t, std::s
                         std::vector<std::tuple<std::uint32_t, std::string, std::uint16_t>>,
                         std::vector<std::tuple<std::uint32_t, int>>>;
 
+// Where arrays lie in this process: 8 bytes for each.
+nanobind::bytes addresses_of(nanobind::list arrays);
+
 class PythonCommunicator {
  public:
   // What calls return instead of 0 or a Trouble.
@@ -45,6 +48,9 @@ class PythonCommunicator {
   int watch_peers() { return communicator_->region().watch_peers(); }
   PeerMemoryAccess probe_memory() { return communicator_->memory().probe(); }
   void set_reach(PeerMemoryAccess reach, bool knows_itself);
+  // Copies what lies at these addresses of a rank of this host (addresses_of) into these arrays;
+  // whether it could. Whether the memory was still the rank's is for the caller to find out.
+  bool read_memory(std::uint32_t rank, nanobind::bytes addresses, nanobind::list arrays);
   void set_timeout(double timeout_s) { timeout_s_ = timeout_s; }
   // Meanwhile `run`, `run_apart`, `send` and `receive` refuse everything with kBadBuffer.
   void hold(bool is_held) { is_held_ = is_held; }

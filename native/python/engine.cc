@@ -29,6 +29,7 @@ void bind_engine(nb::module_& module) {
       .def("peer", [](const PythonWork& work) {
         return work.transfer.peer == kAnyRank ? -1 : static_cast<int>(work.transfer.peer);
       });
+  module.def("addresses_of", &addresses_of);
   nb::class_<PythonCommunicator>(module, "Communicator")
       .def(nb::init<int, std::uint32_t, std::uint32_t, unsigned, unsigned, nb::callable, double,
                     nb::callable, bool, const std::vector<FarPeer>&, const std::string&,
@@ -41,6 +42,7 @@ void bind_engine(nb::module_& module) {
       .def("probe_memory", &PythonCommunicator::probe_memory)
       .def("set_reach", &PythonCommunicator::set_reach, nb::arg("reach"),
            nb::arg("knows_itself") = true)
+      .def("read_memory", &PythonCommunicator::read_memory)
       .def("run",
            nb::overload_cast<std::uint32_t, std::uint32_t, std::uint32_t, nb::handle, nb::handle>(
                &PythonCommunicator::run),

@@ -1,7 +1,7 @@
 """Types of the native core (native/bindings.cc)."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +106,13 @@ def adopt(base: int, nbytes: int, fd: int) -> bool:
 def abandon(base: int, is_used: bool) -> None:
     """Take back `adopt`; with `is_used` False nobody needs what is in the memory any more."""
 
+def addresses_of(arrays: list[Any], /) -> bytes:
+    """Where arrays lie in this process, 8 bytes for each.
+
+    Raises:
+        ValueError: an array cannot be used.
+    """
+
 def let_peers_read() -> None:
     """Let what descends from this process's parent read its memory, where Yama restricts that."""
 
@@ -165,6 +172,12 @@ class Communicator:
         """What can be read of all other ranks of this host: 1 for arenas, 2 for private memory."""
     def set_reach(self, reach: int, knows_itself: bool = True) -> None:
         """Before the first call: what all ranks of this host can read of each other."""
+    def read_memory(self, rank: int, addresses: bytes, arrays: list[Any], /) -> bool:
+        """Copy what lies at these addresses of a rank of this host into arrays; whether it could.
+
+        Raises:
+            ValueError: an array cannot be used, or there is not an address for each.
+        """
     def run(self, collective: int, op: int, root: int, source: object, target: object, /) -> int:
         """Run a collective: 0, a trouble's number, -1 (bad buffer) or -2 (bad operator)."""
     def run_apart(

@@ -22,10 +22,10 @@ class TransferBytes:
         self.received: list[int] = []
         self.own = 0
         self._is_newcomer = False
-        self._calls = {name: getattr(transfer, name) for name in ("broadcast", "irecv")}
+        self._calls = {name: getattr(transfer, name) for name in ("broadcast", "irecv", "copy_out")}
         self._synchronize, self._exchange = transfer.synchronize, transfer._exchange
         names: dict[str, Any] = {"broadcast": self._broadcast, "irecv": self._irecv}
-        names["_exchange"] = self._measured
+        names |= {"copy_out": self._copy_out, "_exchange": self._measured}
         for name, function in names.items():
             setattr(transfer, name, function)
         state.synchronize = self._begun  # type: ignore[attr-defined]
@@ -47,6 +47,11 @@ class TransferBytes:
     def _irecv(self, data: Any, source: int) -> Any:
         self._count(data)
         return self._calls["irecv"](data, source)
+
+    def _copy_out(self, arrays: Any, *others: Any) -> bool:
+        for each in arrays:
+            self._count(each)
+        return self._calls["copy_out"](arrays, *others)  # type: ignore[no-any-return]
 
     def _count(self, data: Any) -> None:
         if self._is_newcomer:

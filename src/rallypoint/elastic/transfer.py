@@ -2,8 +2,9 @@
 
     1. the first source sends the outline: all but the contents of arrays
     2. a newcomer compares it with what it has itself, and makes room
-    3. the arrays' bytes are cut into pieces, which the sources share if they are on several hosts;
-       a large piece goes straight from array to array, small arrays travel together
+    3. if a source is on its own host, it copies the arrays out of that one's memory (reading.py)
+    4. otherwise the arrays' bytes are cut into pieces, which the sources share if they are on
+       several hosts; a large piece goes straight from array to array, small arrays travel together
 
 If a source dies, everybody meets again, and the transfer begins anew with those that are left.
 """
@@ -19,6 +20,7 @@ import numpy
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.elastic.agreement import Settlement
+from rallypoint.elastic.reading import Readers, copy_out, find_readers, has_read, show
 from rallypoint.elastic.values import (
     Bytes,
     Leaf,
@@ -60,35 +62,36 @@ def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGr
             if a value cannot be pickled.
         PeerLostError: a rank died meanwhile.
     """
-    is_newcomer = get_rank() in settlement.newcomers
+    me, first = get_rank(), settlement.sources[0]
+    readers = find_readers(settlement, group)
     mine: list[Any] = []
     drawn = {name: outline(read(value), mine) for name, value in values.items()}
-    my_specs = [spec_of(each) for each in mine]
-    theirs, specs = _share_outline(drawn, my_specs, settlement.sources[0], group)
+    is_newcomer = me in settlement.newcomers
+    my_specs = [spec_of(each) for each in mine] if is_newcomer or me == first else []
+    packed = _broadcast_bytes(_pack(drawn, my_specs) if me == first else b"", first, group)
     if is_newcomer:
+        theirs, specs = _unpack(packed)
         _check(values, drawn, my_specs, theirs, specs)
         arrays = _room(drawn, mine, my_specs, theirs, specs)
         leaves = [leaf_of(each) for each in arrays]
-        _exchange(leaves, settlement, group)
+        _exchange(leaves, settlement, readers, group)
         for leaf in leaves:
             leaf.store()
         for name, value in values.items():
             values[name] = write(value, fill(theirs[name], arrays))
-    else:
-        _exchange([leaf_of(each) for each in mine], settlement, group)
+    elif me in readers.values() or len(readers) < len(settlement.newcomers):
+        _exchange([leaf_of(each) for each in mine], settlement, readers, group)
     barrier(group)  # nobody goes on before all could take it
 
 
-def _share_outline(
-    drawn: Any, specs: list[Spec], source: int, group: ProcessGroup
-) -> tuple[Any, list[Spec]]:
-    is_source = get_rank() == source
-    packed = numpy.frombuffer(_pack(drawn, specs), numpy.uint8) if is_source else None
-    size = numpy.array([0 if packed is None else packed.size], numpy.int64)
+def _broadcast_bytes(data: bytes, source: int, group: ProcessGroup) -> bytes:
+    size = numpy.array([len(data)], numpy.int64)
     broadcast(size, source, group)
-    data = numpy.empty(int(size[0]), numpy.uint8) if packed is None else packed.copy()
-    broadcast(data, source, group)
-    return (drawn, specs) if is_source else _unpack(data.tobytes())
+    array = numpy.empty(int(size[0]), numpy.uint8)
+    if get_rank() == source:
+        array[:] = numpy.frombuffer(data, numpy.uint8)
+    broadcast(array, source, group)
+    return array.tobytes()
 
 
 def _pack(drawn: Any, specs: Sequence[Spec]) -> bytes:
@@ -200,13 +203,33 @@ def pieces_of(leaves: Sequence[Leaf]) -> list[Piece]:
     return [*pieces, together] if together else pieces
 
 
-def _exchange(leaves: Sequence[Leaf], settlement: Settlement, group: ProcessGroup) -> None:
+def _exchange(
+    leaves: Sequence[Leaf], settlement: Settlement, readers: Readers, group: ProcessGroup
+) -> None:
+    """Get the contents, or give them, or neither."""
+    me = get_rank()
+    pieces = pieces_of(leaves)
+    arrays = [data for piece in pieces for data in piece]
+    mine = [reader for reader, source in readers.items() if source == me]
+    for reader in mine:
+        show(arrays, reader)
+    if me in readers and not copy_out(arrays, readers[me], readers, group):
+        _hand_over(pieces, readers[me], me)
+    if others := tuple(each for each in settlement.newcomers if each not in readers):
+        _exchange_messages(pieces, settlement.sources, others, group)
+    for reader in mine:
+        if not has_read(reader):
+            _hand_over(pieces, me, reader)
+
+
+def _exchange_messages(
+    pieces: Sequence[Piece], sources: Sequence[int], newcomers: Sequence[int], group: ProcessGroup
+) -> None:
     """Send, receive, or neither."""
-    me, sources, newcomers = get_rank(), settlement.sources, settlement.newcomers
-    are_here = group.communicator.ranks_here == group.size()
+    me = get_rank()
+    are_here = len(group.communicator.here) == group.size()
     if are_here:
         sources = sources[:1]  # more would compete for the same memory and cores
-    pieces = pieces_of(leaves)
     if len(sources) == 1 and len(newcomers) == group.size() - 1:
         for piece in pieces:
             _broadcast(piece, sources[0], group, is_source=me == sources[0])

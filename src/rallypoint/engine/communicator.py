@@ -196,7 +196,7 @@ class Communicator:
         keep_flight_record(names, DTYPES, [op.name for op in ReduceOp])
         self.rank = rank
         self.ranks = ranks
-        self.ranks_here = ranks - len(peers)  # the number of ranks on this host
+        self.here = sorted({*range(ranks)} - {peer.rank for peer in peers})  # ranks of this host
         self.reach = PeerMemoryAccess.NOTHING
         self._global_ranks = range(ranks) if global_ranks is None else global_ranks
         self.native = _NativeCommunicator(

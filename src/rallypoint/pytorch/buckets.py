@@ -53,7 +53,7 @@ class SharedBuckets:
             # arrays.
             if storage.is_shared() or not storage.resizable():
                 return
-            if not _has_room(storage.nbytes(), communicator.ranks_here):
+            if not _has_room(storage.nbytes(), len(communicator.here)):
                 return
             try:
                 descriptor, _ = storage._share_fd_cpu_()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rallypoint._native import addresses_of
 from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.schedule.program import Collective
 from tests.unit.engine.ranks import run_ranks
@@ -47,3 +48,27 @@ def test_the_same_bits_as_by_copies(transport: str, name: str, op: ReduceOp) -> 
     copied = run_ranks(3, main, override=name, transport="shm")
     read = run_ranks(3, main, override=name)
     assert {*copied, *read} == {copied[0]}
+
+
+def test_many_places_of_a_rank_are_copied() -> None:
+    """More than one call of the kernel takes, of all lengths; or none of what is not there."""
+    draw = np.random.default_rng(0)
+    theirs: list[Any] = [draw.standard_normal(length) for length in draw.integers(0, 5000, 200)]
+
+    def main(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            return
+        read, mine = communicator.native.read_memory, [np.zeros_like(each) for each in theirs]
+        addresses = addresses_of(theirs)
+        assert read(0, addresses, mine)
+        assert all(one.tobytes() == two.tobytes() for one, two in zip(mine, theirs, strict=True))
+        nowhere = b"\0" * 8
+        assert not read(0, addresses[:-8] + nowhere, mine)
+        assert read(0, b"", [])
+        for rank, words, arrays in [(0, addresses, mine[1:]), (2, addresses, mine)]:
+            with pytest.raises(ValueError, match="an address of that rank for each array"):
+                read(rank, words, arrays)
+        with pytest.raises(ValueError, match="not an array"):
+            read(0, nowhere, [np.zeros((3, 4)).T])
+
+    run_ranks(2, main)

@@ -25,7 +25,7 @@ ITEMS = 1 << 20
 class Neighbours:
     """As much of a communicator as matters: who is on this host, and can read what."""
 
-    ranks_here = 2
+    here = (0, 1)
     reach = PeerMemoryAccess.ARENAS
 
 
