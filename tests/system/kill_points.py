@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rallypoint import elastic
-from rallypoint.elastic import membership, transfer
+from rallypoint.elastic import membership, reading, transfer
 from rallypoint.elastic import state as state_module
 from rallypoint.process_group.formation import opening, reforming
 
@@ -43,12 +43,14 @@ POINTS_OF_RECOVERY = (
     "after exchange",
     "send",  # the state, as one of its sources
     "in send",
+    "shown",  # where its arrays are, to a newcomer that reads them
     "receive",
+    "received",  # but not yet told
     "after transfer",
 )
 MEMBERS = "exchange, with the state"  # for plans by hand: not all who come there have it
-# Only newcomers come here, of which there may be one.
-OF_ONE = ("receive",)
+OF_NEWCOMERS = ("receive", "received")
+OF_ONE = ("shown", *OF_NEWCOMERS)  # there may be one newcomer, with one source
 IN = ("reduce", "in agreement", "in form", "in exchange")  # a moment later
 
 
@@ -180,13 +182,16 @@ class _Points:
             after=("after exchange",),
         )
         around(membership, "all_gather_into_tensor", self._transfer, before=(MEMBERS,))
-        around(transfer, "_exchange", self._transfer, before=("send", "receive"))
+        around(transfer, "find_readers", self._transfer, before=("send",))
+        around(transfer, "show", self._transfer, after=("shown",))
+        around(transfer, "_exchange", self._transfer, before=("receive",))
+        around(reading, "_copy", self._transfer, after=("received",))
         for name in ("isend", "broadcast"):
             around(transfer, name, self._transfer, after=("in send",))
         around(transfer, "barrier", self.recover, before=("after transfer",))
 
     def _transfer(self, point: str) -> None:
-        if self._state._is_member == (point != "receive"):
+        if self._state._is_member == (point not in OF_NEWCOMERS):
             self.recover(point)
 
 

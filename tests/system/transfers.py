@@ -84,6 +84,9 @@ def main() -> None:
     values = blank(seed) if rank in newcomers else state(seed)
     transfer.synchronize(values, Settlement(1, (0,), newcomers), resolve(None))
     check(values, state(seed))
+    bare = {"step": -1 if rank in newcomers else seed}  # without arrays
+    transfer.synchronize(bare, Settlement(1, (0,), newcomers), resolve(None))
+    assert bare == {"step": seed}
     (directory / str(rank)).write_text(" ".join(sorted(set(ways))))
     dist.destroy_process_group()
 

@@ -30,7 +30,7 @@ from rallypoint.process_group.groups.default import get_rank
 from rallypoint.process_group.groups.group import ProcessGroup
 
 _STRETCH = 32 << 20  # bytes that a thread copies at once; between two of them Ctrl-C is served
-_MOST_THREADS = 8  # more are no faster
+_MOST_THREADS = 8  # of a newcomer
 _NOBODY = -1
 _WORD_BYTES = 8  # of an address
 

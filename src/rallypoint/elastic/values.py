@@ -108,12 +108,15 @@ def leaf_of(value: Any) -> Leaf:
             return Leaf(value.reshape(-1).view(numpy.uint8), _nothing)
         whole = numpy.ascontiguousarray(value)
         return Leaf(whole.reshape(-1).view(numpy.uint8), lambda: _copy(value, whole))
-    torch = _torch()
     tensor = _own_part(value).detach()
+    if tensor.is_cpu and tensor.is_contiguous():
+        return Leaf(_bytes_of(tensor), _nothing)
     here = tensor.cpu().contiguous()
-    data = here.reshape(-1).view(torch.uint8).numpy()
-    is_own = here.data_ptr() == tensor.data_ptr()
-    return Leaf(data, _nothing if is_own else lambda: tensor.copy_(here))
+    return Leaf(_bytes_of(here), lambda: tensor.copy_(here))
+
+
+def _bytes_of(tensor: Any) -> Bytes:
+    return tensor.reshape(-1).view(_torch().uint8).numpy()  # type: ignore[no-any-return]
 
 
 def _copy(array: Any, whole: Any) -> None:
