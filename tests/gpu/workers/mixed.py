@@ -25,11 +25,10 @@ for _ in range(3):
     tensor = torch.full((1000,), rank + 1.0, device=own)
     dist.all_reduce(tensor, group=alone[rank])
     assert bool((tensor == rank + 1).all())
-near, far = torch.ones(3), torch.ones(3, device=own)
-works = [dist.all_reduce(each, async_op=True) for each in (near, far, near, far)]
-for work in works:
+under_way = [torch.ones(3, device=where) for where in ("cpu", own, "cpu", own)]
+for work in [dist.all_reduce(each, async_op=True) for each in under_way]:
     work.wait()
-assert near.tolist() == far.tolist() == [ranks**2] * 3
+assert [each.tolist() for each in under_way] == [[ranks] * 3] * 4
 dist.barrier()
 device.say("mixed", rank, "right")
 dist.destroy_process_group()

@@ -13,6 +13,7 @@ from tests.gpu.workers import on_device as device
 import rallypoint as dist
 
 backend = sys.argv[1]
+device.seen_as_device_arrays()
 dist.init_process_group(backend)
 own, rank, ranks = device.own_device(), dist.get_rank(), dist.get_world_size()
 assert dist.get_backend() == backend
@@ -68,6 +69,35 @@ same(part, ranks)
 out = full(2 * ranks, -1)
 dist.all_to_all_single(out, full(2 * ranks, rank))
 same(out, *everyone)
+lengths = [each + 1 for each in range(ranks)]
+out = full(ranks * (rank + 1), -1)  # each rank sends rank r r + 1 items, uneven from here on
+dist.all_to_all_single(out, full(sum(lengths), rank), [rank + 1] * ranks, lengths)
+same(out, *everyone)
+outs = [full(3, -1) for _ in range(ranks)]
+dist.all_to_all(outs, [full(3, rank) for _ in range(ranks)])
+for each, block in enumerate(outs):
+    same(block, each)
+part = full(rank + 1, -1)
+dist.reduce_scatter(part, [full(each, 1) for each in lengths])
+same(part, ranks)
+several = [full(5, 1), full(6, rank)]
+dist.all_reduce_coalesced(several)
+same(several[0], ranks)
+same(several[1], sum(everyone))
+lists = [[full(2, -1), full(3, -1)] for _ in range(ranks)]
+dist.all_gather_coalesced(lists, [full(2, rank), full(3, -rank)])
+for each, (one, other) in enumerate(lists):
+    same(one, each)
+    same(other, -each)
+with dist._coalescing_manager():
+    many = [full(4, 1) for _ in range(3)]
+    for each in many:
+        dist.all_reduce(each)
+for tensor in many:
+    same(tensor, ranks)
+square = full(ranks * 6, rank).reshape(ranks, 6)  # of two dimensions
+dist.all_reduce(square)
+same(square, sum(everyone))
 blocks = [full(4, -1) for _ in range(ranks)] if rank == 0 else None
 dist.gather(full(4, rank), blocks, 0)
 for each, block in enumerate(blocks or []):
@@ -85,12 +115,21 @@ if ranks > 1:
         assert work is not None
         work.wait()
     same(received, (rank - 1) % ranks)
+    received = full(5, -1)
+    there = dist.P2POp(dist.isend, full(5, rank), (rank + 1) % ranks)
+    back = dist.P2POp(dist.irecv, received, (rank - 1) % ranks)
+    for work in dist.batch_isend_irecv([there, back]):
+        work.wait()
+    same(received, (rank - 1) % ranks)
 strided = full(20, rank)[::2]
 dist.all_reduce(strided)
 same(strided, sum(everyone))
 objects: list[Any] = [None] * ranks
 dist.all_gather_object(objects, {"rank": rank})
 assert objects == [{"rank": each} for each in range(ranks)]
+names: list[Any] = ["of rank 0" if rank == 0 else None]
+dist.broadcast_object_list(names, 0)
+assert names == ["of rank 0"]
 device.keep_busy(0.05)
 dist.barrier()
 assert device.is_idle()

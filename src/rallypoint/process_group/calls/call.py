@@ -21,12 +21,15 @@ from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, address, describe, dtype_name
+from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, code_and_factor
 from rallypoint.process_group.work import Called, OneWork
 from rallypoint.store.store import seconds_of
 
 # An array of all blocks, one after the other; or an array for each; or None: no block.
 Blocks: TypeAlias = Array | Sequence[Array] | None
+
+_ONE = (np.ndarray, DeviceArray)
 
 SMALL_BYTES = 32 << 10  # so small that copying is cheaper than passing arrays one by one
 
@@ -215,11 +218,11 @@ def _spread(target: Array, arrays: Sequence[Array]) -> None:
 
 
 def _listed(blocks: Blocks) -> Sequence[Array]:
-    return () if blocks is None else [blocks] if isinstance(blocks, np.ndarray) else blocks
+    return () if blocks is None else [blocks] if isinstance(blocks, _ONE) else blocks
 
 
 def _as_given(blocks: Blocks, arrays: list[Array]) -> Array | list[Array] | None:
-    return None if blocks is None else arrays[0] if isinstance(blocks, np.ndarray) else arrays
+    return None if blocks is None else arrays[0] if isinstance(blocks, _ONE) else arrays
 
 
 def packed(array: Array) -> Array:
