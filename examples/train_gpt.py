@@ -67,7 +67,7 @@ class GPT(nn.Module):
         self.scores = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, characters))
 
     def forward(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        places = torch.arange(text.shape[1])
+        places = torch.arange(text.shape[1], device=text.device)
         scores = self.scores(self.blocks(self.characters(text) + self.positions(places)))
         return functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 

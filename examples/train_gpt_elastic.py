@@ -12,7 +12,10 @@ losses are the same except for rounding, and in the second job to the last bit.
         examples/train_gpt_elastic.py --kill-at 30 --shards 2
 
 Two replicas share the batch, each of which holds the model in two shards (fully_shard). A newcomer
-gets the lost rank's shard. Needs PyTorch.
+gets the lost rank's shard.
+
+With --device cuda, and without shards, the model is on GPUs: that of each worker's LOCAL_RANK, or a
+shared one where there are fewer. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -32,21 +35,32 @@ from rallypoint import elastic
 from rallypoint.pytorch.elastic import DistributedDataParallel, HybridShard, shard_mesh
 
 
+def own_device(kind: str) -> torch.device:
+    """A spare asks once it has a place: LOCAL_RANK is then the lost worker's."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=48, help="pieces of text per step, in all")
     parser.add_argument("--shards", type=int, default=1, help="of the model, in each replica")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--kill-at", type=int, default=0, metavar="STEP", help="kill rank 1 there")
     options = parser.parse_args()
 
     dist.init_process_group()  # a spare waits here
+    device = own_device(options.device)
     source = inspect.getsource(argparse)
     alphabet = {character: number for number, character in enumerate(sorted(set(source)))}
-    text = torch.tensor([alphabet[character] for character in source])
+    text = torch.tensor([alphabet[character] for character in source], device=device)
 
     torch.manual_seed(0)
-    net = GPT(len(alphabet))
+    net = GPT(len(alphabet)).to(device)
     replicas = elastic.Replicas(options.shards)
     model: DistributedDataParallel | HybridShard
     if options.shards == 1:
@@ -79,7 +93,7 @@ def main() -> None:
             is_first_round = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
             if state.step + 1 == options.kill_at and replicas.rank == 1 and is_first_round:
                 os.kill(os.getpid(), signal.SIGKILL)
-            mean = loss.detach()
+            mean = loss.detach().cpu()
             dist.all_reduce(mean, group=replicas.group)  # of all that train
             with state.update():  # on all ranks or on none
                 optimizer.step()

@@ -6,7 +6,8 @@ Kinds: "options": BatchNorm, a layer that some ranks do not use in some steps, g
 views of buckets, and two backward passes for each update; "shares": the options' defaults, and
 shares of the same batch, of different sizes; "sharded": as that, in two shards; "replaced": as
 that, with larger layers, and only by as many ranks as at first. Each rank writes, after each
-update, a line of JSON with the step, its process, and the bits of its part of the model.
+update, a line of JSON with the step, its process, and the bits of its part of the model. The model
+is on the GPU if GPU_TEST_DEVICE=cuda.
 """
 
 from __future__ import annotations
@@ -114,7 +115,14 @@ def bits(model: Any) -> str:
 
 
 def bits_of(tensors: Iterable[torch.Tensor]) -> str:
-    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in tensors)).hexdigest()
+    return hashlib.sha256(b"".join(each.cpu().numpy().tobytes() for each in tensors)).hexdigest()
+
+
+def own_device() -> torch.device:
+    """This rank's; ranks share GPUs where there are too few."""
+    if os.environ.get("GPU_TEST_DEVICE", "cpu") == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
 
 def main() -> None:
@@ -123,8 +131,9 @@ def main() -> None:
     torch.set_num_threads(1)
     counted = TransferBytes()
     dist.init_process_group()
+    own = own_device()
     torch.manual_seed(0)
-    network = Network(kind).double()
+    network = Network(kind).double().to(own)
     has_options = kind == "options"
     replicas = elastic.Replicas(2) if kind in ("sharded", "replaced") else None
     model: Any
@@ -159,9 +168,10 @@ def main() -> None:
             for number, part in enumerate(parts):
                 is_last = number == len(parts) - 1
                 with contextlib.nullcontext() if is_last else model.no_sync():
-                    loss = loss_of(model, kind, state.step, rank, part)
+                    inputs, labels = (each.to(own) for each in part)
+                    loss = loss_of(model, kind, state.step, rank, (inputs, labels))
                     loss.backward()
-                total += loss.detach()
+                total += loss.detach().cpu()
             deaths.at("after backward")
             if replicas is not None:
                 torch.nn.utils.clip_grad_norm_(network.parameters(), 1e9)  # communicates as well

@@ -73,7 +73,7 @@ def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGr
         theirs, specs = _unpack(packed)
         _check(values, drawn, my_specs, theirs, specs)
         arrays = _room(drawn, mine, my_specs, theirs, specs)
-        leaves = [leaf_of(each) for each in arrays]
+        leaves = [leaf_of(each, is_room=True) for each in arrays]
         _exchange(leaves, settlement, readers, group)
         for leaf in leaves:
             leaf.store()

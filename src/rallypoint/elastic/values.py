@@ -101,8 +101,12 @@ def _own_part(value: Any) -> Any:
     return getattr(value, "_local_tensor", value)
 
 
-def leaf_of(value: Any) -> Leaf:
-    """The bytes of an array, or of a tensor on any device."""
+def leaf_of(value: Any, *, is_room: bool = False) -> Leaf:
+    """The bytes of an array, or of a tensor on any device.
+
+    Args:
+        is_room: they are to be received, and may be anything before.
+    """
     if isinstance(value, numpy.ndarray):
         if value.flags.c_contiguous:
             return Leaf(value.reshape(-1).view(numpy.uint8), _nothing)
@@ -111,7 +115,10 @@ def leaf_of(value: Any) -> Leaf:
     tensor = _own_part(value).detach()
     if tensor.is_cpu and tensor.is_contiguous():
         return Leaf(_bytes_of(tensor), _nothing)
-    here = tensor.cpu().contiguous()
+    if is_room:
+        here = _torch().empty(tensor.shape, dtype=tensor.dtype)
+    else:
+        here = tensor.cpu().contiguous()
     return Leaf(_bytes_of(here), lambda: tensor.copy_(here))
 
 

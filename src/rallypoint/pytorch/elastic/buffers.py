@@ -30,7 +30,7 @@ class Buffers:
         if not buffers:
             return
         plain = [each.detach() for each in buffers]
-        together = torch.cat([each.reshape(-1).view(torch.uint8) for each in plain])
+        together = torch.cat([each.reshape(-1).view(torch.uint8).cpu() for each in plain])
         broadcast(together, group=group, group_src=0)
         if group.rank() != 0:
             parts = together.split([each.nbytes for each in plain])

@@ -3,7 +3,7 @@
 It is PyTorch's, over the default group of `rallypoint`, which is formed again in place. It depends
 neither on earlier steps nor on an earlier number of ranks:
 
-    gradients    are reduced by a hook, which raises errors at the end of backward
+    gradients    are reduced by a hook, which raises errors at the end of backward (reduction.py)
     buckets      are laid out once, from the parameters alone, so newcomers have the same layout
     buffers      are made equal before an update instead of before the next forward
     constructor  does not communicate: State brings newcomers up to date
@@ -14,22 +14,20 @@ See docs/decisions/103-elastic-ddp.md.
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, Never
 
 import torch
 import torch._dynamo  # as DDP's constructor does; a spare does it here, before it is needed
 import torch.distributed as dist
-from torch.autograd import Variable
-from torch.futures import Future
 from torch.nn import parallel
 
-from rallypoint.base.errors import InvalidArgumentError, RallypointError
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.elastic.participant import Participant
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.groups.default import resolve
 from rallypoint.pytorch.elastic.buffers import Buffers
+from rallypoint.pytorch.elastic.reduction import Reduction, future_of
 from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.work import DoneWork
 
@@ -43,7 +41,7 @@ _NOT_TAKEN = {
     "static_graph": "it lays out the buckets again after the first step, on newcomers later",
     "delay_all_reduce_named_params": "these parameters are reduced without its hook",
     "param_to_hook_all_reduce": "these parameters are reduced without its hook",
-    "mixed_precision": "it needs a GPU; use torch.autocast",
+    "mixed_precision": "use torch.autocast",
     "init_sync": "elastic.State gives all ranks the same parameters",
 }
 
@@ -82,11 +80,12 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
     DistributedSampler know nothing of changes.
 
     Args:
-        module: parameters on the CPU, with dense gradients.
+        module: parameters on the CPU or on GPUs, with dense gradients. Those of GPUs are copied to
+            the host, reduced there, and copied back.
         average: gradients are averaged over the ranks, as PyTorch does. False: they are summed, for
             a loss that is a sum over this rank's samples divided by the global batch. The step is
             then the same, but for rounding, for any number of ranks and any shares of the batch.
-        bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view: as PyTorch's.
+        device_ids, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view: as PyTorch's.
         broadcast_buffers: each update has all ranks take over rank 0's buffers. False: keep them
             equal yourself; they are part of the state.
 
@@ -98,6 +97,7 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
     def __init__(
         self,
         module: torch.nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
         *,
         average: bool = True,
         bucket_cap_mb: float | None = None,
@@ -108,9 +108,10 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
     ) -> None:
         resolve(None)
         _check(module, options)
-        reduction = _Reduction(ReduceOp.AVG if average else ReduceOp.SUM)
+        reduction = Reduction(ReduceOp.AVG if average else ReduceOp.SUM)
         super().__init__(
             module,
+            device_ids=device_ids,
             process_group=_Replicas(reduction),
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
@@ -198,10 +199,10 @@ def _check(module: torch.nn.Module, options: dict[str, Any]) -> None:
                 "DistributedDataParallel does not take; use sparse=False"
             )
     for name, parameter in module.named_parameters():
-        if parameter.device.type != "cpu":
+        if parameter.device.type not in ("cpu", "cuda"):
             raise InvalidArgumentError(
                 f"parameter {name} is on {parameter.device}, and elastic DistributedDataParallel "
-                "takes parameters on the CPU"
+                "takes parameters on the CPU and on GPUs (cuda)"
             )
 
 
@@ -218,56 +219,9 @@ def _limits(bucket_cap_mb: float | None) -> dict[str, Any]:
     return {"bucket_cap_mb_list": [bucket_cap_mb]}
 
 
-class _Reduction:
-    """The reductions of one backward pass, all of which end with it."""
-
-    def __init__(self, op: ReduceOp) -> None:
-        self.op = op
-        self._pass = -1
-        self._under_way: list[tuple[Any, torch.Tensor, Any]] = []  # works, and whom to tell
-        self._failure: RallypointError | None = None
-
-    def begin(self, tensor: torch.Tensor, op: ReduceOp, future: Any = None) -> None:  # noqa: ANN401
-        """Reduce a tensor in the background; the future gets it at the end of the pass."""
-        current = torch._C._current_graph_task_id()
-        if current != self._pass:  # the first of its pass, before DDP's own callback
-            self._pass = current
-            Variable._execution_engine.queue_callback(self._end)
-        if self._failure is not None:
-            return
-        try:
-            work = all_reduce(tensor, op, async_op=True)
-        except RallypointError as error:  # C++, which calls us, would make it a RuntimeError
-            self._failure = error
-        else:
-            self._under_way.append((work, tensor, future))
-
-    def _end(self) -> None:
-        """In Python and before DDP waits in C++, so that errors are raised as what they are."""
-        under_way, self._under_way = self._under_way, []
-        failure, self._failure = self._failure, None
-        for work, tensor, future in under_way:
-            try:
-                work.wait()
-            except RallypointError as error:
-                failure = failure or error
-            else:
-                if future is not None:
-                    future.set_result(tensor)
-        if failure is not None:
-            raise failure
-
-    def abandon(self) -> None:
-        """Forget a pass that did not come to its end; nothing uses its buckets afterwards."""
-        under_way, self._under_way, self._failure = self._under_way, [], None
-        for work, _, _ in under_way:
-            with suppress(RallypointError):
-                work.wait()
-
-
-def _reduce(reduction: _Reduction, bucket: Any) -> Any:  # noqa: ANN401 - of torch
+def _reduce(reduction: Reduction, bucket: Any) -> Any:  # noqa: ANN401 - of torch
     gradients = bucket.buffer()
-    future: Any = Future()
+    future: Any = future_of(gradients)
     reduction.begin(gradients, reduction.op, future)
     return future
 
@@ -276,7 +230,7 @@ def _reduce(reduction: _Reduction, bucket: Any) -> Any:  # noqa: ANN401 - of tor
 class _Replicas(dist.ProcessGroup):
     """The default group, as far as DDP asks for it."""
 
-    def __init__(self, reduction: _Reduction) -> None:
+    def __init__(self, reduction: Reduction) -> None:
         dist.ProcessGroup.__init__(self, self.getRank(), self.getSize())
         self._reduction = reduction
 
