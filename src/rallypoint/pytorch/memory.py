@@ -14,6 +14,7 @@ import torch
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
 from rallypoint.process_group.memory.arrays import Array, as_array, describe
+from rallypoint.pytorch.staging import host_memory
 
 _ENGINES = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 
@@ -44,14 +45,14 @@ class Memory:
             InvalidTypeError: it is not dense, or has a dtype that the operation does not take.
             InvalidArgumentError: its dtype differs from that of the call's first tensor.
         """
-        return self._array(self._on_host(_arrived(tensor)))
+        return self._array(self._on_host(_arrived(tensor), is_read=True))
 
     def writes(self, tensor: Any, *, in_place: bool = False) -> Array:  # noqa: ANN401 - of torch
-        """An array whose items the tensor has after `finish`, and before it too.
+        """An array whose items the tensor has after `finish`.
 
         Args:
-            in_place: each item's new value depends on its old one, so items that share memory stay
-                equal.
+            in_place: it has the present ones before. Each item's new value depends on its old one,
+                so items that share memory stay equal.
 
         Raises what `reads` raises; InvalidArgumentError also if several items share memory.
         """
@@ -62,7 +63,7 @@ class Memory:
                 "items share a place in memory; pass a clone"
             )
         tensor = _arrived(tensor)
-        here = self._on_host(tensor)
+        here = self._on_host(tensor, is_read=in_place)
         if self._is_bytes(here) and not here.is_contiguous():
             here = here.contiguous()
         elif here.is_neg() or here.is_conj():
@@ -81,7 +82,7 @@ class Memory:
         for device in strided:
             torch.cuda.current_stream(device).synchronize()
 
-    def _on_host(self, tensor: Any) -> Any:  # noqa: ANN401 - of torch
+    def _on_host(self, tensor: Any, *, is_read: bool) -> Any:  # noqa: ANN401 - of torch
         self._first = tensor if self._first is None else self._first
         if tensor.dtype is not self._first.dtype:
             raise InvalidArgumentError(
@@ -104,8 +105,9 @@ class Memory:
                 "graph cannot capture; call it outside of the capture, or give each rank a GPU of "
                 "its own"
             )
-        staged = torch.empty(here.shape, dtype=here.dtype, pin_memory=True)
-        return staged.copy_(here)  # waits for the stream; so does copy_ in `finish`
+        staged = host_memory(here)
+        # It waits for the stream; so does copy_ in `finish`.
+        return staged.copy_(here) if is_read else staged
 
     def _is_bytes(self, tensor: Any) -> bool:  # noqa: ANN401 - of torch
         return self._moves and tensor.dtype not in _ENGINES

@@ -21,6 +21,7 @@ from torch.futures import Future
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
+from rallypoint.pytorch.staging import host_memory
 
 
 class Reduction:
@@ -35,6 +36,7 @@ class Reduction:
         self._pass = -1
         self._coming: deque[_Reduced] = deque()  # to the host
         self._under_way: list[_Reduced] = []
+        self._fetched: list[_Reduced] = []  # by their device, perhaps still
         self._failure: RallypointError | None = None
 
     def begin(self, tensor: torch.Tensor, op: ReduceOp, future: Any = None) -> None:  # noqa: ANN401
@@ -43,6 +45,7 @@ class Reduction:
         if current != self._pass:  # the first of its pass, before DDP's own callback
             self._pass = current
             Variable._execution_engine.queue_callback(self._end)
+            self._release()
         if self._failure is None:
             self._coming.append(_Reduced(tensor, op, future))
             self._begin_those_here(waits=False)
@@ -67,6 +70,7 @@ class Reduction:
                 one.end()
             except RallypointError as error:
                 failure = failure or error
+        self._fetched = under_way
         if failure is not None:
             raise failure
 
@@ -79,8 +83,14 @@ class Reduction:
     def _taken(self) -> tuple[list[_Reduced], RallypointError | None]:
         under_way, self._under_way = self._under_way, []
         failure, self._failure = self._failure, None
-        self._coming.clear()
+        while self._coming:
+            self._coming.popleft().arrive()
         return under_way, failure
+
+    def _release(self) -> None:
+        """Give memory of the host back, which the devices have left long ago."""
+        while self._fetched:
+            self._fetched.pop().leave()
 
 
 class _Reduced:
@@ -89,15 +99,20 @@ class _Reduced:
     def __init__(self, tensor: torch.Tensor, op: ReduceOp, future: Any) -> None:  # noqa: ANN401
         self._tensor, self._op, self._future = tensor, op, future
         self._here, self._arrival = _on_host(tensor)
+        self._departure: Any = None
         self._work: Any = None
 
     def is_here(self) -> bool:
         return self._arrival is None or self._arrival.query()
 
-    def begin(self) -> None:
-        """Start the reduction, once the items are here."""
+    def arrive(self) -> None:
+        """Wait until the items are here."""
         if self._arrival is not None:
             self._arrival.synchronize()
+
+    def begin(self) -> None:
+        """Start the reduction, once the items are here."""
+        self.arrive()
         self._work = all_reduce(self._here, self._op, async_op=True)
 
     def wait(self) -> None:
@@ -106,10 +121,16 @@ class _Reduced:
     def end(self) -> None:
         """Have the result in the tensor, for what its device does from now on."""
         self._work.wait()
-        if self._here is not self._tensor:
+        if self._arrival is not None:
             self._tensor.copy_(self._here, non_blocking=True)
+            self._departure = torch.cuda.current_stream(self._tensor.device).record_event()
         if self._future is not None:
             self._future.set_result(self._tensor)
+
+    def leave(self) -> None:
+        """Wait until the result has left the host's memory."""
+        if self._departure is not None:
+            self._departure.synchronize()
 
 
 def future_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - of torch
@@ -121,7 +142,7 @@ def _on_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Where a tensor's present items are on the host, and the event after which they are there."""
     if not tensor.is_cuda:
         return tensor, None
-    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    here = host_memory(tensor)
     stream = _copying_stream(tensor.device)
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     with torch.cuda.stream(stream):

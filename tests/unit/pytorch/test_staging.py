@@ -1,0 +1,172 @@
+"""The host memory of GPU tensors, without a GPU: what is in use, kept and let go."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch: Any = pytest.importorskip("torch")
+
+import rallypoint as dist  # noqa: E402
+from rallypoint.engine.communicator import ReduceOp  # noqa: E402
+from rallypoint.pytorch.elastic import reduction  # noqa: E402
+from rallypoint.pytorch.elastic.reduction import Reduction  # noqa: E402
+from rallypoint.pytorch.staging import Pool, _class_of  # noqa: E402
+
+pytestmark = pytest.mark.needs_torch
+MIB = 1 << 20
+
+
+class Pages:
+    """Which are locked, and whether more can be."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.is_full = False
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        if not self.is_full:
+            self.locked[address] = nbytes
+        return not self.is_full
+
+    def unlock(self, address: int, nbytes: int) -> bool:
+        return self.locked.pop(address) == nbytes
+
+    def pool(self) -> Pool:
+        return Pool(self.lock, self.unlock)
+
+
+def address(memory: Any) -> int:
+    return int(memory.__array_interface__["data"][0])
+
+
+@given(st.integers(1, 1 << 40))
+def test_classes_of_sizes(nbytes: int) -> None:
+    size = _class_of(nbytes)
+    assert nbytes <= size <= nbytes * 1.125 + 1
+    assert _class_of(size) == size
+
+
+def test_memory_that_nothing_refers_to_is_taken_again() -> None:
+    pages = Pages()
+    pool = pages.pool()
+    first = pool.take(3 * MIB)
+    part = torch.from_numpy(first)[MIB:]
+    place = address(first)
+    del first
+    second = pool.take(3 * MIB)
+    assert address(second) != place  # a part of it is in use
+    del part
+    assert address(pool.take(3 * MIB)) == place
+    assert len(pages.locked) == 2
+
+
+def test_no_more_is_kept_than_was_in_use_at_one_time() -> None:
+    pages = Pages()
+    pool = pages.pool()
+    for size in range(1, 40):
+        memory = pool.take(size * MIB)
+        assert sum(pages.locked.values()) <= 2.25 * size * MIB
+        del memory
+    two = [pool.take(39 * MIB) for _ in range(2)]
+    assert len({address(each) for each in two}) == 2
+
+
+def test_where_no_pages_can_be_locked_there_is_none() -> None:
+    pages = Pages()
+    pages.is_full = True
+    assert pages.pool().take(MIB) is None
+
+
+def test_nobodys_memory_is_given_away(seed: int) -> None:
+    """Threads write a mark, and find it again."""
+    pool = Pages().pool()
+    wrong: list[str] = []
+
+    def use(number: int) -> None:
+        chance = random.Random(seed + number)
+        held: list[tuple[Any, int]] = []
+        for turn in range(300):
+            memory = pool.take(chance.choice([1, 2, 3]) * MIB)
+            mark = (number * 300 + turn) % 251
+            assert memory is not None
+            memory[:: 1 << 18] = mark
+            held.append((memory, mark))
+            if len(held) > chance.randrange(4):
+                memory, mark = held.pop(chance.randrange(len(held)))
+                wrong.extend(["overwritten"] * int((memory[:: 1 << 18] != mark).sum()))
+                del memory
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    gc.collect()
+    assert not wrong
+
+
+class Event:
+    """Of a stream; has passed when it is told so, or waited for."""
+
+    def __init__(self) -> None:
+        self.has_passed = False
+
+    def query(self) -> bool:
+        return self.has_passed
+
+    def synchronize(self) -> None:
+        self.has_passed = True
+
+
+def test_gradients_are_reduced_in_order_whichever_is_on_the_host_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    arrivals: list[Event] = []
+    begun: list[int] = []
+
+    def on_host(tensor: Any) -> tuple[Any, Event]:
+        arrivals.append(Event())
+        arrivals[-1].has_passed = len(arrivals) == 2  # before the first
+        return tensor.clone(), arrivals[-1]
+
+    def counted(tensor: Any, op: ReduceOp, *, async_op: bool) -> Any:
+        begun.append(int(tensor[0]))
+        assert all(each.has_passed for each in arrivals[: len(begun)])
+        tensor *= 10  # as if others had added theirs
+        return dist.all_reduce(tensor, op, async_op=async_op)
+
+    class Stream:
+        def record_event(self) -> Event:
+            return Event()
+
+    class Layer(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_: Any, values: Any) -> Any:
+            return values.clone()
+
+        @staticmethod
+        def backward(_: Any, gradients: Any) -> Any:
+            for tensor in tensors:
+                pass_.begin(tensor, ReduceOp.SUM)
+            assert begun == []  # the first has not arrived
+            return gradients
+
+    monkeypatch.setattr(reduction, "_on_host", on_host)
+    monkeypatch.setattr(reduction, "all_reduce", counted)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    dist.init_process_group(init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        pass_ = Reduction(ReduceOp.SUM)
+        tensors = [torch.full((3,), float(number)) for number in range(1, 4)]
+        Layer.apply(torch.ones(1, requires_grad=True)).backward()
+        assert begun == [1, 2, 3]
+        assert [int(each[0]) for each in tensors] == [10, 20, 30]
+    finally:
+        dist.destroy_process_group()
