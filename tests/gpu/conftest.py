@@ -1,8 +1,8 @@
 """Tests on a GPU: `make test-gpu`. They need one, and skip without; several are used if there are.
 
-None of them has run on hardware yet. Their bodies are the scripts in workers/, which take the kind
-of device from GPU_TEST_DEVICE: RALLYPOINT_TEST_DEVICE=cpu runs them without a GPU, with gloo in
-NCCL's place, which shows that they are right but nothing about GPUs.
+They have run on one GPU, not on several. Their bodies are the scripts in workers/, which take the
+kind of device from GPU_TEST_DEVICE. RALLYPOINT_TEST_DEVICE=cpu runs them without a GPU, with gloo
+in NCCL's place, which shows that they are right but little about GPUs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""CUDA tensors through "rallypoint": right values on every stream, barriers, groups, memory.
-
-Has not run on hardware yet; see conftest.py.
-"""
+"""CUDA tensors through "rallypoint": right values on every stream, barriers, groups, memory."""
 
 from __future__ import annotations
 

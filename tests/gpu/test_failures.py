@@ -1,7 +1,4 @@
-"""Ranks and jobs that end while kernels run: who is told, and what is left on the device.
-
-Has not run on hardware yet; see conftest.py.
-"""
+"""Ranks and jobs that end while kernels run: who is told, and what is left on the device."""
 
 from __future__ import annotations
 

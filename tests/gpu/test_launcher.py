@@ -1,7 +1,4 @@
-"""The launcher on a machine with GPUs: how many workers, and which device each of them sees.
-
-Has not run on hardware yet; see conftest.py.
-"""
+"""The launcher on a machine with GPUs: how many workers, and which device each of them sees."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """DDP and FSDP under our launcher, with NCCL and with ranks that share a GPU.
 
-Has not run on hardware yet; see conftest.py. NCCL refuses two ranks on one GPU: with one GPU its
-world has one rank.
+NCCL refuses two ranks on one GPU: with one GPU its world has one rank.
 """
 
 from __future__ import annotations
