@@ -7,6 +7,7 @@ turns; each job is disturbed once. A table, and JSON.
     rallypoint   the three survivors go on
     ulfm         the three survivors go on: Open MPI's revoke, shrink and agree
     torchft      the three survivors go on: a Manager in each, over gloo
+    pccl         the three survivors go on: PCCL's master says who is left, and they retry
     reconfigure  the three survivors go on: PyTorch's own, from 2.14 on, over gloo, where they know
                  from the beginning that one will be lost
     torchrun     all four processes are started again
@@ -102,6 +103,46 @@ while True:
         before = size
 """
 
+# The loop of PCCL's own examples: peers that wait are let in, and what fails is tried again. It
+# knows no ranks, and tells only how many have reduced.
+PCCL = """
+import numpy
+from pccl import Attribute, Communicator, PCCLError, ReduceOp
+number, peers = int(sys.argv[3]), Communicator(sys.argv[2])
+peers.connect(n_attempts=15)
+def size():
+    return peers.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+def let_in():
+    while True:
+        try:
+            if peers.are_peers_pending():
+                peers.update_topology()
+            return
+        except PCCLError:
+            continue
+def reduced(ones, numbers):
+    while size() > 1:
+        try:
+            return peers.all_reduce(ones, numbers, op=ReduceOp.SUM).local_world_size
+        except PCCLError:
+            continue
+    return 1
+before, ones, is_first = 0, numpy.ones(1000, numpy.float32), True
+while True:
+    time.sleep(0.002)
+    if not is_first:  # connect() has let this one in
+        let_in()
+    is_first = False
+    numbers = numpy.zeros_like(ones)
+    now = reduced(ones, numbers)
+    if now == 1:
+        continue
+    assert (numbers == now).all(), (now, numbers)
+    if now != before:
+        good(SIZE - now, number, now)
+        before = now
+"""
+
 TORCHRUN = """
 import torch
 import torch.distributed as dist
@@ -161,7 +202,7 @@ def script_of(text: str) -> Iterator[str]:
     """A file with this program."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "script.py")
-        path.write_text(_TELL + text.replace("SIZE", str(SIZE)))
+        path.write_text(f"SIZE = {SIZE}\n{_TELL}{text}")
         yield str(path)
 
 
@@ -202,6 +243,31 @@ def torchft(environment: str, timeout_s: float) -> Iterator[Job]:
     finally:
         lighthouse.kill()
         lighthouse.wait()
+
+
+@contextmanager
+def pccl(environment: str) -> Iterator[Job]:
+    """A master, and four peers."""
+    python = str(Path(environment, "bin", "python"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    master = subprocess.Popen(
+        [python, "-m", "pccl.master", "--listen-address", address],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with (
+            script_of(PCCL) as script,
+            Job([python, script], SIZE, worker=[address, "{number}"]) as job,
+        ):
+            for number in range(SIZE):
+                job.start(number)
+            job.await_size(0.0, SIZE, _START_S)
+            yield job
+    finally:
+        master.kill()
+        master.wait()
 
 
 @contextmanager
@@ -250,6 +316,8 @@ def contenders(options: argparse.Namespace) -> dict[str, Begin]:
     found: dict[str, Begin] = {"rallypoint": lambda: one_host(SIZE)}
     if options.openmpi:
         found["ulfm"] = lambda: ulfm(options.openmpi)
+    if options.pccl:
+        found["pccl"] = lambda: pccl(options.pccl)
     for limit_s in options.timeout_s:
         if options.torchft:
             found[f"torchft, {limit_s:g} s"] = partial(torchft, options.torchft, limit_s)
@@ -291,6 +359,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--openmpi", metavar="DIR", help="environment with openmpi and mpi4py")
     parser.add_argument("--torchft", metavar="DIR", help="environment with torchft")
+    parser.add_argument("--pccl", metavar="DIR", help="environment with pypccl and numpy")
     parser.add_argument(
         "--timeout-s",
         type=float,
