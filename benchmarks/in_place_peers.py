@@ -10,6 +10,7 @@ turns; each job is disturbed once. A table, and JSON.
     pccl         the three survivors go on: PCCL's master says who is left, and they retry
     reconfigure  the three survivors go on: PyTorch's own, from 2.14 on, over gloo, where they know
                  from the beginning that one will be lost
+    nvrx         the three survivors go on: NVIDIA's in-process restart, over gloo
     torchrun     all four processes are started again
 """
 
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +43,7 @@ _START_S = 180.0  # four processes import torch
 # Workers that share their store with torchrun's agents, the default, often read what was meant for
 # the round before, and wait for the rest; it is measured without.
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "error"}  # waits that end without success are no news
 
 _TELL = """
 import os, socket, sys, time
@@ -197,6 +199,37 @@ while True:
 """
 
 
+# A store of its own, and a short limit of gloo's: what its guide says of the loss of rank 0, and of
+# ranks that wait for one that is lost.
+NVRX = """
+import torch
+import torch.distributed as dist
+from datetime import timedelta
+from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
+from nvidia_resiliency_ext.inprocess.store import StoreMixin
+port, limit = int(sys.argv[2]), timedelta(seconds=float(sys.argv[4]))
+os.environ.update(RANK=sys.argv[3], WORLD_SIZE=str(SIZE))
+class Store(dist.TCPStore, StoreMixin):
+    def __init__(self):
+        super().__init__("127.0.0.1", port, None, False, timedelta(seconds=60))
+@Wrapper(store_factory=Store, monitor_process_pidfile=f"{sys.argv[1]}/monitor.{{rank}}")
+def train(call: CallWrapper = None):
+    round, rank, size = call.iteration, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.PrefixStore(f"group/{round}", Store())
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    is_new = True
+    while True:
+        time.sleep(0.002)
+        numbers = torch.full((1000,), rank + 1.0)
+        dist.all_reduce(numbers)
+        assert (numbers == size * (size + 1) / 2).all()
+        if is_new:
+            good(round, rank, size)
+            is_new = False
+train()
+"""
+
+
 @contextmanager
 def script_of(text: str) -> Iterator[str]:
     """A file with this program."""
@@ -285,6 +318,25 @@ def reconfigure(environment: str, backend: str, timeout_s: float) -> Iterator[Jo
 
 
 @contextmanager
+def nvrx(environment: str, timeout_s: float) -> Iterator[Job]:
+    """Four processes with a monitor each, and a store that none of them serves."""
+    python = str(Path(environment, "bin", "python"))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with store, script_of(NVRX) as script:
+        worker = [str(store.port), "{number}", str(timeout_s)]
+        with Job([python, script], SIZE, worker=worker, environ=_QUIET) as job:
+            try:
+                for number in range(SIZE):
+                    job.start(number)
+                job.await_size(0.0, SIZE, _START_S)
+                yield job
+            finally:  # they would outlive those that they watch
+                for path in job.directory.glob("monitor.*"):
+                    with suppress(ProcessLookupError):
+                        os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+@contextmanager
 def torchrun(environment: str) -> Iterator[Job]:
     """All processes are started again."""
     scripts = Path(environment, "bin")
@@ -325,6 +377,8 @@ def contenders(options: argparse.Namespace) -> dict[str, Begin]:
             for backend in ("gloo", "rallypoint"):
                 name = f"reconfigure, {backend}, {limit_s:g} s"
                 found[name] = partial(reconfigure, options.reconfigure, backend, limit_s)
+        if options.nvrx:
+            found[f"nvrx, {limit_s:g} s"] = partial(nvrx, options.nvrx, limit_s)
     if options.torch:
         found["torchrun"] = lambda: torchrun(options.torch)
     return found
@@ -365,10 +419,13 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[5.0],
-        help="of an operation, for torchft and reconfigure; one contender for each",
+        help="of an operation, for torchft, reconfigure and nvrx; one contender for each",
     )
     parser.add_argument(
         "--reconfigure", metavar="DIR", help="environment with torch 2.14 or newer and rallypoint"
+    )
+    parser.add_argument(
+        "--nvrx", metavar="DIR", help="environment with torch and nvidia-resiliency-ext"
     )
     parser.add_argument("--torch", metavar="DIR", help="environment with torch, for torchrun")
     parser.add_argument("--no-results", action="store_true", help="do not write the JSON file")
