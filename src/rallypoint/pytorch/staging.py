@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -49,14 +50,17 @@ class Pool:
         self._kept: list[Any] = []  # the arena that came back last is the last one
         self._coming_back: deque[Any] = deque()  # from any thread, at any moment
         self._used = self._most_used = 0
+        self._has_failed = False
 
     def take(self, nbytes: int) -> Any | None:  # noqa: ANN401 - a NumPy array of bytes
-        """An array of at least so many bytes; None: there is no such memory.
+        """An array of at least so many bytes; None: no memory is left, or none can be locked.
 
         Its memory comes back when nothing refers to it any more.
         """
         size = _class_of(nbytes)
         with self._mutex:
+            if self._has_failed:
+                return None
             while self._coming_back:
                 arena = self._coming_back.popleft()
                 self._used -= arena.nbytes
@@ -67,6 +71,7 @@ class Pool:
                 if arena is None:
                     return None
                 if not self._lock_pages(_address(arena), size):
+                    self._has_failed = True
                     return None
             self._used += size
             self._most_used = max(self._most_used, self._used)
@@ -111,7 +116,11 @@ def _address(arena: Any) -> int:  # noqa: ANN401
 
 
 def _lock(address: int, nbytes: int) -> bool:
-    return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)) == 0
+    if int(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)) == 0:
+        return True
+    with suppress(RuntimeError):  # CUDA remembers the error, and the next kernel would raise it
+        torch.ones(1, device="cuda")
+    return False
 
 
 def _unlock(address: int, _: int) -> bool:
