@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.pytorch import batches
 from rallypoint.pytorch.formation import form, without_members
 from rallypoint.pytorch.lone_group import LoneGroup
 from rallypoint.pytorch.versions import HAS_BACKENDS, attach_recorders_ourselves, check
@@ -16,6 +17,7 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     """
     check()
     attach_recorders_ourselves()
+    batches.install()
     if HAS_BACKENDS and options.enable_reconfigure:
         formed = without_members(
             options.store,

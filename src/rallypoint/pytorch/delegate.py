@@ -96,6 +96,21 @@ class _GlooTransfer:
         self._is_over.set()
 
 
+class _Batch:
+    """The Work of transfers that begin together, and that each of them is waited for by."""
+
+    work: Any = None
+
+    def wait(self) -> None:
+        self.work.wait()
+
+    def is_completed(self) -> bool:
+        return bool(self.work.is_completed())
+
+    def _source_rank(self) -> int:
+        return -1
+
+
 class TorchDelegate:
     """See Delegate."""
 
@@ -112,6 +127,7 @@ class TorchDelegate:
         self.name = member.name
         self.device: str = self._device.type
         self._rank, self._size = member.rank, len(member.ranks)
+        self._batch: _Batch | None = None
         self._begin = {
             Collective.ALL_REDUCE: self._all_reduce,
             Collective.REDUCE: self._reduce,
@@ -161,7 +177,7 @@ class TorchDelegate:
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
         """See Delegate."""
         block = _as_bytes(block)
-        pending = _GlooTransfer if self.name == "gloo" else self._pending
+        pending = _GlooTransfer if self.name == "gloo" else self._pending_transfer
         if sends:
             return pending(self._group.send([block], peer, tag))
         if peer < 0:
@@ -171,6 +187,18 @@ class TorchDelegate:
                 )
             return pending(self._group.recv_anysource([block], tag))
         return pending(self._group.recv([block], peer, tag))
+
+    def open_batch(self) -> None:
+        """See Delegate: only NCCL's transfers wait for others that are begun later."""
+        if self.name == "nccl":
+            self._group._start_coalescing(self._device)
+            self._batch = _Batch()
+
+    def close_batch(self) -> None:
+        """See Delegate."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.work = self._group._end_coalescing(self._device)
 
     def trouble(self, error: Exception) -> Trouble:
         """See Delegate: recognised by PyTorch's text."""
@@ -198,6 +226,9 @@ class TorchDelegate:
 
     def _pending(self, work: Any, finish: Callable[[], None] | None = None) -> Pending:
         return _TorchPending(work, is_here=self.device == "cpu", finish=finish)
+
+    def _pending_transfer(self, work: Any) -> Pending:
+        return self._pending(work if self._batch is None else self._batch)
 
     def _all_reduce(self, request: Request) -> Pending:
         blocks = _parts(request.outputs)

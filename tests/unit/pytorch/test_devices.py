@@ -306,6 +306,67 @@ def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPa
     run_ranks(2, main)
 
 
+def test_a_batch_of_messages_begins_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is the first call on its device."""
+    monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: Recorder())
+    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
+
+    def operation(kind: Any, tensor: Any, group: Any) -> Any:
+        one = object.__new__(dist.P2POp)  # its constructor asks for groups that torch has made
+        one.op, one.tensor, one.group, one.tag = kind, tensor, group, 0
+        one.group_peer = one.peer = 1 - group.rank()
+        return one
+
+    def main(group: Any) -> None:
+        batch = [operation(kind, far(1.0), group) for kind in (dist.isend, dist.irecv)]
+        assert len(dist.batch_isend_irecv(batch)) == 1
+        (recorder,) = group.devices.made()
+        names = [name for name, _ in recorder.calls]
+        assert names == ["_start_coalescing", "send", "recv", "_end_coalescing"]
+        near, got = torch.full((3,), float(group.rank())), torch.zeros(3)
+        batch = [operation(dist.isend, near, group), operation(dist.irecv, got, group)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        assert got.tolist() == [1 - group.rank()] * 3
+        assert len(recorder.calls) == 4
+
+    run_ranks(2, main)
+
+
+def test_our_own_batches_on_nccl_begin_together() -> None:
+    from rallypoint.pytorch.delegate import TorchDelegate
+
+    class Work:
+        waits = 0
+
+        def wait(self) -> None:
+            self.waits += 1
+
+    class Inner(Recorder):
+        work = Work()
+
+        def __getattr__(self, name: str) -> Any:
+            record = super().__getattr__(name)
+            return lambda *given: record(*given) and (
+                self.work if name == "_end_coalescing" else None
+            )
+
+    delegate = object.__new__(TorchDelegate)
+    delegate.name, delegate.device, delegate._device = "nccl", "cuda", torch.device("cuda", 0)
+    inner = delegate._group = Inner()
+    delegate._batch = None
+    delegate.open_batch()
+    block = torch.ones(2)
+    sent = delegate.transfer(sends=True, peer=1, tag=0, block=block)
+    received = delegate.transfer(sends=False, peer=1, tag=0, block=block)
+    delegate.close_batch()
+    names = [name for name, _ in inner.calls]
+    assert names == ["_start_coalescing", "send", "recv", "_end_coalescing"]
+    for each in (sent, received):
+        each.wait(1.0)
+    assert inner.work.waits == 2
+
+
 def test_lists_of_tensors_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each goes where it belongs; who waits for the whole waits for the other group's too."""
     waited = []

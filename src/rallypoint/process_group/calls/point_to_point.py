@@ -8,6 +8,7 @@ error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from rallypoint.engine.communicator import DTYPES, TOO_MANY
 from rallypoint.process_group.calls.call import packed, room_of
 from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.delegated import calls as delegated
+from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.default import Group, joined, peer
@@ -181,10 +183,25 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """
     if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise InvalidArgumentError("p2p_op_list must be a list of at least one P2POp")
-    works = [
-        one.op(one.tensor, one.peer, one.group, one.tag, one.group_peer) for one in p2p_op_list
-    ]
+    with ExitStack() as batches:
+        for end in _libraries_of(p2p_op_list):
+            batches.enter_context(end.batch("batch_isend_irecv"))
+        works = [
+            one.op(one.tensor, one.peer, one.group, one.tag, one.group_peer) for one in p2p_op_list
+        ]
     return [work for work in works if work is not None]
+
+
+def _libraries_of(p2p_op_list: Sequence[P2POp]) -> list[End]:
+    found: dict[int, End] = {}
+    for one in p2p_op_list:
+        group = joined(one.group, one.op.__name__)
+        if group is None or not group.ends:
+            continue
+        end = group.end_of(as_array(one.tensor, one.op.__name__), one.op.__name__)
+        if end is not None:
+            found[id(end)] = end
+    return list(found.values())
 
 
 def post_message(

@@ -127,6 +127,12 @@ class Delegate(Protocol):
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
         """Start to send to a rank of the group, or to receive from it, or from any (-1)."""
 
+    def open_batch(self) -> None:
+        """Transfers from now on need not begin before `close_batch`."""
+
+    def close_batch(self) -> None:
+        """Begin them together, so that none waits for another."""
+
     def trouble(self, error: Exception) -> Trouble:
         """What an error of the library means."""
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 from rallypoint.base.collective import Collective
@@ -106,6 +106,15 @@ class End:
         return self._guarded(
             lambda: self._delegate.transfer(sends=sends, peer=peer, tag=tag, block=block), operation
         )
+
+    @contextmanager
+    def batch(self, operation: str) -> Iterator[None]:
+        """Transfers within it begin together, at its end; raises as `begin`."""
+        self._guarded(self._delegate.open_batch, operation)
+        try:
+            yield
+        finally:
+            self._guarded(self._delegate.close_batch, operation)
 
     def wait(self, pending: Pending, left_s: float, timeout_s: float, operation: str) -> None:
         """Wait until it is over, for as long as its timeout allows.

@@ -254,6 +254,11 @@ class MpiDelegate:
                 request = self._comm.Irecv(memory, source, tag)
             return self._pending(request, status=status)
 
+    def open_batch(self) -> None:
+        """See Delegate: no transfer of MPI's waits for another that is begun later."""
+
+    close_batch = open_batch
+
     def trouble(self, error: Exception) -> Trouble:
         """See Delegate: by MPI's class of errors."""
         mpi = self._mpi

@@ -72,6 +72,12 @@ class Library:
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
         return Never()
 
+    def open_batch(self) -> None:
+        self.ended.append("batch opened")
+
+    def close_batch(self) -> None:
+        self.ended.append("batch closed")
+
     def trouble(self, error: Exception) -> Trouble:
         return self._trouble
 
@@ -387,6 +393,13 @@ def test_a_package_adds_a_backend(alone: Sequence[Alone]) -> None:
 def test_algorithms_are_the_engines(alone: Sequence[Alone]) -> None:
     with pytest.raises(dist.InvalidArgumentError, match="alone chooses its algorithms itself"):
         dist.all_reduce(np.ones(3), algorithm="ring")
+
+
+def test_a_batch_is_closed_even_if_it_cannot_begin(alone: Sequence[Alone]) -> None:
+    with pytest.raises(dist.InvalidArgumentError, match="is this rank itself"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, np.ones(3), 0)])
+    assert alone[0].ended == ["batch opened", "batch closed"]
+    alone[0].ended.clear()
 
 
 def test_callbacks_and_results(alone: Sequence[Alone]) -> None:

@@ -1,0 +1,48 @@
+"""torch.distributed.batch_isend_irecv on GPUs, where NCCL must begin all of a batch together.
+
+Begun one after the other, ranks that all send first wait for each other. PyTorch has NCCL begin
+them together only for groups whose type is its own or, from 2.15 on, after a first call on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from rallypoint.pytorch.base_group import BaseGroup
+
+_original = dist.batch_isend_irecv
+
+
+def install() -> None:
+    """Have PyTorch's function begin batches of our groups together, from now on."""
+    dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
+
+
+@functools.wraps(_original)
+def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+    """See PyTorch's."""
+    below = _group_below(p2p_op_list)
+    if below is None:
+        return list(_original(p2p_op_list))
+    device = p2p_op_list[0].tensor.device
+    below._start_coalescing(device)
+    try:
+        for one in p2p_op_list:
+            peer = {"group_dst" if one.op is dist.isend else "group_src": one.group_peer}
+            one.op(one.tensor, group=one.group, tag=one.tag, **peer)
+    finally:
+        whole = below._end_coalescing(device)
+    return [whole]
+
+
+def _group_below(p2p_op_list: list[Any]) -> Any:  # noqa: ANN401 - of torch
+    """The group of another library that takes the batch; None: none of ours, or the engine."""
+    distributed_c10d._check_p2p_op_list(p2p_op_list)
+    group = p2p_op_list[0].group or distributed_c10d._get_default_group()
+    if not isinstance(group, BaseGroup) or p2p_op_list[0].tensor.is_cpu:
+        return None
+    return group.devices.group_for(p2p_op_list[0].tensor.device.type)
