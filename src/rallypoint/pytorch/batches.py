@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rallypoint.pytorch.base_group import BaseGroup
+from rallypoint.pytorch.untraced import untraced_function
 
 _original = dist.batch_isend_irecv
 
@@ -22,6 +23,7 @@ def install() -> None:
     dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
 
 
+@untraced_function
 @functools.wraps(_original)
 def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
     """See PyTorch's."""
