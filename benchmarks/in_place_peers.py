@@ -145,20 +145,25 @@ while True:
         before = now
 """
 
-TORCHRUN = """
+# Until a call fails.
+_REDUCE = """
 import torch
 import torch.distributed as dist
+def reduce(round, rank, size):
+    is_new = True
+    while True:
+        time.sleep(0.002)
+        numbers = torch.full((1000,), rank + 1.0)
+        dist.all_reduce(numbers)
+        assert (numbers == size * (size + 1) / 2).all()
+        if is_new:
+            good(round, rank, size)
+            is_new = False
+"""
+
+TORCHRUN = f"""{_REDUCE}
 dist.init_process_group("gloo")
-round, rank, size = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank(), SIZE
-is_new = True
-while True:
-    time.sleep(0.002)
-    numbers = torch.full((1000,), rank + 1.0)
-    dist.all_reduce(numbers)
-    assert (numbers == size * (size + 1) / 2).all()
-    if is_new:
-        good(round, rank, size)
-        is_new = False
+reduce(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank(), SIZE)
 """
 
 
@@ -201,9 +206,7 @@ while True:
 
 # A store of its own, and a short limit of gloo's: what its guide says of the loss of rank 0, and of
 # ranks that wait for one that is lost.
-NVRX = """
-import torch
-import torch.distributed as dist
+NVRX = f"""{_REDUCE}
 from datetime import timedelta
 from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
 from nvidia_resiliency_ext.inprocess.store import StoreMixin
@@ -212,20 +215,12 @@ os.environ.update(RANK=sys.argv[3], WORLD_SIZE=str(SIZE))
 class Store(dist.TCPStore, StoreMixin):
     def __init__(self):
         super().__init__("127.0.0.1", port, None, False, timedelta(seconds=60))
-@Wrapper(store_factory=Store, monitor_process_pidfile=f"{sys.argv[1]}/monitor.{{rank}}")
+@Wrapper(store_factory=Store, monitor_process_pidfile=sys.argv[1] + "/monitor.{{rank}}")
 def train(call: CallWrapper = None):
     round, rank, size = call.iteration, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.PrefixStore(f"group/{round}", Store())
+    store = dist.PrefixStore("group/" + str(round), Store())
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    is_new = True
-    while True:
-        time.sleep(0.002)
-        numbers = torch.full((1000,), rank + 1.0)
-        dist.all_reduce(numbers)
-        assert (numbers == size * (size + 1) / 2).all()
-        if is_new:
-            good(round, rank, size)
-            is_new = False
+    reduce(round, rank, size)
 train()
 """
 

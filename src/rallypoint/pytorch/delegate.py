@@ -97,7 +97,7 @@ class _GlooTransfer:
 
 
 class _Batch:
-    """The Work of transfers that begin together, and that each of them is waited for by."""
+    """The one Work of transfers that begin together; it is there once they have begun."""
 
     work: Any = None
 
