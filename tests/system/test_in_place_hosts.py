@@ -61,7 +61,7 @@ class Watch:
         for path in self._agents.directory.glob("*.log"):
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - 1000))
-                lines = file.read().splitlines()
+                lines = file.read().split(b"\n")[:-1]  # the last may be half of one
             if lines:
                 number, _, _, size, *_ = lines[-1].split(b" ")
                 told = found.setdefault(int(path.stem) // 10_000_000, [])
