@@ -228,14 +228,16 @@ void Family::resume() {
   signal_all(SIGCONT);
 }
 
-bool Family::is_past_fence() const { return fence_ns_ != 0 && now_ns(CLOCK_BOOTTIME) >= fence_ns_; }
+bool Family::is_past_fence() const {
+  return fence_.until_ns != 0 && now_ns(CLOCK_BOOTTIME) >= fence_.until_ns;
+}
 
-void Family::set_fence(int64_t until_ns) {
-  fence_ns_ = until_ns;
+void Family::set_fence(const FenceRequest& fence) {
+  fence_ = fence;
   has_fenced_ = false;
   itimerspec at{};
-  at.it_value.tv_sec = until_ns / 1'000'000'000;
-  at.it_value.tv_nsec = until_ns % 1'000'000'000;
+  at.it_value.tv_sec = fence.until_ns / 1'000'000'000;
+  at.it_value.tv_nsec = fence.until_ns % 1'000'000'000;
   timerfd_settime(fence_timer_, TFD_TIMER_ABSTIME, &at, nullptr);
 }
 
@@ -245,7 +247,11 @@ void Family::enforce_fence() {
   uint64_t expired;
   [[maybe_unused]] const ssize_t got = read(fence_timer_, &expired, sizeof expired);
   channel_.report({ReportKind::kFenced, 0, 0, 0, 0, now_ns(CLOCK_REALTIME)});
-  kill_all();
+  if (fence_.pauses != 0) {
+    pause();
+  } else {
+    kill_all();
+  }
 }
 
 void Family::end() {

@@ -35,9 +35,9 @@ class Family {
   void pause();
   void stay_paused();
   void resume();
-  // Everything may run until then, and is ended by `enforce_fence` afterwards (0: no limit). The
-  // timer wakes the caller; it also counts while the machine is suspended.
-  void set_fence(int64_t until_ns);
+  // Everything may run until then, and is ended or paused by `enforce_fence` afterwards. The timer
+  // wakes the caller; it also counts while the machine is suspended.
+  void set_fence(const FenceRequest& fence);
   void enforce_fence();
   bool is_past_fence() const;
   int fence_timer() const { return fence_timer_; }
@@ -57,7 +57,7 @@ class Family {
   bool sessions_;
   int fence_timer_;
   int patience_ms_;
-  int64_t fence_ns_ = 0;
+  FenceRequest fence_{};
   bool has_fenced_ = false;
   bool is_paused_ = false;
   std::vector<Worker> workers_;

@@ -4,10 +4,10 @@
 //     agent (Python) --spawns--> guardian --forks--> worker, worker, ...
 //                                    ^  orphans of the workers are handed to it (subreaper)
 //
-// It decides nothing: it starts, signals, reaps, reports and ends what it is asked to, and ends
-// whatever runs beyond the time that the agent last allowed, so that a stopped agent violates no
-// lease. It learns that the agent is gone from the end of file on their socket, or from the
-// parent-death signal.
+// It decides nothing: it starts, signals, reaps, reports and ends what it is asked to, and ends or
+// pauses whatever runs beyond the time that the agent last allowed, so that a stopped agent
+// violates no lease. It learns that the agent is gone from the end of file on their socket, or from
+// the parent-death signal.
 //
 // Usage (by the agent only): guardian FD AGENT_PID DIRECTORY SESSIONS, where FD is its end of the
 // socket, DIRECTORY the job's temporary files, removed at the end, and SESSIONS "each" (a session
@@ -106,7 +106,7 @@ bool serve(Channel& channel, Family& family) {
       case RequestKind::kFence: {
         FenceRequest request{};
         if (!parse_fence(payload, header.size, request)) return false;
-        family.set_fence(request.until_ns);
+        family.set_fence(request);
         break;
       }
       case RequestKind::kPause:

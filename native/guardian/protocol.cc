@@ -52,7 +52,7 @@ bool parse_signal(const char* payload, size_t size, SignalRequest& request) {
 bool parse_fence(const char* payload, size_t size, FenceRequest& request) {
   if (size != sizeof request) return false;
   memcpy(&request, payload, sizeof request);
-  return request.until_ns >= 0;
+  return request.until_ns >= 0 && request.pauses <= 1;
 }
 
 }  // namespace guardian

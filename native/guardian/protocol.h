@@ -45,9 +45,10 @@ struct SignalRequest {
 };
 
 // Workers may run until then (CLOCK_BOOTTIME, in ns), unless a later request allows more; 0:
-// without limit.
+// without limit. What still runs then is paused (1), as by kPause, or killed (0).
 struct FenceRequest {
   int64_t until_ns;
+  uint64_t pauses;
 };
 
 enum class ReportKind : int64_t {
@@ -57,7 +58,7 @@ enum class ReportKind : int64_t {
       3,            // worker, pid (0: no process was made), code = SpawnStage, status = errno, time
   kUnkillable = 4,  // pid
   kEnded = 5,       // status = number of processes that could not be killed
-  // The time is over: everything is being killed, and its ends are reported after this.
+  // The time is over: everything is being paused, or killed, and its ends are reported after this.
   kFenced = 6,
   kStopped = 7,    // worker, pid; a signal has stopped it, and it was not ours
   kContinued = 8,  // worker, pid

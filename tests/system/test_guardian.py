@@ -230,6 +230,17 @@ def family_of(pid: int) -> list[int]:
     return [pid, *[found for each in below for found in family_of(each)]]
 
 
+def spawn_family(guardian: Guardian) -> list[int]:
+    """A worker with a child and a grandchild, its own pid first."""
+    spawn(guardian, 0, sys.executable, "-c", FAMILY)
+    worker = read(guardian, 1)[0].pid
+    deadline = time.monotonic() + 10
+    while len(pids := family_of(worker)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return pids
+
+
 def await_state(pids: list[int], states: str) -> None:
     deadline = time.monotonic() + 10
     while not all(state_of(pid) in states for pid in pids):
@@ -242,12 +253,7 @@ def state_of(pid: int) -> str:
 
 
 def test_what_is_paused_stays_so_until_it_is_resumed(guardian: Guardian) -> None:
-    spawn(guardian, 0, sys.executable, "-c", FAMILY)
-    worker = read(guardian, 1)[0].pid
-    deadline = time.monotonic() + 10
-    while len(pids := family_of(worker)) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    worker, *_ = pids = spawn_family(guardian)
     guardian.pause()
     await_state(pids, "T")
     os.kill(worker, signal.SIGCONT)  # as a scheduler may
@@ -262,6 +268,30 @@ def test_what_is_paused_stays_so_until_it_is_resumed(guardian: Guardian) -> None
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     spawn(guardian, 1, "true")  # and nothing is paused any more
     assert read(guardian, 2)[1].kind is ReportKind.EXITED
+
+
+def test_past_a_fence_that_pauses_nothing_is_lost(guardian: Guardian) -> None:
+    worker, *_ = pids = spawn_family(guardian)
+    guardian.fence(boot_time() + 0.3, pauses=True)
+    assert read(guardian, 1)[0].kind is ReportKind.FENCED
+    await_state(pids, "T")
+    os.kill(worker, signal.SIGCONT)
+    time.sleep(0.1)
+    await_state(pids, "T")
+    spawn(guardian, 1, *SLEEP)
+    (refused,) = read(guardian, 1)
+    assert (refused.kind, refused.status) == (ReportKind.SPAWN_FAILED, errno.ETIME)
+    guardian.fence(boot_time() + 0.3, pauses=True)
+    guardian.resume()
+    await_state(pids, "SR")
+    assert [each.kind for each in read(guardian, 2)] == [ReportKind.CONTINUED, ReportKind.FENCED]
+    await_state(pids, "T")
+    guardian.fence(boot_time())  # now nobody can go on
+    fenced, exited = read(guardian, 2)
+    assert (fenced.kind, exited.kind) == (ReportKind.FENCED, ReportKind.EXITED)
+    guardian.end()
+    assert read(guardian, 1)[0].kind is ReportKind.ENDED
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_requests_wait_for_a_guardian_that_does_not_read(

@@ -151,6 +151,25 @@ def test_a_host_is_cut_off(agents: Agents, seed: int) -> None:
         absence.check(found)
 
 
+@pytest.mark.parametrize("held_s", [0.5, 3.0])
+def test_the_others_agents_are_held_up_as_leases_end(agents: Agents, held_s: float) -> None:
+    """By a busy machine, say, for longer than the guardians wait for them."""
+    watch = start_three(agents)
+    begin_s = time.monotonic()
+    agents.hosts.partition([1], [2, 3])  # where the coordinator is
+    time.sleep(1.0)  # leases end after 1.2 to 1.5 s
+    for number in (2, 3):
+        agents.send(number, signal.SIGSTOP)
+    time.sleep(0.5 + held_s)
+    for number in (2, 3):
+        agents.send(number, signal.SIGCONT)
+    watch.await_size(2, (2, 3))
+    absence = Absence(1, begin_s, time.monotonic())
+    agents.hosts.heal()
+    watch.await_size(3, (1, 2, 3))
+    absence.check(check_history(agents))
+
+
 def test_the_network_is_down_for_a_while(agents: Agents) -> None:
     """Nobody can go on alone, for longer than a call may take; then all do, with what they have."""
     watch = start_three(agents, "timeout_s=3")

@@ -1,9 +1,9 @@
 """The agent's side of the guardian, the small native process between the agent and the workers.
 
 It starts workers, signals their process groups, and reports when they end, are stopped or continue.
-When the agent dies, however it dies, or does not renew a fence in time, the guardian ends all
-processes below it. A guardian that stops reading blocks nobody: requests are queued here. Its own
-side is native/guardian/, where protocol.h defines the bytes.
+When the agent dies, however it dies, the guardian ends all processes below it; when the agent does
+not renew a fence in time, it ends or pauses them. A guardian that stops reading blocks nobody:
+requests are queued here. Its own side is native/guardian/, where protocol.h defines the bytes.
 Reasons: docs/decisions/010-guardian.md.
 """
 
@@ -27,7 +27,7 @@ _MAX_PAYLOAD = 8 << 20
 _HEADER = struct.Struct("=II")
 _SPAWN = struct.Struct("=III")
 _SIGNAL = struct.Struct("=II")
-_FENCE = struct.Struct("=q")
+_FENCE = struct.Struct("=qQ")
 _REPORT = struct.Struct("=6q")
 _KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE, _KIND_PAUSE, _KIND_RESUME = range(1, 7)
 
@@ -138,12 +138,13 @@ class Guardian:
         """Kill and reap everything; the reports end with ENDED."""
         self._send(_KIND_END, b"")
 
-    def fence(self, until_s: float | None) -> None:
+    def fence(self, until_s: float | None, *, pauses: bool = False) -> None:
         """Let all run until that time (CLOCK_BOOTTIME), or a later call's; None: without limit.
 
-        Afterwards everything is killed, and the reports of that begin with FENCED.
+        Afterwards everything is killed, or paused until `resume`, and FENCED reported before that.
         """
-        self._send(_KIND_FENCE, _FENCE.pack(0 if until_s is None else int(until_s * 1e9)))
+        until_ns = 0 if until_s is None else int(until_s * 1e9)
+        self._send(_KIND_FENCE, _FENCE.pack(until_ns, pauses))
 
     def pause(self) -> None:
         """Stop all processes (SIGSTOP), and again whatever others let continue."""

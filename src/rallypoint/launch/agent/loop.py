@@ -123,7 +123,7 @@ class Agent:
         self._started = time.monotonic()
         self._reports = Reports(job, self._state, self._oom_kills, self._started)
         self._progress = ProgressReporter(job, self._started)
-        self._fence_at: float | None = None  # what the guardian knows
+        self._fence: tuple[float | None, bool] = (None, False)  # what the guardian knows
         self._writes_to_guardian = False
         self._step_signals: StepSignals | None = None  # in a Slurm step
         self._entry: Entry | None = None  # where programs that ask find this agent
@@ -528,11 +528,15 @@ class Agent:
         self._to_guardian(lambda guardian: self._workers.signal(guardian, ranks, number))
 
     def _renew_fence(self) -> None:
-        """Tell the guardian how long workers may run if this process is stopped."""
+        """Tell the guardian how long workers may run if this process is stopped.
+
+        Those that can go on in the next round are paused then, the others killed.
+        """
         until = self._rounds.fence_at
-        if until != self._fence_at:
-            self._fence_at = until
-            self._to_guardian(lambda guardian: guardian.fence(until))
+        pauses = until is not None and bool(self._state.survivors)
+        if (until, pauses) != self._fence:
+            self._fence = until, pauses
+            self._to_guardian(lambda guardian: guardian.fence(until, pauses=pauses))
 
     def _watch_guardian(self) -> None:
         guardian = self._guardian

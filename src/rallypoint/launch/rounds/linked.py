@@ -53,8 +53,8 @@ from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Re
 GOODBYE_S = 2.0
 # An inquiry begins with it, and no message about rounds does.
 _INQUIRY = b"?"
-# Of the time that the others wait (kill_s): if we have not ended the workers by then, the guardian
-# does.
+# Of the time that the others wait (kill_s): if we have not ended or paused the workers by then, the
+# guardian does.
 _GUARD_SHARE = 0.2
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
 

@@ -116,7 +116,7 @@ class RoundSource(ABC):
         """Send a message to that agent; unrelated to rounds."""
 
     def fenced(self) -> None:  # noqa: B027 - most have no such time
-        """The guardian is ending the workers, because that time is over."""
+        """The guardian has paused the workers, or is ending them, because that time is over."""
 
     @abstractmethod
     def settle(self) -> None:

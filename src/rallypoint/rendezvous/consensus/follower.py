@@ -162,10 +162,19 @@ class Follower:
         self._cut_off_round = running
         return self._stop(running, because, at_once=True)
 
+    def fenced(self) -> list[Action]:
+        """The guardian found the lease over before this agent did."""
+        return self._pause("this node's launcher was held up for too long") if self._runs else []
+
     def _pause(self, because: str) -> list[Action]:
         """Let nothing run until another round begins here."""
         self._paused_round = self._running
         return [Stop(round=self._running, because=because, at_once=True, may_pause=True)]
+
+    @property
+    def _runs(self) -> bool:
+        """Whether workers run here that are neither paused nor being ended."""
+        return self._running not in (-1, self._cut_off_round, self._paused_round)
 
     @property
     def _running(self) -> int:
@@ -259,8 +268,7 @@ class Follower:
     @property
     def fence_at(self) -> float | None:
         """When workers must end without further messages; None: there are none to end."""
-        has_lease = self._running not in (-1, self._cut_off_round, self._paused_round)
-        if not has_lease or not self._rules.needs_lease(is_alone=self._is_alone):
+        if not self._runs or not self._rules.needs_lease(is_alone=self._is_alone):
             return None
         return self._lease_until
 

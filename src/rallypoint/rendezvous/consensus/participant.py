@@ -232,8 +232,8 @@ class Participant:
         return self._decide(now)
 
     def fenced(self, now: float) -> Decision:
-        """Workers are being ended at `fence_at`, whatever this agent knows."""
-        self._out.add(self._follower.cut_off("this node's launcher was stopped for too long"))
+        """Workers are being paused or ended after `fence_at`, whatever this agent knows."""
+        self._out.add(self._follower.fenced())
         return self._decide(now)
 
     def tick(self, now: float) -> Decision:
