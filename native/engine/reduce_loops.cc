@@ -86,36 +86,32 @@ struct Xor {
   }
 };
 
-template <typename Op, typename T>
-void pair(T* target, const T* a, const T* b, std::size_t items) {
-  ELEMENTWISE for (std::size_t i = 0; i < items; ++i) target[i] = Op::apply(a[i], b[i]);
-}
-
-template <typename Op, typename T>
-void triple(T* target, const T* a, const T* b, const T* c, std::size_t items) {
+// target[i] = first[i] op rest[i] op ...
+template <typename Op, typename T, typename... Rest>
+void combine(std::size_t items, T* target, const T* first, const Rest*... rest) {
   ELEMENTWISE for (std::size_t i = 0; i < items; ++i) {
-    target[i] = Op::apply(Op::apply(a[i], b[i]), c[i]);
+    T value = first[i];
+    ((value = Op::apply(value, rest[i])), ...);
+    target[i] = value;
   }
 }
 
+// More operands are combined in a small buffer on the stack, so that the target may be any of them,
+// and four at a time: lines come faster out of several other caches than out of one.
 template <typename Op, typename T>
-void quadruple(T* target, const T* a, const T* b, const T* c, const T* d, std::size_t items) {
-  ELEMENTWISE for (std::size_t i = 0; i < items; ++i) {
-    target[i] = Op::apply(Op::apply(Op::apply(a[i], b[i]), c[i]), d[i]);
-  }
-}
-
-// More operands are combined in a small buffer on the stack, so that the target may be any of them.
-template <typename Op, typename T>
-void many(T* target, const T* const* operands, std::size_t n, std::size_t items) {
+void many(T* target, const T* const* o, std::size_t n, std::size_t items) {
   constexpr std::size_t kPiece = 4096 / sizeof(T);
   alignas(64) std::byte memory[kPiece * sizeof(T)];
   T* const piece = reinterpret_cast<T*>(memory);
   for (std::size_t at = 0; at < items; at += kPiece) {
     const std::size_t length = std::min(kPiece, items - at);
-    quadruple<Op>(piece, operands[0] + at, operands[1] + at, operands[2] + at, operands[3] + at,
-                  length);
-    for (std::size_t k = 4; k < n; ++k) pair<Op>(piece, piece, operands[k] + at, length);
+    const auto operand = [&](std::size_t k) { return o[k] + at; };
+    std::size_t k = 4;
+    combine<Op>(length, piece, operand(0), operand(1), operand(2), operand(3));
+    for (; k + 4 <= n; k += 4) {
+      combine<Op>(length, piece, piece, operand(k), operand(k + 1), operand(k + 2), operand(k + 3));
+    }
+    for (; k < n; ++k) combine<Op>(length, piece, piece, operand(k));
     std::memcpy(static_cast<void*>(target + at), piece, length * sizeof(T));
   }
 }
@@ -130,11 +126,11 @@ void reduce(std::byte* target_bytes, const std::byte* const* operand_bytes, std:
       if (target != o[0] && items > 0) std::memmove(target_bytes, o[0], items * sizeof(T));
       return;
     case 2:
-      return pair<Op>(target, o[0], o[1], items);
+      return combine<Op>(items, target, o[0], o[1]);
     case 3:
-      return triple<Op>(target, o[0], o[1], o[2], items);
+      return combine<Op>(items, target, o[0], o[1], o[2]);
     case 4:
-      return quadruple<Op>(target, o[0], o[1], o[2], o[3], items);
+      return combine<Op>(items, target, o[0], o[1], o[2], o[3]);
     default:
       return many<Op>(target, o, n, items);
   }
@@ -167,7 +163,7 @@ void reduce_half(std::byte* target_bytes, const std::byte* const* operand_bytes,
     Format::widen(sum, o[0] + at, length);
     for (std::size_t k = 1; k < n; ++k) {
       Format::widen(next, o[k] + at, length);
-      pair<Op>(sum, sum, next, length);
+      combine<Op>(length, sum, sum, next);
     }
     if (divisor > 1) {
       const auto by = static_cast<float>(divisor);

@@ -159,7 +159,7 @@ void check_type(DType dtype) {
   for (unsigned number = 0; number < kReduceOps; ++number) {
     const auto op = static_cast<ReduceOp>(number);
     if (baseline::reducer(dtype, op) == nullptr) continue;
-    for (std::size_t n = 1; n <= 6; ++n) {
+    for (std::size_t n = 1; n <= 9; ++n) {
       const std::size_t items = kLengths[chance()() % std::size(kLengths)];
       std::vector<std::vector<T>> operands(n, std::vector<T>(items));
       for (auto& each : operands) std::generate(each.begin(), each.end(), draw<T>);
