@@ -93,10 +93,14 @@ def holdings(pid: int) -> dict[str, object]:
     """What a process has."""
     root = Path("/proc") / str(pid)
     status = (root / "status").read_text()
-    resident = int(status.partition("VmRSS:")[2].split()[0])
+    kib = {
+        name: int(status.partition(f"{name}:")[2].split()[0])
+        for name in ("RssAnon", "RssFile", "RssShmem")
+    }
     return {
         "descriptors": len(list((root / "fd").iterdir())),
         "maps": len((root / "maps").read_text().splitlines()),
         "threads": len(list((root / "task").iterdir())),
-        "resident_kib": resident,
+        "own_kib": kib["RssAnon"] + kib["RssFile"],
+        "shared_kib": kib["RssShmem"],  # of the group's region, what its calls have used
     }

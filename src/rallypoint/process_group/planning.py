@@ -84,7 +84,9 @@ class Algorithms:
             return f"algorithm={asked.path} ({asked.name})"
         return f"algorithm={asked}" if variant else ""
 
-    def planner(self, rank: int, ranks: int, per_host: int = 0) -> Planner:
+    def planner(
+        self, rank: int, ranks: int, per_host: int = 0, *, has_cores: bool = False
+    ) -> Planner:
         """What builds the programs of a rank.
 
         The choice depends only on arguments that are the same on every rank, and is the same for
@@ -93,6 +95,7 @@ class Algorithms:
 
         Args:
             per_host: how many consecutive ranks share a host; 0 if all do.
+            has_cores: each rank has a core of its own.
         """
 
         def plan(kind: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
@@ -114,6 +117,7 @@ class Algorithms:
                 model=self._model,
                 override=asked if isinstance(asked, str) else "",
                 uneven=uneven,
+                has_cores=has_cores,
             )
             per_node = per_host or 1
             made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)

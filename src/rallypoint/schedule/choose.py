@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 ONE_SHOT_BYTES = 16 * 1024  # above this, reducing everything on every rank costs more than waiting;
 FEW_ONE_SHOT_BYTES = 64 * 1024  # the same for three and four ranks,
-PAIR_ONE_SHOT_BYTES = 512 * 1024  # and for two
-FEW_RANKS = 16  # above this, sending to all peers costs more than passing on
+PAIR_ONE_SHOT_BYTES = 512 * 1024  # for two,
+OWN_CORES_ONE_SHOT_BYTES = 2 * 1024  # and for more than four with a core each, which wait less
+FEW_RANKS = 16  # above this, sending to all peers costs more than passing on;
+OWN_CORES_FEW_RANKS = 8  # the same for ranks with a core each, which all send at once,
+OWN_CORES_RING_BYTES = 256 * 1024  # from so many bytes on
 WIDE_BYTES = 512 * 1024  # from here on, two halves keep a network between all ranks busy
 FEW_STEPS_BYTES = 128 * 1024  # up to here, between hosts, few messages matter more than few bytes
 LEVELS_BYTES = 16 * 1024  # from here on, less data between hosts is worth another step inside them;
@@ -63,6 +66,7 @@ def choose(
     model: LinkModel | None = None,
     override: str = "",
     uneven: bool = False,
+    has_cores: bool = False,
 ) -> Choice:
     """Choose the algorithm for a call.
 
@@ -72,6 +76,7 @@ def choose(
         model: link constants; if given, predicted times decide.
         override: an algorithm's name, used for each collective that has it; empty for none.
         uneven: blocks differ in length, and each rank knows only the lengths of its own.
+        has_cores: each rank has a core of its own.
     """
     rule = rule_of_thumb(ranks)
     nbytes = largest_of_class(nbytes)
@@ -81,7 +86,7 @@ def choose(
         return Choice(override, "asked for", rule=rule)
     if model is not None and ranks > 1 and collective is not Collective.SEND:
         return _predicted(collective, nbytes, ranks, per_node or ranks, model, rule)
-    algorithm, reason = _measured(collective, nbytes, ranks, per_node or ranks)
+    algorithm, reason = _measured(collective, nbytes, ranks, per_node or ranks, has_cores)
     is_wide = per_node == 1 and algorithm == "direct_two_shot" and nbytes >= WIDE_BYTES
     return Choice(algorithm, reason, 2 if is_wide else 1, rule)
 
@@ -100,7 +105,9 @@ def rule_of_thumb(ranks: int) -> str:
     return "beyond 512 ranks: trees (two for large messages), and levels where nodes have several"
 
 
-def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) -> tuple[str, str]:
+def _measured(
+    collective: Collective, nbytes: int, ranks: int, per_node: int, has_cores: bool
+) -> tuple[str, str]:
     """Choose by measured rules."""
     if 1 < per_node < ranks and (algorithm := _on_two_levels(collective, nbytes, ranks, per_node)):
         return algorithm, "each byte crosses between two nodes no more often than it must"
@@ -110,6 +117,9 @@ def _measured(collective: Collective, nbytes: int, ranks: int, per_node: int) ->
             return algorithm, f"between hosts up to {FEW_STEPS_BYTES} bytes, few steps and messages"
         if ranks <= FEW_RANKS:
             return "direct_two_shot", "between hosts, each byte goes once there and once back"
+    is_roomy = has_cores and per_node == ranks and 4 < ranks <= FEW_RANKS
+    if is_roomy and (algorithm := _on_own_cores(collective, nbytes, ranks)):
+        return algorithm, "with a core for each rank, bytes cost more than waiting"
     return _on_one_level(collective, nbytes, ranks)
 
 
@@ -123,6 +133,19 @@ def _on_two_levels(collective: Collective, nbytes: int, ranks: int, per_node: in
             return "two_level" if ranks <= FEW_NODES * per_node else ""
         case Collective.ALL_GATHER | Collective.REDUCE_SCATTER if nbytes >= BLOCK_LEVELS_BYTES:
             return "two_level" if is_full and ranks <= FEW_RANKS * per_node else ""
+    return ""
+
+
+def _on_own_cores(collective: Collective, nbytes: int, ranks: int) -> str:
+    """What is better where the ranks of a host all run at once; empty if that is the usual one."""
+    passes_on = ranks > OWN_CORES_FEW_RANKS
+    match collective:
+        case Collective.ALL_REDUCE if OWN_CORES_ONE_SHOT_BYTES < nbytes <= ONE_SHOT_BYTES:
+            return "direct_two_shot"
+        case Collective.ALL_REDUCE if passes_on and nbytes >= OWN_CORES_RING_BYTES:
+            return "ring"
+        case Collective.REDUCE_SCATTER if passes_on and nbytes * ranks >= OWN_CORES_RING_BYTES:
+            return "ring"
     return ""
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint.process_group.formation import communicator
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.schedule.catalogue import ALGORITHMS
 from rallypoint.schedule.program import Collective
@@ -115,6 +116,28 @@ def test_each_algorithm_serves_a_call(collective: Collective, name: str) -> None
         dist.barrier(group)
 
     run_ranks(RANKS, main)
+
+
+@pytest.mark.parametrize("ranks", [5, 9])
+def test_what_ranks_with_a_core_each_choose(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes on both sides of each limit; this machine need not have the cores."""
+    monkeypatch.setattr(communicator, "own_cores", lambda: f"{(1 << ranks) - 1:x}")
+    sizes = [1 << bits for bits in (1, 8, 10, 12, 15, 16)]  # of float32
+
+    def main(group: ProcessGroup) -> None:
+        rank = group.rank()
+        for size in sizes:
+            own = np.arange(size, dtype=np.float32) + rank
+            mean = np.arange(size) + (ranks - 1) / 2
+            for op, factor in ((dist.ReduceOp.SUM, ranks), (dist.ReduceOp.AVG, 1)):
+                result = own.copy()
+                dist.all_reduce(result, op, group)
+                assert (result == mean * factor).all()
+                block = np.empty(size, np.float32)
+                dist.reduce_scatter_tensor(block, np.tile(own, ranks), op, group)
+                assert (block == mean * factor).all()
+
+    run_ranks(ranks, main)
 
 
 def test_blocks_of_different_lengths() -> None:

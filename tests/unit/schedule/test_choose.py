@@ -41,6 +41,25 @@ def test_small_messages_take_one_step_and_large_ones_share_the_work() -> None:
     assert chosen(1 << 26, 2) == "direct_two_phase"
 
 
+def test_ranks_with_a_core_each_wait_more_often_for_fewer_bytes() -> None:
+    def chosen(nbytes: int, ranks: int, what: Collective = Collective.ALL_REDUCE) -> str:
+        usual = choose(what, nbytes=nbytes, ranks=ranks).algorithm
+        found = choose(what, nbytes=nbytes, ranks=ranks, has_cores=True).algorithm
+        elsewhere = choose(what, nbytes=nbytes, ranks=ranks, per_node=1, has_cores=True)
+        assert elsewhere == choose(what, nbytes=nbytes, ranks=ranks, per_node=1)
+        return "" if found == usual else found
+
+    for nbytes in (8, 1 << 11, 1 << 12, 1 << 14, 1 << 15, 1 << 17, 1 << 18, 1 << 26):
+        two_shots = "direct_two_shot" if 1 << 11 < nbytes <= 1 << 14 else ""
+        assert [chosen(nbytes, ranks) for ranks in (2, 4, 17)] == ["", "", ""]
+        assert [chosen(nbytes, ranks) for ranks in (5, 8)] == [two_shots, two_shots]
+        ring = "ring" if nbytes >= 1 << 18 else two_shots
+        assert [chosen(nbytes, ranks) for ranks in (9, 16)] == [ring, ring]
+        assert chosen(nbytes, 16, Collective.ALL_GATHER) == ""
+    assert chosen(1 << 13, 16, Collective.REDUCE_SCATTER) == ""
+    assert chosen(1 << 14, 16, Collective.REDUCE_SCATTER) == "ring"
+
+
 def test_all_sizes_of_a_class_are_treated_alike() -> None:
     assert [largest_of_class(size) for size in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
     for size in (8_193, 10_000, 16_384):

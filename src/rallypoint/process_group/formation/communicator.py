@@ -372,7 +372,9 @@ def _attacher(
         fd,
         rank=rank,
         ranks=ranks,
-        plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts)),
+        plan=algorithms.planner(
+            rank, ranks, ranks_per_host(table.hosts), has_cores=all(table.have_cores)
+        ),
         timeout_s=timeout.total_seconds(),
         spins=SPINS_WITH_CORES if table.have_cores[rank] else 0,
         yields=YIELDS,
