@@ -170,6 +170,22 @@ def test_the_others_agents_are_held_up_as_leases_end(agents: Agents, held_s: flo
     absence.check(check_history(agents))
 
 
+def test_agents_are_held_up_for_about_as_long_as_leases_last(agents: Agents, seed: int) -> None:
+    """Whether or not the others go on meanwhile, all do together afterwards."""
+    chance = random.Random(seed)
+    watch = start_three(agents)
+    for _ in range(2 * TIMES):
+        held = chance.sample((1, 2, 3), chance.randint(1, 3))
+        time.sleep(chance.random() * 0.3)
+        for number in held:
+            agents.send(number, signal.SIGSTOP)
+        time.sleep(chance.uniform(1.2, 2.2))
+        for number in held:
+            agents.send(number, signal.SIGCONT)
+        watch.await_size(3, (1, 2, 3))
+    check_history(agents)
+
+
 def test_the_network_is_down_for_a_while(agents: Agents) -> None:
     """Nobody can go on alone, for longer than a call may take; then all do, with what they have."""
     watch = start_three(agents, "timeout_s=3")
@@ -189,8 +205,9 @@ def test_the_network_is_down_for_a_while(agents: Agents) -> None:
     assert all(step.size == 3 for told in found.values() for step in told)
 
 
-def test_a_host_is_stopped(agents: Agents, seed: int) -> None:
-    """Agent, guardian and workers, for longer than the others wait; what it does then is lost."""
+@pytest.mark.parametrize("only_agent", [False, True], ids=["all of it", "its agent"])
+def test_a_host_is_stopped(agents: Agents, seed: int, only_agent: bool) -> None:
+    """For longer than the others wait; what its workers have then, or do, is lost."""
     chance = random.Random(seed)
     watch = start_three(agents)
     absences: list[Absence] = []
@@ -198,7 +215,7 @@ def test_a_host_is_stopped(agents: Agents, seed: int) -> None:
         stopped = chance.choice((1, 2, 3))
         time.sleep(chance.random() * 0.3)
         others = tuple(number for number in (1, 2, 3) if number != stopped)
-        pids = alive_on(agents.hosts[stopped])
+        pids = [agents.pid(stopped)] if only_agent else alive_on(agents.hosts[stopped])
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         begin_s = time.monotonic()
