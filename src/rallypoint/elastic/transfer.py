@@ -12,9 +12,9 @@ If a source dies, everybody meets again, and the transfer begins anew with those
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, repeat
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy
 
@@ -22,19 +22,19 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.elastic.agreement import Settlement
 from rallypoint.elastic.reading import Readers, copy_out, find_readers, has_read, show
 from rallypoint.elastic.values import (
+    ARRAY,
     Bytes,
     Leaf,
-    Slot,
+    Outline,
     Spec,
+    count_arrays,
     empty,
     fill,
     is_model,
     leaf_of,
     mesh_of,
-    numbered,
     outline,
     read,
-    slots,
     spec_of,
     write,
 )
@@ -48,6 +48,7 @@ _SMALL = 64 << 10
 _UNDER_WAY = 8  # pieces of each source
 
 Piece = list[Bytes]
+Item = TypeVar("Item")
 
 
 def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGroup) -> None:
@@ -77,8 +78,9 @@ def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGr
         _exchange(leaves, settlement, readers, group)
         for leaf in leaves:
             leaf.store()
-        for name, value in values.items():
-            values[name] = write(value, fill(theirs[name], arrays))
+        every = iter(arrays)
+        for name, each in theirs.items():
+            values[name] = write(values[name], fill(each.tree, every))
     elif me in readers.values() or len(readers) < len(settlement.newcomers):
         _exchange([leaf_of(each) for each in mine], settlement, readers, group)
     barrier(group)  # nobody goes on before all could take it
@@ -94,16 +96,11 @@ def _broadcast_bytes(data: bytes, source: int, group: ProcessGroup) -> bytes:
     return array.tobytes()
 
 
-def _pack(drawn: Any, specs: Sequence[Spec]) -> bytes:
-    """Each kind of array once: a state often has thousands of few kinds, whose pickling is slow.
-
-    So is that of slots. They are numbered in their order, so that all may travel as the same one.
-    """
+def _pack(drawn: Mapping[str, Outline], specs: Sequence[Spec]) -> bytes:
+    """Each kind of array once: a state often has thousands of few kinds, whose pickling is slow."""
     numbers = {spec: number for number, spec in enumerate(dict.fromkeys(specs))}
     try:
-        return pickle.dumps(
-            (numbered(drawn, repeat(0)), list(numbers), [numbers[spec] for spec in specs])
-        )
+        return pickle.dumps((drawn, list(numbers), [numbers[spec] for spec in specs]))
     except Exception as error:  # whatever a value's own code raises
         name = next(filter(lambda each: not _can_be_pickled(drawn[each]), drawn), "?")
         raise InvalidArgumentError(
@@ -120,16 +117,16 @@ def _can_be_pickled(value: object) -> bool:
     return True
 
 
-def _unpack(data: bytes) -> tuple[Any, list[Spec]]:
+def _unpack(data: bytes) -> tuple[dict[str, Outline], list[Spec]]:
     drawn, kinds, numbers = pickle.loads(data)
-    return numbered(drawn, count()), [kinds[number] for number in numbers]
+    return drawn, [kinds[number] for number in numbers]
 
 
 def _check(
     values: Mapping[str, Any],
-    mine: Mapping[str, Any],
+    mine: Mapping[str, Outline],
     my_specs: Sequence[Spec],
-    theirs: Mapping[str, Any],
+    theirs: Mapping[str, Outline],
     specs: Sequence[Spec],
 ) -> None:
     """Whether both have the same names, and arrays of the same kind under them.
@@ -141,44 +138,53 @@ def _check(
             f"this rank's elastic.State has {', '.join(sorted(values))}, but the other ranks' has "
             f"{', '.join(sorted(theirs))}; start all ranks with the same program"
         )
-    for name, drawn in mine.items():
-        for place, here, there in _pairs(name, drawn, theirs[name], is_model(values[name])):
-            here_is = str(my_specs[here.number]) if isinstance(here, Slot) else "no array"
-            there_is = str(specs[there.number]) if isinstance(there, Slot) else "no array"
-            if here_is != there_is:
+    own, others = _by_name(mine, my_specs), _by_name(theirs, specs)
+    for name, value in values.items():
+        here = _fixed(name, mine[name].tree, own[name], is_model(value))
+        there = _fixed(name, theirs[name].tree, others[name], is_model(value))
+        for place in dict.fromkeys((*here, *there)):
+            here_is, there_is = here.get(place, "no array"), there.get(place, "no array")
+            if here_is != there_is and str(here_is) != str(there_is):
                 raise InvalidArgumentError(
                     f"{place} in this rank's elastic.State is {here_is}, but on the other ranks it "
                     f"is {there_is}; start all ranks with the same program and data"
                 )
 
 
-def _pairs(name: str, here: Any, there: Any, is_deep: bool) -> Iterator[tuple[str, Any, Any]]:
+def _by_name(drawn: Mapping[str, Outline], items: Iterable[Item]) -> dict[str, list[Item]]:
+    """What belongs to the arrays of all outlines, in their order."""
+    every = iter(items)
+    return {name: list(islice(every, each.size)) for name, each in drawn.items()}
+
+
+def _fixed(name: str, tree: Any, specs: Sequence[Spec], is_deep: bool) -> dict[str, Spec]:
     """What must be alike: a value that is an array, and the arrays of a model, by their names."""
-    if isinstance(here, Slot) or isinstance(there, Slot):
-        yield name, here, there
-    elif is_deep:
-        for key in dict.fromkeys((*here, *there)):
-            yield f"{name}[{key!r}]", here.get(key), there.get(key)
+    if tree is ARRAY:
+        return {name: specs[0]}
+    found: dict[str, Spec] = {}
+    if is_deep:
+        at = 0
+        for key, each in tree.items():
+            if each is ARRAY:
+                found[f"{name}[{key!r}]"] = specs[at]
+            at += count_arrays(each)
+    return found
 
 
 def _room(
-    mine: Mapping[str, Any],
+    mine: Mapping[str, Outline],
     own: Sequence[Any],
     my_specs: Sequence[Spec],
-    theirs: Mapping[str, Any],
+    theirs: Mapping[str, Outline],
     specs: Sequence[Spec],
 ) -> list[Any]:
     """Where to receive: this rank's arrays, where they are alike, otherwise new ones."""
-    arrays: list[Any] = [None] * len(specs)
+    arrays: list[Any] = []
     mesh = mesh_of(own)
-    for name, drawn in theirs.items():
-        there, here = slots(drawn), slots(mine[name])
-        if [specs[i] for i in there] == [my_specs[i] for i in here]:
-            for number, place in zip(there, here, strict=True):
-                arrays[number] = own[place]
-        else:
-            for number in there:
-                arrays[number] = empty(specs[number], mesh)
+    own_by_name, my_specs_by_name = _by_name(mine, own), _by_name(mine, my_specs)
+    for name, wanted in _by_name(theirs, specs).items():
+        is_alike = wanted == my_specs_by_name[name]
+        arrays += own_by_name[name] if is_alike else [empty(spec, mesh) for spec in wanted]
     return arrays
 
 

@@ -1,15 +1,16 @@
 """A state's values as an outline and arrays of bytes, and back.
 
-An outline has everything but the contents of arrays and tensors, in whose places it has `Slot`s. It
-is pickled: it only travels between ranks of one job, which run the same program. What has
-`state_dict` and `load_state_dict` (models, optimizers, schedulers) is seen by those; so are random
-generators, by their states. PyTorch is used only if the program has imported it.
+An outline has everything but the arrays and tensors, in whose places it has `ARRAY`. It is pickled:
+it only travels between ranks of one job, which run the same program. What has `state_dict` and
+`load_state_dict` (models, optimizers, schedulers) is seen by those; so are random generators, by
+their states. PyTorch is used only if the program has imported it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,12 +20,26 @@ import numpy.typing
 from rallypoint.elastic.participant import Participant
 
 Bytes = numpy.typing.NDArray[numpy.uint8]
+_BYTE = numpy.dtype(numpy.uint8)  # as an object, it saves a third of a `view`
 
 
-class Slot(NamedTuple):
-    """In an outline: the array of that number."""
+class _Mark(Enum):
+    ARRAY = "an array"
 
-    number: int
+
+ARRAY = _Mark.ARRAY
+
+
+class Outline(NamedTuple):
+    """A value without its arrays.
+
+    Attributes:
+        tree: the value, or the state of an object, with marks in place of its arrays.
+        size: how many there are.
+    """
+
+    tree: Any
+    size: int
 
 
 class Spec(NamedTuple):
@@ -109,9 +124,9 @@ def leaf_of(value: Any, *, is_room: bool = False) -> Leaf:
     """
     if isinstance(value, numpy.ndarray):
         if value.flags.c_contiguous:
-            return Leaf(value.reshape(-1).view(numpy.uint8), _nothing)
+            return Leaf(value.ravel().view(_BYTE), _nothing)
         whole = numpy.ascontiguousarray(value)
-        return Leaf(whole.reshape(-1).view(numpy.uint8), lambda: _copy(value, whole))
+        return Leaf(whole.ravel().view(_BYTE), lambda: _copy(value, whole))
     tensor = _own_part(value).detach()
     if tensor.is_cpu and tensor.is_contiguous():
         return Leaf(_bytes_of(tensor), _nothing)
@@ -181,14 +196,21 @@ def write(value: Any, tree: Any) -> Any:
 
 def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
     """The tree of dicts, lists and tuples with its leaves changed."""
-    if is_leaf(tree):
-        return change(tree)
-    if isinstance(tree, dict):
-        copy = {key: mapped(each, is_leaf, change) for key, each in tree.items()}
-        return copy if type(tree) is dict else _like(tree, copy)
-    if type(tree) in (list, tuple):
-        return type(tree)(mapped(each, is_leaf, change) for each in tree)
-    return tree
+
+    def of(each: Any) -> Any:
+        if is_leaf(each):
+            return change(each)
+        kind = type(each)
+        if kind is list:
+            return [of(one) for one in each]
+        if kind is tuple:
+            return tuple([of(one) for one in each])
+        if isinstance(each, dict):
+            copy = {key: of(one) for key, one in each.items()}
+            return copy if kind is dict else _like(each, copy)
+        return each
+
+    return of(tree)
 
 
 def _like(tree: Any, copy: dict[Any, Any]) -> Any:
@@ -198,41 +220,31 @@ def _like(tree: Any, copy: dict[Any, Any]) -> Any:
         return copy
 
 
-def outline(tree: Any, arrays: list[Any]) -> Any:
-    """The tree with slots in place of its arrays, which are appended."""
+def outline(tree: Any, arrays: list[Any]) -> Outline:
+    """The tree without its arrays, which are appended."""
+    before = len(arrays)
 
-    def take(array: Any) -> Slot:
+    def take(array: Any) -> _Mark:
         arrays.append(array)
-        return Slot(len(arrays) - 1)
+        return ARRAY
 
-    return mapped(tree, is_array, take)
-
-
-def _is_slot(value: object) -> bool:
-    return isinstance(value, Slot)
+    return Outline(mapped(tree, is_array, take), len(arrays) - before)
 
 
-def fill(drawn: Any, arrays: Sequence[Any]) -> Any:
-    """The tree of an outline."""
-    return mapped(drawn, _is_slot, lambda slot: arrays[slot.number])
+def _is_mark(value: object) -> bool:
+    return value is ARRAY
 
 
-def numbered(drawn: Any, numbers: Iterator[int]) -> Any:
-    """The outline with these numbers in its slots, in order."""
-    known: dict[int, Slot] = {}
-
-    def slot(_: Slot) -> Slot:
-        number = next(numbers)
-        return known.setdefault(number, Slot(number))
-
-    return mapped(drawn, _is_slot, slot)
+def fill(tree: Any, arrays: Iterator[Any]) -> Any:
+    """The tree of an outline with these arrays."""
+    return mapped(tree, _is_mark, lambda _: next(arrays))
 
 
-def slots(drawn: Any) -> list[int]:
-    """The numbers of an outline's slots, in order."""
-    found: list[int] = []
-    mapped(drawn, _is_slot, lambda slot: found.append(slot.number))
-    return found
+def count_arrays(tree: Any) -> int:
+    """How many arrays a part of an outline's tree has."""
+    found: list[Any] = []
+    mapped(tree, _is_mark, found.append)
+    return len(found)
 
 
 def copied(tree: Any) -> Any:
@@ -241,8 +253,8 @@ def copied(tree: Any) -> Any:
 
     arrays: list[Any] = []
     drawn = copy.deepcopy(outline(tree, arrays))
-    kept = [each.copy() if _is_numpy(each) else each.detach().clone() for each in arrays]
-    return fill(drawn, kept)
+    kept = (each.copy() if _is_numpy(each) else each.detach().clone() for each in arrays)
+    return fill(drawn.tree, kept)
 
 
 def _is_numpy(value: object) -> bool:
@@ -264,7 +276,7 @@ def restore(value: Any, tree: Any) -> Any:
             _copy(array, source)
         else:
             array.detach().copy_(source.detach())
-    return write(value, fill(drawn, own))
+    return write(value, fill(drawn.tree, iter(own)))
 
 
 def _kind_of(array: Any) -> tuple[Any, ...]:

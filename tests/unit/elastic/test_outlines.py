@@ -10,12 +10,12 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.elastic.participant import Participant
 from rallypoint.elastic.transfer import _check, _pack, _room, _unpack
-from rallypoint.elastic.values import Spec, fill, leaf_of, outline, spec_of
+from rallypoint.elastic.values import Outline, Spec, fill, leaf_of, outline, spec_of
 
 
-def drawn_of(value: object) -> tuple[Any, list[Any], list[Spec]]:
+def drawn_of(values: dict[str, Any]) -> tuple[dict[str, Outline], list[Any], list[Spec]]:
     arrays: list[Any] = []
-    drawn = outline(value, arrays)
+    drawn = {name: outline(value, arrays) for name, value in values.items()}
     return drawn, arrays, [spec_of(each) for each in arrays]
 
 
@@ -26,8 +26,9 @@ def test_an_outline_arrives_as_it_was_sent() -> None:
 
 
 def test_many_arrays_of_one_kind_need_few_bytes() -> None:
-    drawn, _, specs = drawn_of([np.ones(3)] * 4000)
+    drawn, _, specs = drawn_of({"many": [np.ones(3)] * 4000})
     assert len(_pack(drawn, specs)) < 4000 * 6
+    assert _unpack(_pack(drawn, specs)) == (drawn, specs)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +53,13 @@ def test_bytes_that_are_received_become_the_contents(array: Any) -> None:
 
 def test_arrays_that_are_alike_keep_their_memory_and_others_are_made() -> None:
     theirs, _, their_specs = drawn_of({"same": [np.ones(3)], "longer": [np.ones(2), np.ones(5)]})
-    own = {"same": [np.zeros(3)], "longer": [np.zeros(2)]}
+    own = {"longer": [np.zeros(2)], "same": [np.zeros(3)]}  # in an order of its own
     mine, arrays, specs = drawn_of(own)
     room = _room(mine, arrays, specs, theirs, their_specs)
     assert [spec_of(each) for each in room] == their_specs
-    got = fill(theirs, room)
+    every = iter(room)
+    got = {name: fill(each.tree, every) for name, each in theirs.items()}
+    assert next(every, None) is None
     assert got["same"][0] is own["same"][0]
     assert [each.shape for each in got["longer"]] == [(2,), (5,)]
     for leaf in map(leaf_of, room):
@@ -80,5 +83,9 @@ def test_a_model_of_other_shapes_is_refused_before_its_bytes_travel() -> None:
     check(object(), wide, narrow)  # an optimizer's may differ
     with pytest.raises(InvalidArgumentError, match=r"it\['weight'\] .* shape \(2, 3\), but"):
         check(Model(), wide, narrow)
+    extra = {"extra": {"x": np.ones(1)}, "weight": np.ones((2, 3))}
+    check(Model(), extra, {**extra, "extra": {}})
+    with pytest.raises(InvalidArgumentError, match=r"it\['weight'\] .* shape \(2, 3\), but"):
+        check(Model(), extra, {"extra": 7, "weight": np.ones((2, 2))})
     with pytest.raises(InvalidArgumentError, match=r"it\['bias'\] .* is no array, but"):
         check(Model(), wide, {**wide, "bias": np.ones(2)})

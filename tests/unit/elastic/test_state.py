@@ -216,7 +216,7 @@ def test_trees_and_back() -> None:
         "b": (numpy.zeros((0, 2)), {"c": numpy.float32(1)}),
     }
     arrays: list[numpy.ndarray] = []
-    again = fill(outline(tree, arrays), arrays)
+    again = fill(outline(tree, arrays).tree, iter(arrays))
     assert again["a"][0] is tree["a"][0]
     assert again["b"][1] == {"c": 1}
     other = copied(tree)
