@@ -12,12 +12,14 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from rallypoint.base.errors import StoreConnectionError
 from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.groups.group import ProcessGroup
 
@@ -107,7 +109,9 @@ class Devices:
 
     def _tell(self) -> None:
         text = json.dumps(asdict(Seat.own()))
-        self._group.world.store.set(f"{self._prefix}/{self._group.own_rank}", text)
+        # Without the store the group has all that CPU tensors need, and its calls say who was lost.
+        with suppress(StoreConnectionError):
+            self._group.world.store.set(f"{self._prefix}/{self._group.own_rank}", text)
 
     def _make(self, kind: str) -> Any:  # noqa: ANN401 - of torch
         keys = [f"{self._prefix}/{rank}" for rank in range(self._group.size())]

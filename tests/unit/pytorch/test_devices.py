@@ -13,13 +13,15 @@ torch: Any = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from rallypoint.base.errors import InvalidArgumentError  # noqa: E402
+from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError  # noqa: E402
 from rallypoint.pytorch import devices  # noqa: E402
 from rallypoint.pytorch import work as works  # noqa: E402
 from rallypoint.pytorch.devices import Seat, why_staged  # noqa: E402
 from rallypoint.pytorch.memory import Memory  # noqa: E402
 from rallypoint.pytorch.versions import HAS_BACKENDS  # noqa: E402
 from rallypoint.pytorch.work import DoneWork  # noqa: E402
+from rallypoint.store.client import TCPStore  # noqa: E402
+from rallypoint.store.server import StoreServer  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
 
 c10d: Any = torch._C._distributed_c10d
@@ -423,6 +425,29 @@ def test_ranks_that_share_a_gpu_are_told_once_why_it_is_slow(
 def test_nccl_wants_a_gpu_for_each_rank(seats: list[Seat], reason: str | None) -> None:
     found = why_staged(seats)
     assert found is None if reason is None else reason in str(found)
+
+
+def test_a_store_that_is_lost_costs_cpu_tensors_nothing() -> None:
+    """The rank at whose store all have met may be lost as soon as they have."""
+    server = StoreServer("127.0.0.1")
+
+    def main(group: Any) -> None:
+        engine = group.engine_group
+        store = TCPStore("127.0.0.1", server.port)
+        engine.world.store = store
+        if engine.own_rank == 0:
+            server.close()
+        with pytest.raises(StoreConnectionError):
+            while True:
+                store.check(["here"])
+        again = devices.Devices(engine, None, group.adopt)
+        ones = torch.ones(3)
+        group.allreduce([ones]).wait()
+        assert ones.tolist() == [2.0] * 3
+        with pytest.raises(StoreConnectionError):
+            again.group_for("cuda")
+
+    run_ranks(2, main)
 
 
 def test_another_backend_is_adopted_below_the_group() -> None:
