@@ -435,6 +435,7 @@ def test_a_store_that_is_lost_costs_cpu_tensors_nothing() -> None:
         engine = group.engine_group
         store = TCPStore("127.0.0.1", server.port)
         engine.world.store = store
+        group.barrier().wait()  # both have connected
         if engine.own_rank == 0:
             server.close()
         with pytest.raises(StoreConnectionError):
