@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint.process_group import planning
 from rallypoint.process_group.formation import communicator
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.schedule.catalogue import ALGORITHMS
+from rallypoint.schedule.choose import OWN_CORES_FEW_RANKS, Choice
+from rallypoint.schedule.choose import choose as really_choose
 from rallypoint.schedule.program import Collective
 from tests.unit.process_group.ranks import run_ranks
 
@@ -119,8 +122,18 @@ def test_each_algorithm_serves_a_call(collective: Collective, name: str) -> None
 
 
 @pytest.mark.parametrize("ranks", [5, 9])
-def test_what_ranks_with_a_core_each_choose(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_with_a_core_each_choose(
+    ranks: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sizes on both sides of each limit; this machine need not have the cores."""
+    chosen = set()
+
+    def choose(*args: Any, **named: Any) -> Choice:
+        choice = really_choose(*args, **named)
+        chosen.add(choice.algorithm)
+        return choice
+
+    monkeypatch.setattr(planning, "choose", choose)
     monkeypatch.setattr(communicator, "own_cores", lambda: f"{(1 << ranks) - 1:x}")
     sizes = [1 << bits for bits in (1, 8, 10, 12, 15, 16)]  # of float32
 
@@ -138,6 +151,7 @@ def test_what_ranks_with_a_core_each_choose(ranks: int, monkeypatch: pytest.Monk
                 assert (block == mean * factor).all()
 
     run_ranks(ranks, main)
+    assert ("ring" in chosen) == (backend == "shm" and ranks > OWN_CORES_FEW_RANKS)
 
 
 def test_blocks_of_different_lengths() -> None:
