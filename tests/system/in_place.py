@@ -77,6 +77,7 @@ def is_enough() -> bool:
 def go_on_in_place() -> None:
     own_weights = numpy.full(size, float(os.getpid()))  # differs: rank 0's are everybody's
     state = elastic.State(step=0, weights=own_weights)
+    commits = "commit" in options
     reach: Any = lambda place: None  # noqa: E731
     if "kills" in options:
         sys.path.append(str(Path(__file__).parents[2]))
@@ -84,25 +85,29 @@ def go_on_in_place() -> None:
 
         reach = follow(Path(directory), state)
 
+    def tell_commit() -> None:
+        tell(state.step, state.weights, dist.get_rank(), dist.get_world_size(), numpy.empty(0))
+
     @elastic.run(min_size=int(options.get("min_size", "1")))
     def train(state: elastic.State) -> None:
-        assert state.weights is own_weights or "commit" in options
+        assert state.weights is own_weights or commits
         if not state.step:
             state.weights[:] = 1.0
-            if "commit" in options:
+            if commits:
                 state.commit()
         while state.step < int(steps) and not ("until" in options and is_enough()):
+            if commits:
+                tell_commit()  # here, as what follows commit() is not reached if ranks change in it
             indices = sampler.indices(state.step)
             gradient = gradient_of(state.step, state.weights, indices)
             reach("reduce")
             dist.all_reduce(gradient)
             time.sleep(float(pause_s))
-            if "commit" in options:
+            if commits:
                 state.weights -= rate * gradient
                 dist.barrier()
                 state.step += 1
                 state.commit()
-                tell(state.step, state.weights, dist.get_rank(), dist.get_world_size(), indices)
                 continue
             with state.update():
                 reach("update")
@@ -110,6 +115,8 @@ def go_on_in_place() -> None:
                 reach("half an update")
                 state.step += 1
                 tell(state.step, state.weights, dist.get_rank(), dist.get_world_size(), indices)
+        if commits:
+            tell_commit()
 
     timeout = timedelta(seconds=float(options.get("timeout_s", "1800")))
     dist.init_process_group(timeout=timeout)

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -245,12 +245,55 @@ def test_commits_and_weights_of_one_process(launch: Launch) -> None:
     kill_one(launch, seed + 2, 80, 2)
     end(launch)
     found = steps_of(launch.directory)
-    assert sorted(found) == list(range(1, 151))
-    for told in found.values():
+    assert sorted(found) == list(range(151))
+    for told in found.values():  # once again by those who have returned to a commit
         assert len({step.digest for step in told}) == 1
     assert sorted(ends_of(launch).values()) == [(0, 1)]
     (path,) = launch.directory.glob("*.npy")
     assert numpy.load(path) == pytest.approx(twin(150), rel=1e-9)
+
+
+def test_a_rank_dies_as_it_waits_in_a_commit(launch: Launch) -> None:
+    """All who are left make it, and go on from it: what follows it in the step is not reached."""
+    program = """
+import os, pathlib, signal, sys, time
+import rallypoint as dist
+from rallypoint import elastic
+from rallypoint.elastic.membership import membership
+
+def tell(word):
+    os.write(1, f"{word} {state.step} {dist.get_world_size()}\\n".encode())
+
+state = elastic.State(step=0)
+
+@elastic.run
+def train(state):
+    tell("begin")
+    while state.step < 5:
+        state.step += 1
+        if state.step == 3 and dist.get_world_size() == 3:
+            if dist.get_rank():
+                pathlib.Path(f"waits-{dist.get_rank()}").write_text(str(os.getpid()))
+            else:
+                while len(victims := list(pathlib.Path().glob("waits-*"))) < 2:
+                    time.sleep(0.01)
+                time.sleep(0.3)  # until both have come to the commit, and wait
+                os.kill(int(victims[0].read_text()), signal.SIGKILL)
+                while not membership().has_news():
+                    time.sleep(0.01)
+        state.commit()
+        tell("commit")
+
+dist.init_process_group()
+train(state)
+"""
+    launch.start("--nproc-per-node", "3", launch.script(program))
+    end(launch)
+    told = Counter(launch.out.splitlines())
+    assert told == {
+        **{"begin 0 3": 3, "commit 1 3": 3, "commit 2 3": 3},
+        **{"begin 3 2": 2, "commit 4 2": 2, "commit 5 2": 2},
+    }
 
 
 def test_too_few_wait_for_others(launch: Launch) -> None:

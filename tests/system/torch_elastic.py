@@ -181,13 +181,13 @@ def main() -> None:
                 optimizer.step()
                 schedule.step()
                 state.step += 1
+                told = {"step": state.step, "bits": bits(network), "loss": total.item()}
+                told |= {"pid": os.getpid(), "size": dist.get_world_size()}
+                told |= {"shard": 0 if replicas is None else replicas.shard}
+                told |= {"received": counted.received, "own": counted.own}
+                log.write(json.dumps(told) + "\n")
+                log.flush()
             deaths.at("after update")
-            told = {"step": state.step, "bits": bits(network), "loss": total.item()}
-            told |= {"pid": os.getpid(), "size": dist.get_world_size()}
-            told |= {"shard": 0 if replicas is None else replicas.shard}
-            told |= {"received": counted.received, "own": counted.own}
-            log.write(json.dumps(told) + "\n")
-            log.flush()
 
     train(state)
 

@@ -143,8 +143,8 @@ def main() -> None:
             with state.update():
                 training.update()
                 state.step += 1
-            told = {"step": state.step, "bits": training.bits(), "size": dist.get_world_size()}
-            log.write(json.dumps(told | {"pid": os.getpid()}) + "\n")
+                told = {"step": state.step, "bits": training.bits(), "size": dist.get_world_size()}
+                log.write(json.dumps(told | {"pid": os.getpid()}) + "\n")
 
     train(state)
 

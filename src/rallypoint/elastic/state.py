@@ -97,7 +97,10 @@ class State:
         of before a loss.
 
         Raises:
-            MembershipChangedError: ranks were lost or wait to join; `run` handles it.
+            MembershipChangedError: ranks were lost or wait to join; `run` handles it. If this comes
+                at the end of the block, the update has been made, but what follows it is not
+                reached: do what belongs to certain steps, such as saving each thousandth state,
+                before the next update.
         """
         return self._update  # type: ignore[no-any-return]
 
@@ -108,7 +111,7 @@ class State:
         once before the first change as well: before that there is nothing to return to.
 
         Raises:
-            MembershipChangedError: ranks were lost or wait to join; `run` handles it.
+            MembershipChangedError: ranks were lost or wait to join, as for `update`.
         """
         with self.update():
             self._saved = self._copies()
