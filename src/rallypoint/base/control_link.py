@@ -29,6 +29,8 @@ from rallypoint.base.worker_env import STANDBY
 _PAUSE_S = 0.01
 _ANSWER_S = 2.0
 _SEND_FOR_S = 5.0  # to an agent that takes nothing
+# A wait as long as a step that takes as long as that: this process was stopped, or as good as.
+_STEP_S, _STOPPED_S = 1.0, 1.5
 
 
 class ControlLink:
@@ -105,9 +107,17 @@ class ControlLink:
                 return
 
     def wait(self, after: int, timeout_s: float) -> Place | None:
-        """The newest place in a round after that one; None: none is told in time."""
+        """The newest place in a round after that one; None: none is told in time.
+
+        If this process is stopped meanwhile, and so hears nothing, the time begins again after it.
+        """
+        left_s = timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self._is_newer(after), timeout_s)
+            while not self._is_newer(after) and left_s > 0:
+                began = time.monotonic()
+                self._changed.wait(min(left_s, _STEP_S))
+                passed_s = time.monotonic() - began
+                left_s = left_s - passed_s if passed_s < _STOPPED_S else timeout_s
             return self.newest if self._is_newer(after) else None
 
     def _is_newer(self, than: int) -> bool:
