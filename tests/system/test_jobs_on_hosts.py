@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("needs_hosts")]
 
 RALLYPOINT = (sys.executable, "-m", "rallypoint")
 WAYS = {
-    "elastic": "--nnodes 3 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400",
+    # A node that is stopped while the commands run is not lost.
+    "elastic": "--nnodes 3 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 "
+    "--rdzv-conf keep_alive_interval=5,keep_alive_max_attempt=6",
     "static": "--nnodes 3 --master-addr 10.77.0.1 --master-port 29500 --node-rank {}",
 }
 
