@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +27,7 @@ from rallypoint.testing.hosts import Hosts
 # Of each kind; 50 in `make check-long`.
 TIMES = int(os.environ.get("RALLYPOINT_TEST_PARTITIONS", "1"))
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300 + 30 * TIMES)]
+PATIENT = ("--rdzv-conf", "last_call_timeout=10,keep_alive_interval=5,keep_alive_max_attempt=6")
 WATCHFUL = ("--rdzv-conf", "last_call_timeout=10,keep_alive_interval=0.3,keep_alive_max_attempt=5")
 RALLYPOINT = (sys.executable, "-m", "rallypoint")
 WORKER = f"""
@@ -86,8 +89,10 @@ class Watch:
             time.sleep(0.02)
 
 
-def start_three(agents: Agents, options: str = "") -> Watch:
-    flags = ("--nnodes", "2:3", "--max-restarts", "1000", *WATCHFUL)
+def start_three(
+    agents: Agents, options: str = "", *, restarts: int = 1000, rdzv_conf: Sequence[str] = WATCHFUL
+) -> Watch:
+    flags = ("--nnodes", "2:3", "--max-restarts", str(restarts), *rdzv_conf)
     for number in (1, 2, 3):
         agents.start(number, *flags, environ={"OPTIONS": options})
     deadline = time.monotonic() + 60
@@ -203,6 +208,44 @@ def test_the_network_is_down_for_a_while(agents: Agents) -> None:
     found = check_history(agents)
     assert len({step.pid for told in found.values() for step in told}) == 3, agents.story()
     assert all(step.size == 3 for told in found.values() for step in told)
+
+
+def test_connections_break_though_nobody_is_lost(agents: Agents) -> None:
+    """The network is silent for longer than connections last, but not for as long as leases do."""
+    watch = start_three(agents, rdzv_conf=PATIENT)
+    agents.hosts.partition([1], [2, 3])
+    time.sleep(5.0)  # connections end after 4 s
+    agents.hosts.heal()
+    watch.await_size(3, (1, 2, 3))
+    found = check_history(agents)
+    assert len({step.pid for told in found.values() for step in told}) == 3, agents.story()
+    text = r"connections between ranks broke; all connect again; ranks? [-0-9]+ of 3 go(es)? on"
+    assert len(re.findall(text, agents.story())) == 3, agents.story()
+    assert "restart 1" not in agents.story(), "nobody was lost, so nothing is charged"
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables")
+def test_two_hosts_cannot_reach_each_other(agents: Agents) -> None:
+    """One of them is given up, and the other and the third go on."""
+    watch = start_three(agents, restarts=0)
+    agents.hosts.switch.run(
+        "nft",
+        "add table bridge faults\n"
+        "add chain bridge faults drops { type filter hook forward priority 0; }\n"
+        "add rule bridge faults drops ip saddr { 10.77.0.1, 10.77.0.2 } "
+        "ip daddr { 10.77.0.1, 10.77.0.2 } tcp sport > 32767 tcp dport > 32767 drop",
+    )
+    try:
+        watch.await_size(2, (3,))
+        (agents.directory / "enough").touch()
+        assert agents.ended(3) == 0, agents.story()
+    finally:
+        agents.hosts.switch.run("nft", "delete table bridge faults")
+    found = steps_of(agents.directory)
+    check_steps(found, len(found))
+    before, after = {step.pid for step in found[1]}, {step.pid for step in found[len(found)]}
+    assert after < before, "two of the three"
+    assert re.search(r"killing rank \d: others cannot reach it, and go on", agents.story())
 
 
 @pytest.mark.parametrize("only_agent", [False, True], ids=["all of it", "its agent"])

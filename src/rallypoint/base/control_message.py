@@ -68,6 +68,19 @@ class CallTimedOut(Record):
     ranks: tuple[int, ...] = ()
 
 
+class LostContact(Record):
+    """Worker to agent: it cannot reach a rank, and has not heard that this one was lost.
+
+    Attributes:
+        culprit: that rank, in this round; -1: it does not know which.
+        had_formed: the group of this round had formed.
+    """
+
+    round: int
+    culprit: int
+    had_formed: bool
+
+
 class Elastic(Record):
     """Worker to agent: whether it goes on when other workers are lost, in the next round.
 
@@ -93,7 +106,7 @@ class Place(Record):
     """Agent to worker: its place in a round, as environment variables.
 
     Attributes:
-        is_urgent: somebody was lost, so calls of the round before cannot succeed any more.
+        is_urgent: somebody was lost, or contact: calls of the round before cannot succeed any more.
     """
 
     round: int
@@ -111,7 +124,9 @@ class Unknown(Record):
     kind: str
 
 
-Known = Hello | WorkerError | LongWait | CallTimedOut | Elastic | Ready | Place | Released
+Known = (
+    Hello | WorkerError | LongWait | CallTimedOut | LostContact | Elastic | Ready | Place | Released
+)
 Message = Known | Unknown
 
 
@@ -173,6 +188,9 @@ def _to_object(  # noqa: PLR0911 - one for each kind
         case CallTimedOut(number, culprit, ranks):
             late = {"round": number, "culprit": culprit, "ranks": list(ranks)}
             return {"v": VERSION, "kind": "timed out", **late}
+        case LostContact(number, culprit, had_formed):
+            lost = {"round": number, "culprit": culprit, "had_formed": had_formed}
+            return {"v": VERSION, "kind": "lost contact", **lost}
         case Elastic(is_on, seen, joined, synced, begins_again):
             told = {"is_on": is_on, "seen": seen, "joined": joined, "synced": synced}
             return {"v": VERSION, "kind": "elastic", **told, "begins_again": begins_again}
@@ -216,6 +234,8 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             return LongWait(float(seconds), fields.get("is_over") is True)
         case {"kind": "timed out", "round": int(number), "culprit": int(rank), "ranks": list(told)}:
             return CallTimedOut(number, rank, tuple([each for each in told if type(each) is int]))
+        case {"kind": "lost contact", "round": int(number), "culprit": int(rank)}:
+            return LostContact(number, rank, fields.get("had_formed") is True)
         case {
             "kind": "elastic",
             "is_on": bool(is_on),
@@ -232,6 +252,6 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             isinstance(each, str) for pair in environ.items() for each in pair
         ):
             return Place(number, environ, fields.get("is_urgent") is True)
-    if kind in ("hello", "error", "wait", "timed out", "elastic", "place"):
+    if kind in ("hello", "error", "wait", "timed out", "lost contact", "elastic", "place"):
         raise ControlMessageError(f"a control message of kind {kind!r} lacks fields; refused it.")
     return Unknown(kind[:64])

@@ -25,7 +25,7 @@ from rallypoint.base.errors import (
 from rallypoint.elastic.agreement import RankReport, Settlement, settle
 from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
 from rallypoint.process_group.formation.opening import open_round
-from rallypoint.process_group.formation.places import ROUND
+from rallypoint.process_group.formation.places import CONNECT, ROUND, next_place
 from rallypoint.process_group.formation.reforming import reform_world
 from rallypoint.process_group.groups.default import GroupMember
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 LOSSES = (PeerLostError, RevokedError, StoreError, CollectiveTimeoutError)
 _NOT_FORMED = (PeerError, HostError)  # and to those who form a group
 FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
-# A launcher that sees a worker end tells the others within milliseconds.
-_NEWS_S = 30.0
 
 
 class View(NamedTuple):
@@ -163,7 +161,7 @@ class Membership:
         self._report_timeout(because)
         self._is_meeting = True  # from before the newest place is read
         while True:
-            place = None if self._link is None else self._link.wait(tried, _NEWS_S)
+            place = next_place(tried, because, had_formed=self.round == tried)
             if place is None:
                 raise because or PeerError("the launcher offers no other round")
             tried = place.round
@@ -246,6 +244,7 @@ class Membership:
                 opened.place,
                 opened.prefix,
                 timeout=group.timeout,
+                connect_timeout=CONNECT,
                 on_destroy=opened.close,
             )
         except BaseException:

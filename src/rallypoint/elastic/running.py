@@ -59,7 +59,7 @@ def run(
         StateLostError: all ranks that had the state, or one of the shards of `Replicas`, were lost.
         TooFewPeersError: fewer ranks than min_size for as long as the group's timeout.
         PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher offers no other
-            round for 30 s, or it happened too often in a row.
+            round for half a minute, or it happened too often in a row.
     """
 
     def decorate(function: Training[P, R]) -> Training[P, R]:

@@ -15,6 +15,7 @@ from rallypoint.base.control_message import (
     Hello,
     Known,
     LongWait,
+    LostContact,
     Unknown,
     WorkerError,
     decode,
@@ -31,6 +32,7 @@ SHORT = st.text(max_size=200)
     | st.builds(WorkerError, SHORT, SHORT, SHORT, st.floats(0, 1e10), st.booleans())
     | st.builds(LongWait, st.floats(0, 1e10), st.booleans())
     | st.builds(Elastic, st.booleans(), *[st.integers()] * 3, st.booleans())
+    | st.builds(LostContact, st.integers(), st.integers(), st.booleans())
     | st.builds(CallTimedOut, st.integers(), st.integers(), st.lists(st.integers()).map(tuple))
 )
 def test_what_is_sent_is_read(message: Known) -> None:

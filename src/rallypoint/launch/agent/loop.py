@@ -17,6 +17,7 @@ from rallypoint.base.control_message import (
     CallTimedOut,
     Elastic,
     LongWait,
+    LostContact,
     Ready,
     WorkerError,
 )
@@ -488,6 +489,8 @@ class Agent:
                 self._stuck_ranks.waits_long(worker.rank, message)
             elif isinstance(message, CallTimedOut):
                 self._stuck_ranks.timed_out(worker.rank, message)
+            elif isinstance(message, LostContact):
+                self._stuck_ranks.lost_contact(worker.rank, message)
             elif isinstance(message, Elastic):
                 if self._rounds.keeps_survivors:
                     self._recovery.heard(worker, message)

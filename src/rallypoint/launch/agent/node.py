@@ -307,20 +307,15 @@ class NodeState:
 
     def calls_timed_out(self, at_fault: Iterable[int]) -> Decision:
         """Calls of the job timed out as these ranks did not come; none: all have come by now."""
-        if not self.is_under_way:
-            return NOTHING
-        decided = NOTHING
-        for rank in at_fault:
-            because = "others waited for it for longer than their group's timeout, and go on"
-            if rank in self.group.running:
-                decided += self.end_rank(rank, self.round, because)
-            else:
-                decided += Decision((EndElsewhere(rank, self.round, because),), because)
-        if decided == NOTHING:
-            text = "calls timed out, but all ranks take part again"
-            broken = Broken(node_rank=self.node_rank, round=self.round, text=text)
-            return Decision((Tell(broken),), text)
-        return decided
+        because = "others waited for it for longer than their group's timeout, and go on"
+        text = "calls timed out, but all ranks take part again"
+        return self._end_at_fault(at_fault, because, otherwise=text)
+
+    def contact_lost(self, at_fault: Iterable[int]) -> Decision:
+        """Ranks cannot reach each other; without these they could; none: all shall try again."""
+        because = "others cannot reach it, and go on"
+        text = "connections between ranks broke; all connect again"
+        return self._end_at_fault(at_fault, because, otherwise=text)
 
     def end_rank(self, rank: int, round_number: int, because: str) -> Decision:
         """The coordinator's agent has found that others must go on without this rank."""
@@ -451,6 +446,21 @@ class NodeState:
     def survivors(self) -> set[int]:
         """The running workers that go on when others are lost."""
         return self.group.running & self.elastic
+
+    def _end_at_fault(self, at_fault: Iterable[int], because: str, *, otherwise: str) -> Decision:
+        """Without these ranks the others can go on; none: all do in a new round, `otherwise`."""
+        if not self.is_under_way:
+            return NOTHING
+        decided = NOTHING
+        for rank in at_fault:
+            if rank in self.group.running:
+                decided += self.end_rank(rank, self.round, because)
+            else:
+                decided += Decision((EndElsewhere(rank, self.round, because),), because)
+        if decided == NOTHING:
+            broken = Broken(node_rank=self.node_rank, round=self.round, text=otherwise)
+            return Decision((Tell(broken),), otherwise)
+        return decided
 
     def _keep(self, because: str) -> Decision:
         """The round is over; who can goes on, and the others, which cannot, are ended."""

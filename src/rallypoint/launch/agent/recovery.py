@@ -94,10 +94,10 @@ class Recovery:
         ]
         more = len(self._failures) - len(lost)
         told = "; ".join(lost) + f"; and {more} more" * bool(more)
-        if not here:
-            return f"{told}; {size} ranks on other nodes go on", event
-        goes = "goes" if len(here) == 1 else "go"
         what = told or self._elsewhere or self._start.because
+        if not here:
+            return f"{what}; {size} ranks on other nodes go on", event
+        goes = "goes" if len(here) == 1 else "go"
         whole = f"{self.lost_s(now) * 1e3:.0f} ms"
         return f"{what}; {name_ranks(here)} of {size} {goes} on after {whole}", event
 

@@ -2,9 +2,9 @@
 
 The agent itself complains of workers that a signal has stopped: they cannot just be computing.
 
-Hangs are hang_watch.py's, calls that timed out timeout_watch.py's; both are imported when a worker
-first complains. The agent that coordinates hears of all complaints, and has a rank killed by its
-own agent if others can go on without it.
+Hangs are hang_watch.py's, calls that timed out and lost contact complaint_watch.py's; both are
+imported when a worker first complains. The agent that coordinates hears of all complaints, and has
+a rank killed by its own agent if others can go on without it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import selectors
 import time
 from collections.abc import Callable
 
-from rallypoint.base.control_message import CallTimedOut, LongWait
+from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
 from rallypoint.launch.agent.node import EndElsewhere, NodeState
 from rallypoint.launch.job import Job, OnHang
 from rallypoint.launch.output.progress import ProgressReporter
@@ -22,9 +22,9 @@ from rallypoint.rendezvous.job.decision import Decision
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.launch.agent.complaint_watch import ComplaintWatch
     from rallypoint.launch.agent.hang_watch import HangWatch
     from rallypoint.launch.agent.hangs import Hang
-    from rallypoint.launch.agent.timeout_watch import TimeoutWatch
     from rallypoint.launch.inspection.relay import Relay, Told
 
 
@@ -60,21 +60,21 @@ class StuckRanks:
         self._state, self._progress = state, progress
         self._perform, self._look, self._world_size = perform, look, world_size
         self._hang_watch: HangWatch | None = None
-        self._timeout_watch: TimeoutWatch | None = None
+        self._complaint_watch: ComplaintWatch | None = None
         self._stopped: dict[int, _Stopped] = {}  # by rank
 
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`; None: only events matter."""
         alarms = [each.complains_at for each in self._stopped.values()]
-        if self._timeout_watch is not None and self._timeout_watch.wake_at is not None:
-            alarms.append(self._timeout_watch.wake_at)
+        if self._complaint_watch is not None and self._complaint_watch.wake_at is not None:
+            alarms.append(self._complaint_watch.wake_at)
         return min(alarms, default=None)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if self._timeout_watch is not None:
-            self._timeout_watch.tick(now)
+        if self._complaint_watch is not None:
+            self._complaint_watch.tick(now)
         for rank, stopped in list(self._stopped.items()):
             if rank not in self._state.group.running or stopped.round != self._state.round:
                 del self._stopped[rank]
@@ -112,7 +112,15 @@ class StuckRanks:
 
         if self._rounds.keeps_survivors:
             report = TimedOut(message.round, rank, message.culprit, message.ranks)
-            self._timeouts().complains(report)
+            self._complaints().complains(report)
+
+    def lost_contact(self, rank: int, message: LostContact) -> None:
+        """A worker of this node, which can go on, cannot reach another one."""
+        from rallypoint.launch.inspection.relay import LostTouch
+
+        if self._rounds.keeps_survivors:
+            report = LostTouch(message.round, rank, message.culprit, message.had_formed)
+            self._complaints().complains(report)
 
     def told(self, told: Told) -> None:
         """Another agent says something of workers."""
@@ -123,7 +131,7 @@ class StuckRanks:
         elif isinstance(told, EndRank):
             self._perform(self._state.end_rank(told.rank, told.round, told.because))
         else:
-            self._timeouts().heard(told)
+            self._complaints().heard(told)
 
     def end_elsewhere(self, action: EndElsewhere, relay: Relay) -> None:
         """Have another agent kill one of its ranks."""
@@ -153,14 +161,11 @@ class StuckRanks:
             now = time.monotonic()
             self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))
 
-    def _timeouts(self) -> TimeoutWatch:
-        if self._timeout_watch is None:
-            from rallypoint.launch.agent.timeout_watch import TimeoutWatch
+    def _complaints(self) -> ComplaintWatch:
+        if self._complaint_watch is None:
+            from rallypoint.launch.agent.complaint_watch import ComplaintWatch
 
-            self._timeout_watch = TimeoutWatch(
-                self._rounds,
-                self._state,
-                world_size=self._world_size,
-                judged=lambda at_fault: self._perform(self._state.calls_timed_out(at_fault)),
+            self._complaint_watch = ComplaintWatch(
+                self._rounds, self._state, world_size=self._world_size, perform=self._perform
             )
-        return self._timeout_watch
+        return self._complaint_watch

@@ -59,6 +59,23 @@ class TimedOut(Record):
         return json.dumps({**told, "culprit": self.culprit, "ranks": self.ranks}).encode()
 
 
+class LostTouch(Record):
+    """A message to the coordinating agent: `rank`, of the sender's node, cannot reach `culprit`.
+
+    As control_message.LostContact.
+    """
+
+    round: int
+    rank: int
+    culprit: int
+    had_formed: bool
+
+    def to_bytes(self) -> bytes:
+        """As an inquiry."""
+        told = {"ask": "lost contact", "number": self.rank, "round": self.round}
+        return json.dumps({**told, "culprit": self.culprit, "formed": self.had_formed}).encode()
+
+
 class EndRank(Record):
     """A message from the coordinating agent: the node that has this rank is to kill it."""
 
@@ -72,7 +89,7 @@ class EndRank(Record):
         return json.dumps({**told, "because": self.because}).encode()
 
 
-Told = LongWaits | TimedOut | EndRank
+Told = LongWaits | TimedOut | LostTouch | EndRank
 
 
 class Relay:
@@ -152,6 +169,9 @@ class Relay:
                 ranks = tuple(map(int, message["ranks"]))
                 culprit = int(message["culprit"])
                 self._told(TimedOut(int(message["round"]), number, culprit, ranks))
+            case "lost contact":
+                culprit, had_formed = int(message["culprit"]), message["formed"] is True
+                self._told(LostTouch(int(message["round"]), number, culprit, had_formed))
             case "end rank":
                 roster = self._rounds.roster()
                 if roster is not None and sender == roster.leader:

@@ -103,13 +103,15 @@ def form_communicator(
     way: str = "",
     done: str = "",
     is_across_jobs: bool = False,
+    connect_timeout: timedelta | None = None,
 ) -> tuple[Communicator, Algorithms]:
     """Form the communicator of `members` (global ranks); this process is the one at `rank`.
 
     Returns it with its algorithms, from the first member's `options`, which apply to all. `name` is
     the group's name for people. Once no member needs the store, the last one deletes their keys and
     the key `way`, and sets the key `done`. Members of several jobs (`is_across_jobs`) know each
-    other only through this store, not by a run's name or its token.
+    other only through this store, not by a run's name or its token. Once all members have come,
+    they have `connect_timeout` left (None: the rest of `timeout`).
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not join; the message names them.
@@ -123,6 +125,8 @@ def form_communicator(
     await_ranks(
         store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
     )
+    if connect_timeout is not None:
+        deadline = min(deadline, time.monotonic() + connect_timeout.total_seconds())
     if rank == 0:
         store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), options)))
     presence = Presence(store, prefix, members)

@@ -106,8 +106,8 @@ def _open_in_newest_round(request: WorldRequest, name: str) -> ProcessGroup:
     while True:
         try:
             return open_world(request, f"{base_of_round()}{name}")
-        except (PeerError, HostError):
-            if request.store is not None or not take_next_place():
+        except (PeerError, HostError) as error:
+            if request.store is not None or not take_next_place(error):
                 raise
 
 

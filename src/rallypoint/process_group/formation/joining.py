@@ -80,13 +80,14 @@ def join(
     way: str = "",
     done: str = "",
     is_across_jobs: bool = False,
+    connect_timeout: timedelta | None = None,
 ) -> Parts:
     """Form the group of `members` (global ranks); this process is the one at `rank`.
 
     Args:
         backend: as `check_backend` returns it.
         device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
-        name, way, done, is_across_jobs: as in formation.form_communicator.
+        name, way, done, is_across_jobs, connect_timeout: as in communicator.form_communicator.
 
     Raises as form_communicator and delegated.formation.form_ends.
     """
@@ -107,6 +108,7 @@ def join(
             way=way,
             done=done,
             is_across_jobs=is_across_jobs,
+            connect_timeout=connect_timeout,
         )
     else:
         await_ranks(

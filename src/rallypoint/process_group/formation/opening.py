@@ -20,7 +20,7 @@ from rallypoint.cluster.meeting import open_launched
 from rallypoint.process_group.formation.finding import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
-from rallypoint.process_group.formation.places import ROUND, is_superseded
+from rallypoint.process_group.formation.places import CONNECT, ROUND, connect_timeout, is_superseded
 from rallypoint.process_group.formation.worlds import closing, find_world, formed_key, meet
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_timeout
@@ -91,6 +91,7 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
             way=found.way,
             done=formed_key(place, found),
             name=name,
+            connect_timeout=connect_timeout(),
         )
     except BaseException:
         if request.store is None:
@@ -121,7 +122,9 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> OpenRound:
     """
 
     def open_place() -> OpenStore:
-        place = _connected(lambda wait: open_store(timeout=wait, environ=os.environ), timeout)
+        place = _connected(
+            lambda wait: open_store(timeout=wait, environ=os.environ), timeout, CONNECT
+        )
         watch(place.store)
         return place
 
@@ -141,10 +144,14 @@ def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:
             request.init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
         )
 
-    return _connected(open_place, timeout)
+    return _connected(open_place, timeout, connect_timeout())
 
 
-def _connected(open_place: Callable[[timedelta], OpenStore], timeout: timedelta) -> OpenStore:
+def _connected(
+    open_place: Callable[[timedelta], OpenStore],
+    timeout: timedelta,
+    connect_timeout: timedelta | None,
+) -> OpenStore:
     """Open a store, whose server may end meanwhile because a newer round begins.
 
     Raises:
@@ -152,7 +159,8 @@ def _connected(open_place: Callable[[timedelta], OpenStore], timeout: timedelta)
     """
     if existing_link() is None:
         return open_place(timeout)
-    until, attempt_s = time.monotonic() + timeout.total_seconds(), _ATTEMPT_S
+    limit_s = min(timeout, connect_timeout or timeout).total_seconds()
+    until, attempt_s = time.monotonic() + limit_s, _ATTEMPT_S
     while True:
         left_s = until - time.monotonic()
         try:
@@ -189,10 +197,12 @@ def form_world(
     way: str = "",
     done: str = "",
     name: str = "",
+    connect_timeout: timedelta | None = None,
 ) -> ProcessGroup:
     """Form a group of all who share a store, with keys that begin with `prefix`.
 
-    The last rank to finish deletes the key `way`, and sets `done`. `name` is as in open_world.
+    The last rank to finish deletes the key `way`, and sets `done`. `name` is as in open_world,
+    `connect_timeout` as in form_communicator.
     """
     members = range(place.world_size)
     title = f"group {name}" if name else DEFAULT_GROUP
@@ -209,6 +219,7 @@ def form_world(
         way=way,
         done=done,
         is_across_jobs=bool(name),
+        connect_timeout=connect_timeout,
     )
     world = World(
         place.store,

@@ -7,14 +7,21 @@ before its group has formed, waits for the next.
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 from rallypoint.base.control_link import control_link, existing_link
-from rallypoint.base.control_message import Ready
+from rallypoint.base.control_message import LostContact, Place, Ready
+from rallypoint.base.errors import PeerError, RallypointError, StoreError
 from rallypoint.base.worker_env import STANDBY
 
 ROUND = "TORCHELASTIC_RESTART_COUNT"
 _EVER_S = 1e9
-_NEWS_S = 30.0  # a launcher that sees a worker end tells the others within milliseconds
+# A launcher that sees a worker end tells the others within milliseconds. One that has told nothing
+# of a loss after a while is told of it; then all connect again, or go on without some.
+_NEWS_S = 2.0
+_REMEDY_S = 30.0
+# For ranks that have come, where others can go on without them: it takes milliseconds.
+CONNECT = timedelta(seconds=10)
 
 
 def await_place() -> None:
@@ -38,7 +45,38 @@ def is_superseded() -> bool:
     return newest is not None and newest.round > int(os.environ.get(ROUND, "0"))
 
 
-def take_next_place() -> bool:
+def connect_timeout() -> timedelta | None:
+    """How long this process may take to connect with ranks that have come; None: any time."""
+    link = existing_link()
+    return CONNECT if link is not None and link.is_newcomer else None
+
+
+def next_place(
+    after: int, because: RallypointError | None, *, had_formed: bool = False
+) -> Place | None:
+    """The place of this process in the next round, as it has lost others in that one.
+
+    None: the launcher offers none. `had_formed`: the group of that round had.
+    """
+    link = control_link()
+    if link is None:
+        return None
+    place = link.wait(after, _NEWS_S)
+    if place is None:
+        link.send(LostContact(after, _culprit_of(because), had_formed))
+        place = link.wait(after, _REMEDY_S)
+    return place
+
+
+def _culprit_of(error: RallypointError | None) -> int:
+    """Whom this rank could not reach; -1: that is not known."""
+    if isinstance(error, StoreError):
+        return 0  # the round's store is served at its host
+    rank = error.rank if isinstance(error, PeerError) else None
+    return -1 if rank is None else rank
+
+
+def take_next_place(because: RallypointError) -> bool:
     """After a loss: wait for the next place, if this process goes on without those lost.
 
     Returns whether there is one; then the environment names it.
@@ -46,7 +84,7 @@ def take_next_place() -> bool:
     link = control_link()
     if link is None or not link.is_elastic:
         return False
-    place = link.wait(int(os.environ.get(ROUND, "0")), _NEWS_S)
+    place = next_place(int(os.environ.get(ROUND, "0")), because)
     if place is None:
         return False
     os.environ.update(place.environ)

@@ -27,6 +27,7 @@ def reform_world(
     prefix: str,
     *,
     timeout: timedelta,
+    connect_timeout: timedelta | None = None,
     on_destroy: Callable[[], None] | None = None,
 ) -> None:
     """Give a default group a new communicator, with own rank, size and ranks as at this store.
@@ -40,6 +41,7 @@ def reform_world(
         opened: the store of the new round, which may be that of the old one.
         prefix: the beginning of the round's keys; no other round has used it.
         timeout: how long forming may take; that of calls stays as it is.
+        connect_timeout: how much of that is left once all have come; None: the rest.
         on_destroy: closes the store when the group is left; None: as the old one if it is the same,
             else the caller closes it.
 
@@ -70,6 +72,7 @@ def reform_world(
         device=old.device,
         name=old.title,
         is_across_jobs=old.is_across_jobs,
+        connect_timeout=connect_timeout,
     )
     close = on_destroy or (old.on_destroy if is_same_store else _nothing)
     world = replace(

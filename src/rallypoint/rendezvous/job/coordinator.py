@@ -347,7 +347,8 @@ class Coordinator:
             )
         self._move(Stage.GATHERING)
         self._because = after.reason
-        self._is_urgent = bool(facts.root or facts.nodes_lost or facts.interrupted)
+        was_broken = current.is_broken or facts.root or facts.nodes_lost or facts.interrupted
+        self._is_urgent = bool(was_broken)
         self._may_replace = after.next is Next.RESTART
         self.opened(now)
         notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []

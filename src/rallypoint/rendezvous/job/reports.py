@@ -112,8 +112,8 @@ class Start(Record, kw_only=True):
 
     Attributes:
         because: why there is a new round.
-        is_urgent: somebody was lost; otherwise, those who go on end the round before when they
-            come to a point where they can.
+        is_urgent: somebody was lost, or contact; otherwise, those who go on end the round before
+            when they come to a point where they can.
         may_replace: new workers may be started in place of those that were lost.
         keeps: workers that still run on this node may take its places. Otherwise they were not
             counted: others have gone on without them, and they are of no use any more.

@@ -68,7 +68,7 @@ class AfterRound(Record):
     reason: str
 
 
-def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911 - one line for each rule
+def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for each rule
     """What comes after this round."""
     root = end.root
     left = end.max_restarts - end.restarts_used
@@ -93,9 +93,11 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911 - one line for each rul
         return AfterRound(Next.RESIZE, end.interrupted)
     if end.nodes_came and root is None:
         return AfterRound(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
-    if root is None and not end.survivors:
+    if root is None and end.survivors:
+        return AfterRound(Next.RESIZE, "nobody was lost, and all go on")
+    if root is None:
         return AfterRound(Next.GIVE_UP, "its workers ended for an unknown reason")
-    if root is not None and root.is_startup and not end.survivors:
+    if root.is_startup and not end.survivors:
         return AfterRound(
             Next.GIVE_UP, "it failed before its own code ran, so a retry would fail in the same way"
         )

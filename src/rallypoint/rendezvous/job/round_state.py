@@ -25,7 +25,7 @@ class RoundState:
         came: hosts that joined since it began.
         leaving: why a member leaves, by key.
         interrupted: why it ended, if no member is at fault.
-        is_broken: a member has reported that one of its workers failed.
+        is_broken: a member has reported that one of its workers failed, or cannot reach others.
         was_whole: none had, when somebody asked to end the job.
         has_newcomers: workers joined others, which go on, with this round.
         is_finishing: workers have done their last update, or have succeeded: nobody may join them.

@@ -248,6 +248,18 @@ def test_the_order_to_end_a_rank() -> None:
     assert kept().end_rank(2, 4, "the job hung").actions == ()
 
 
+def test_contact_that_was_lost() -> None:
+    notice, signal, elsewhere = node().contact_lost([2, 5]).actions
+    assert notice == Notice("killing rank 2: others cannot reach it, and go on")
+    assert signal == SignalWorkers((2,), 9)
+    assert isinstance(elsewhere, EndElsewhere)
+    assert elsewhere.rank == 5
+    (told,) = node().contact_lost([]).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Broken), "all connect again"
+    assert kept().contact_lost([]).actions == ()
+
+
 def test_calls_that_timed_out() -> None:
     *_, signal, elsewhere = node().calls_timed_out([2, 5]).actions
     assert signal == SignalWorkers((2,), 9)

@@ -8,7 +8,17 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-from rallypoint.launch.inspection.relay import EndRank, LongWaits, Look, Relay, TimedOut, Told
+import pytest
+
+from rallypoint.launch.inspection.relay import (
+    EndRank,
+    LongWaits,
+    Look,
+    LostTouch,
+    Relay,
+    TimedOut,
+    Told,
+)
 from rallypoint.launch.inspection.requests import Reply
 from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
 from rallypoint.rendezvous.job.reports import Report
@@ -122,6 +132,15 @@ def test_who_coordinates_hears_of_timeouts_and_has_ranks_ended() -> None:
     agents.relays[1].end_rank(order)
     agents.rounds[1].inquire("key2", order.to_bytes())  # it does not coordinate
     assert len(agents.told) == 3
+
+
+@pytest.mark.parametrize("had_formed", [False, True])
+def test_who_coordinates_hears_of_lost_contact(had_formed: bool) -> None:
+    agents = Agents(3)
+    lost = LostTouch(2, 5, -1, had_formed)
+    agents.rounds[2].inquire("key0", lost.to_bytes())
+    agents.rounds[1].inquire("key0", b'{"ask": "lost contact", "number": 5, "round": 2}')
+    assert agents.told == [(0, lost)]
 
 
 def test_nonsense_is_left_out() -> None:

@@ -57,6 +57,8 @@ EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_s
             "would fail in the same way",
         ),
         (RoundEnd(causes=(ECHO,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
+        (RoundEnd(max_restarts=2, survivors=4), Next.RESIZE, "nobody was lost"),
+        (RoundEnd(max_restarts=2), Next.GIVE_UP, "unknown reason"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
         (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
         (RoundEnd(causes=(ECHO,), stop_asked="SIGTERM", was_whole=True), Next.STOP, "SIGTERM"),
@@ -553,6 +555,16 @@ def test_the_next_round_has_the_survivors(max_restarts: int) -> None:
     assert job.restarts == max_restarts
 
 
+def test_if_only_contact_was_lost_all_go_on_at_once() -> None:
+    job = two_nodes(max_restarts=1)
+    job.reported("b", Broken(node_rank=1, round=0, text="connections broke"), 1.0)
+    job.reported("a", end(0, 0, survivors=2), 1.0)
+    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    assert [member.size for member in action.members] == [2, 2]
+    assert (action.is_urgent, action.may_replace) == (True, False)
+    assert job.restarts == 0
+
+
 def test_a_worker_that_gets_ready_joins() -> None:
     job = two_nodes(max_restarts=1)
     job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
@@ -666,8 +678,8 @@ def test_newcomers_that_die_soon_join_less_and_less_often() -> None:
 
 def test_newcomers_that_live_on_join_at_once() -> None:
     job = ShortLived()
-    job.run(300.0, lives_s=11.0)
-    assert len(job.joined_at) == 28
+    job.run(300.0, lives_s=21.0)
+    assert len(job.joined_at) == 15
     assert job.notices == []
 
 

@@ -1,0 +1,79 @@
+"""Has ranks ended without which the others can go on; imported when a worker first complains.
+
+    worker --"timed out", "lost contact"--> agent --> the agent that coordinates
+    the agent that coordinates --"end rank"--> the agent of the rank at fault
+
+Failures to reach another agent are ignored: then the workers' errors stay what they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rallypoint.launch.agent.lost_contact import LostContacts
+from rallypoint.launch.agent.node import NodeState
+from rallypoint.launch.agent.timeouts import TimedOutCalls
+from rallypoint.launch.inspection.relay import LostTouch, TimedOut
+from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.rendezvous.job.decision import Decision
+
+
+class ComplaintWatch:
+    """The watch of one agent.
+
+    Args:
+        world_size: the number of ranks of the present round.
+        perform: performs the decisions of `state` about the ranks at fault.
+    """
+
+    def __init__(
+        self,
+        rounds: RoundSource,
+        state: NodeState,
+        *,
+        world_size: Callable[[], int],
+        perform: Callable[[Decision], None],
+    ) -> None:
+        self._rounds, self._state = rounds, state
+        self._world_size, self._perform = world_size, perform
+        self._round = -1
+        self._calls, self._contacts = TimedOutCalls(0), LostContacts()
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `tick`; None: nothing is to be judged."""
+        alarms = (self._calls.judge_at, self._contacts.judge_at)
+        return min((each for each in alarms if each is not None), default=None)
+
+    def complains(self, report: TimedOut | LostTouch) -> None:
+        """A worker of this node complains."""
+        roster = self._rounds.roster()
+        if roster is not None and roster.leader not in ("", roster.me):
+            self._rounds.inquire(roster.leader, report.to_bytes())
+        else:
+            self.heard(report)
+
+    def heard(self, report: TimedOut | LostTouch) -> None:
+        """A worker of any node complains."""
+        if report.round != self._state.round:
+            return
+        if self._round != report.round:
+            self._round = report.round
+            self._calls, self._contacts = TimedOutCalls(self._world_size()), LostContacts()
+        now = time.monotonic()
+        if isinstance(report, TimedOut):
+            self._calls.report(report.rank, report.culprit, report.ranks, now)
+        else:
+            self._contacts.report(report.rank, report.culprit, now, had_formed=report.had_formed)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        for each, decide in (
+            (self._calls, self._state.calls_timed_out),
+            (self._contacts, self._state.contact_lost),
+        ):
+            if each.judge_at is not None and now >= each.judge_at:
+                at_fault = each.judge()
+                if self._round == self._state.round:
+                    self._perform(decide(at_fault))

@@ -1,0 +1,66 @@
+"""What a process asks of its launcher when it has lost others."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.base.control_message import LostContact, Place
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    HostError,
+    PeerLostError,
+    RallypointError,
+    RevokedError,
+    StoreConnectionError,
+)
+from rallypoint.process_group.formation import places
+
+
+class Launcher:
+    """One that says nothing of a loss until it is told, and then perhaps has a new round."""
+
+    def __init__(self, *, helps: bool) -> None:
+        self.told: list[object] = []
+        self._helps = helps
+
+    def wait(self, after: int, timeout_s: float) -> Place | None:
+        return Place(after + 1, {}, is_urgent=True) if self.told and self._helps else None
+
+    def send(self, message: object) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.parametrize(
+    ("error", "culprit"),
+    [
+        (PeerLostError("rank 2 died", rank=2), 2),
+        (RevokedError("rank 1 revoked the group", rank=1), 1),
+        (StoreConnectionError("no store answered", endpoint="host1:5"), 0),
+        (HostError("cannot connect"), -1),
+        (CollectiveTimeoutError("not done within 3 s"), -1),
+        (None, -1),
+    ],
+)
+@pytest.mark.parametrize("had_formed", [False, True])
+def test_a_launcher_that_has_no_news_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    error: RallypointError | None,
+    culprit: int,
+    had_formed: bool,
+) -> None:
+    launcher = Launcher(helps=True)
+    monkeypatch.setattr(places, "control_link", lambda: launcher)
+    found = places.next_place(3, error, had_formed=had_formed)
+    assert found == Place(4, {}, is_urgent=True)
+    assert launcher.told == [LostContact(3, culprit, had_formed)]
+
+
+def test_it_may_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher(helps=False)
+    monkeypatch.setattr(places, "control_link", lambda: launcher)
+    assert places.next_place(3, None) is None
+    assert len(launcher.told) == 1
+
+
+def test_without_a_launcher_there_is_no_other_place() -> None:
+    assert places.next_place(3, None) is None
