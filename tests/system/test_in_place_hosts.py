@@ -245,7 +245,9 @@ def test_two_hosts_cannot_reach_each_other(agents: Agents) -> None:
     check_steps(found, len(found))
     before, after = {step.pid for step in found[1]}, {step.pid for step in found[len(found)]}
     assert after < before, "two of the three"
-    assert re.search(r"killing rank \d: others cannot reach it, and go on", agents.story())
+    assert re.search(
+        r"rank \d was killed by the launcher, as others could not reach it", agents.story()
+    )
 
 
 @pytest.mark.parametrize("only_agent", [False, True], ids=["all of it", "its agent"])

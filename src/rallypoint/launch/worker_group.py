@@ -59,10 +59,15 @@ class Exit(Record, kw_only=True):
 
 
 class Failure(Record):
-    """A worker that failed, as opposed to one that the launcher stopped."""
+    """A worker that failed, as opposed to one that the launcher stopped.
+
+    Attributes:
+        killed_because: why the launcher killed it; empty: it did not.
+    """
 
     exit: Exit
     error: WorkerError | None
+    killed_because: str = ""
 
     @property
     def is_echo(self) -> bool:
@@ -108,6 +113,8 @@ class Failure(Record):
         """How its process ended."""
         if self.exit.signal is None:
             return f"exited with code {self.exit.code}"
+        if self.killed_because and self.exit.signal == Signals.SIGKILL:
+            return f"was killed by the launcher, as {self.killed_because}"
         dumped = " (core dumped)" if self.exit.core_dumped else ""
         return f"was killed by {signal_name(self.exit.signal)}{dumped}"
 
@@ -132,6 +139,7 @@ class WorkerGroup:
         self.errors: dict[int, WorkerError] = {}
         # The ranks that still ran when the launcher began to stop the group: it caused their ends.
         self.stopped: set[int] = set()
+        self._killed: dict[int, str] = {}  # as others could go on without them: why, by rank
 
     def started(self) -> None:
         """The workers are being started."""
@@ -148,6 +156,10 @@ class WorkerGroup:
         failed = not end.succeeded and end.rank not in self.stopped
         if failed and self.state is GroupState.HEALTHY:
             self._move(GroupState.UNHEALTHY)
+
+    def killing(self, rank: int, because: str) -> None:
+        """The launcher kills a worker which is at fault, so that others can go on."""
+        self._killed.setdefault(rank, because)
 
     def stopping(self) -> None:
         """From now on, ends are caused by the launcher."""
@@ -166,12 +178,16 @@ class WorkerGroup:
     def failure_text(self, end: Exit) -> str:
         """One line on a worker that has just ended, if it failed; empty if it did not."""
         failed = not end.succeeded and end.rank not in self.stopped
-        return Failure(end, self.errors.get(end.rank)).text if failed else ""
+        return self.failure_of(end).text if failed else ""
+
+    def failure_of(self, end: Exit) -> Failure:
+        """All that is known of a worker that has failed."""
+        return Failure(end, self.errors.get(end.rank), self._killed.get(end.rank, ""))
 
     def failures(self) -> list[Failure]:
         """The failures, root cause first: the earliest that is not an echo, if there is one."""
         found = [
-            Failure(end, self.errors.get(rank))
+            self.failure_of(end)
             for rank, end in self.exits.items()
             if not end.succeeded and rank not in self.stopped
         ]

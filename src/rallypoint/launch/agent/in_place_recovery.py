@@ -130,6 +130,7 @@ class InPlaceRecovery:
     def tick(self, now: float) -> None:
         """Kill workers that should go on, and do not answer."""
         for worker in self._workers.unanswered(self._state.round, now):
+            self._state.group.killing(worker.rank, "it did not answer when others went on")
             self._progress.told(
                 f"rank {worker.rank} (pid {worker.pid}) does not answer, as others go on without"
                 " those that were lost; killing it"

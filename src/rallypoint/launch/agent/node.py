@@ -252,7 +252,7 @@ class NodeState:
             self._breaks(now)
         match self.phase:
             case Phase.RUNNING | Phase.HOLDING if not end.succeeded:
-                return self._failed(Failure(end, self.group.errors.get(end.rank)), now)
+                return self._failed(self.group.failure_of(end), now)
             case Phase.RUNNING | Phase.HOLDING | Phase.STOPPING if not self.group.running:
                 return self._end("all workers have ended", now)
         return NOTHING
@@ -290,10 +290,11 @@ class NodeState:
         if not self.is_under_way:
             return NOTHING
         if not ends_job and (self.survivors - {rank} or not self.group.running):
-            because = f"{text}; others go on"
+            reason = f"{text}; others go on"
             if rank in self.group.running:
-                return Decision((SignalWorkers((rank,), SIGKILL),), because)
-            return Decision((EndElsewhere(rank, self.round, because),), because)
+                self.group.killing(rank, text)
+                return Decision((SignalWorkers((rank,), SIGKILL),), reason)
+            return Decision((EndElsewhere(rank, self.round, text),), reason)
         self.hang = self.stopped_because = text
         stop = self._stop(SIGTERM, text, now)
         report: Report
@@ -307,13 +308,13 @@ class NodeState:
 
     def calls_timed_out(self, at_fault: Iterable[int]) -> Decision:
         """Calls of the job timed out as these ranks did not come; none: all have come by now."""
-        because = "others waited for it for longer than their group's timeout, and go on"
+        because = "others waited for it for longer than their group's timeout"
         text = "calls timed out, but all ranks take part again"
         return self._end_at_fault(at_fault, because, otherwise=text)
 
     def contact_lost(self, at_fault: Iterable[int]) -> Decision:
         """Ranks cannot reach each other; without these they could; none: all shall try again."""
-        because = "others cannot reach it, and go on"
+        because = "others could not reach it"
         text = "connections between ranks broke; all connect again"
         return self._end_at_fault(at_fault, because, otherwise=text)
 
@@ -322,7 +323,8 @@ class NodeState:
         is_current = round_number == self.round and self.phase in (Phase.RUNNING, Phase.HOLDING)
         if not is_current or rank not in self.group.running:
             return NOTHING
-        text = f"killing rank {rank}: {because}"
+        self.group.killing(rank, because)
+        text = f"killing rank {rank}, as {because}; the others go on"
         return Decision((Notice(text), SignalWorkers((rank,), SIGKILL)), text)
 
     def tick(self, now: float) -> Decision:

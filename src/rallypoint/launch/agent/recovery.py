@@ -45,7 +45,8 @@ class Recovery:
         self._clock_s = time.time() - time.monotonic()
         if before is not None:
             self._failures = [*before._failures, *self._failures]
-            self._elsewhere = before._elsewhere or elsewhere
+            causes = filter(None, (before._elsewhere, elsewhere))
+            self._elsewhere = "; ".join(dict.fromkeys(causes))
             self._known = min(self._known, before._known)
             self._is_urgent = self._is_urgent or before._is_urgent
 

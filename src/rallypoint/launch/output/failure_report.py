@@ -145,7 +145,7 @@ def _details(failure: Failure, alike: Sequence[Failure], report: FailureReport) 
     lines = [
         f"  rank {end.rank} (local rank {local_rank}{pid}, host {report.host}){what} at {when}"
     ]
-    if end.signal == 9:
+    if end.signal == 9 and not failure.killed_because:
         lines.append(f"  {_who_killed(report.oom_kills)}")
     if failure.error is not None and failure.error.traceback:
         trace = failure.error.traceback.rstrip().splitlines()

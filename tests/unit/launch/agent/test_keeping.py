@@ -222,7 +222,7 @@ def test_a_rank_that_hangs_is_killed_where_it_is() -> None:
     assert signal == SignalWorkers((1,), 9)
     state = node()
     (elsewhere,) = state.hangs("the job hung", 7, 1.0).actions
-    assert elsewhere == EndElsewhere(7, 4, "the job hung; others go on")
+    assert elsewhere == EndElsewhere(7, 4, "the job hung")
     assert state.phase is Phase.RUNNING, "the workers here are left alone"
 
 
@@ -233,15 +233,13 @@ def test_without_survivors_a_hang_ends_the_round() -> None:
 def test_a_node_without_workers_looks_after_the_others() -> None:
     state = NodeState(shutdown_timeout_s=30.0)
     state.started(4, range(3, 3))
-    assert state.hangs("the job hung", 1, 1.0).actions == (
-        EndElsewhere(1, 4, "the job hung; others go on"),
-    )
+    assert state.hangs("the job hung", 1, 1.0).actions == (EndElsewhere(1, 4, "the job hung"),)
 
 
 def test_the_order_to_end_a_rank() -> None:
     state = node()
     notice, signal = state.end_rank(1, 4, "the job hung").actions
-    assert notice == Notice("killing rank 1: the job hung")
+    assert notice == Notice("killing rank 1, as the job hung; the others go on")
     assert signal == SignalWorkers((1,), 9)
     assert state.end_rank(1, 3, "the job hung").actions == (), "that round is over"
     assert state.end_rank(7, 4, "the job hung").actions == (), "it is on another node"
@@ -250,7 +248,7 @@ def test_the_order_to_end_a_rank() -> None:
 
 def test_contact_that_was_lost() -> None:
     notice, signal, elsewhere = node().contact_lost([2, 5]).actions
-    assert notice == Notice("killing rank 2: others cannot reach it, and go on")
+    assert notice == Notice("killing rank 2, as others could not reach it; the others go on")
     assert signal == SignalWorkers((2,), 9)
     assert isinstance(elsewhere, EndElsewhere)
     assert elsewhere.rank == 5

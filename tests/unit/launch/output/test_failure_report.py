@@ -118,6 +118,19 @@ def test_who_may_have_killed(count: int | None, hint: str) -> None:
     assert hint in told(group, oom_kills=count)[2]
 
 
+def test_the_launcher_says_so_if_it_has_killed() -> None:
+    group = group_of(2)
+    group.killing(0, "others could not reach it")
+    group.killing(1, "others could not reach it")
+    group.exited(failed(0, signal=9))
+    group.exited(failed(1, signal=6))  # by itself, just before
+    lines = told(group, oom_kills=0)
+    says = "rank 0 was killed by the launcher, as others could not reach it"
+    assert lines[0] == f"job failed: {says}"
+    assert "neither" not in "".join(lines)
+    assert "rank 1 was killed by SIGABRT" in "".join(lines)
+
+
 def test_others_that_failed_too() -> None:
     group = group_of(2)
     group.reported(0, WorkerError("PeerLostError", "gone", "", WHEN, is_echo=True))
