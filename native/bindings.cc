@@ -107,10 +107,11 @@ void bind_store(nb::module_& module) {
   nb::class_<store::Server>(module, "StoreServer")
       .def(
           "__init__",
-          [](store::Server* self, int listener, int log, nb::bytes token) {
-            new (self) store::Server(listener, log, std::string(token.c_str(), token.size()));
+          [](store::Server* self, int listener, int log, nb::bytes token, int silence_s) {
+            std::string secret(token.c_str(), token.size());
+            new (self) store::Server(listener, log, std::move(secret), silence_s);
           },
-          nb::arg("listener"), nb::arg("log"), nb::arg("token"))
+          nb::arg("listener"), nb::arg("log"), nb::arg("token"), nb::arg("silence_s"))
       .def("allow", &allow, nb::arg("hosts"))
       .def("abandon", &store::Server::abandon)
       .def("close", &store::Server::close, nb::call_guard<rallypoint::python::WithoutGil>())

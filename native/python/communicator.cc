@@ -34,9 +34,11 @@ std::vector<tcp::PeerAddress> addresses_of(const std::vector<FarPeer>& peers) {
 }
 
 MakeTransports late_transports(const Mesh& given) {
-  const auto& [listener, secret, name, streams, usual, of_long_ways, endpoints, neighbours] = given;
+  const auto& [listener, secret, name, streams, usual, of_long_ways, silence_s, endpoints,
+               neighbours] = given;
   tcp::LateMesh mesh{
-      listener, {{secret.c_str(), secret.size()}, name}, streams, usual, of_long_ways, {}};
+      listener, {{secret.c_str(), secret.size()}, name}, streams, usual, of_long_ways, silence_s,
+      {}};
   for (const auto& [rank, address, port] : endpoints) {
     mesh.endpoints.push_back({rank, address, port});
   }

@@ -23,7 +23,7 @@ using FarPeer = std::tuple<std::uint32_t, std::int32_t, int, int, std::vector<in
 // congestion control, and that of long round trips; where each far rank listens; and descriptors of
 // control connections to neighbours, far and near
 using Mesh = std::tuple<int, nanobind::bytes, std::string, std::uint32_t, std::string, std::string,
-                        std::vector<std::tuple<std::uint32_t, std::string, std::uint16_t>>,
+                        int, std::vector<std::tuple<std::uint32_t, std::string, std::uint16_t>>,
                         std::vector<std::tuple<std::uint32_t, int>>>;
 
 // Where arrays lie in this process: 8 bytes for each.

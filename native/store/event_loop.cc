@@ -27,6 +27,7 @@ constexpr uint32_t kWake = UINT32_MAX - 1;
 constexpr size_t kScratch = 128 << 10;
 constexpr int kBatch = 64;
 constexpr int kPieces = 64;
+constexpr int kProbes = 3;
 constexpr double kSweepEveryS = 5.0;
 constexpr size_t kMaxLogged = 1000;
 
@@ -90,8 +91,11 @@ std::string text_of(const HostAddress& host) {
 
 }  // namespace
 
-EventLoop::EventLoop(int listener, int log, std::string token)
-    : listener_(descriptors_.add(listener)), log_(log), machine_(std::move(token)) {
+EventLoop::EventLoop(int listener, int log, std::string token, int silence_s)
+    : listener_(descriptors_.add(listener)),
+      log_(log),
+      silence_s_(silence_s),
+      machine_(std::move(token)) {
   scratch_.resize(kScratch);
   // Accepted sockets inherit these from the listener, which saves system calls for each.
   set_option(listener_, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -241,7 +245,7 @@ void EventLoop::read(ConnectionId id) {
   const char* reason = machine_.receive(id, {scratch_.data(), static_cast<size_t>(size)});
   if (reason) return refuse(id, reason);
   if (machine_.owns_ephemeral(id) && !sockets_[id].keepalive) {
-    set_keepalive(sockets_[id].fd, 2, 3);
+    set_keepalive(sockets_[id].fd, std::max(1, silence_s_ - kProbes), kProbes);
     sockets_[id].keepalive = true;
   }
   settle(id);

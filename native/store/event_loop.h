@@ -26,7 +26,7 @@ struct Counters {
 
 class EventLoop {
  public:
-  EventLoop(int listener, int log, std::string token);
+  EventLoop(int listener, int log, std::string token, int silence_s);
   ~EventLoop() { close_all(); }
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -68,6 +68,7 @@ class EventLoop {
   Descriptors descriptors_;
   const int listener_;
   const int log_;
+  const int silence_s_;
   int epoll_ = -1;
   int wake_ = -1;
   int spare_ = -1;  // released for a moment to turn a connection away when descriptors run out

@@ -14,8 +14,9 @@ constexpr size_t kStack = 256 << 10;
 
 }  // namespace
 
-Server::Server(int listener, int log, std::string token)
-    : owner_(getpid()), loop_(std::make_unique<EventLoop>(listener, log, std::move(token))) {
+Server::Server(int listener, int log, std::string token, int silence_s)
+    : owner_(getpid()),
+      loop_(std::make_unique<EventLoop>(listener, log, std::move(token), silence_s)) {
   // Signals belong to the threads that Python knows.
   sigset_t all, before;
   sigfillset(&all);

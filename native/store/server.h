@@ -18,8 +18,9 @@ namespace rallypoint::store {
 class Server {
  public:
   // Serves from construction; owns `listener`. Lines for the log go to the descriptor `log`, unless
-  // it is negative. Throws std::system_error.
-  Server(int listener, int log, std::string token);
+  // it is negative. Keys that go with their connection do so if its host is silent for `silence_s`.
+  // Throws std::system_error.
+  Server(int listener, int log, std::string token, int silence_s);
   ~Server() { close(); }
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;

@@ -28,7 +28,7 @@ Trouble: TypeAlias = tuple[
 FarPeer: TypeAlias = tuple[int, int, int, int, list[int]]
 # see rallypoint.engine.communicator.LateMesh
 LateMesh: TypeAlias = tuple[
-    int, bytes, str, int, str, str, list[tuple[int, str, int]], list[tuple[int, int]]
+    int, bytes, str, int, str, str, int, list[tuple[int, str, int]], list[tuple[int, int]]
 ]
 
 def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
@@ -263,7 +263,7 @@ class Communicator:
 class StoreServer:
     """The store's server loop in a thread of its own, serving from construction."""
 
-    def __init__(self, listener: int, log: int, token: bytes) -> None: ...
+    def __init__(self, listener: int, log: int, token: bytes, silence_s: int) -> None: ...
     def allow(self, hosts: bytes) -> None:
         """Let in only these hosts, 16 bytes each, and loopback."""
     def abandon(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import SOON_S
 from tests.system.test_tcp import BEGIN, EVERYTHING, Job
 
-from rallypoint.process_group.formation.mesh import SILENCE_S
+from rallypoint.base.worker_env import SILENCE_S
 from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system

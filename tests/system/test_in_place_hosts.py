@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -90,11 +91,16 @@ class Watch:
 
 
 def start_three(
-    agents: Agents, options: str = "", *, restarts: int = 1000, rdzv_conf: Sequence[str] = WATCHFUL
+    agents: Agents,
+    options: str = "",
+    *,
+    restarts: int = 1000,
+    rdzv_conf: Sequence[str] = WATCHFUL,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Watch:
     flags = ("--nnodes", "2:3", "--max-restarts", str(restarts), *rdzv_conf)
     for number in (1, 2, 3):
-        agents.start(number, *flags, environ={"OPTIONS": options})
+        agents.start(number, *flags, environ={"OPTIONS": options, **environ})
     deadline = time.monotonic() + 60
     watch = Watch(agents)
     while set(watch.last()) != {1, 2, 3}:
@@ -212,9 +218,9 @@ def test_the_network_is_down_for_a_while(agents: Agents) -> None:
 
 def test_connections_break_though_nobody_is_lost(agents: Agents) -> None:
     """The network is silent for longer than connections last, but not for as long as leases do."""
-    watch = start_three(agents, rdzv_conf=PATIENT)
+    watch = start_three(agents, rdzv_conf=PATIENT, environ={"RALLYPOINT_SILENCE": "2"})
     agents.hosts.partition([1], [2, 3])
-    time.sleep(5.0)  # connections end after 4 s
+    time.sleep(4.0)
     agents.hosts.heal()
     watch.await_size(3, (1, 2, 3))
     found = check_history(agents)
@@ -222,6 +228,17 @@ def test_connections_break_though_nobody_is_lost(agents: Agents) -> None:
     text = r"connections between ranks broke; all connect again; ranks? [-0-9]+ of 3 go(es)? on"
     assert len(re.findall(text, agents.story())) == 3, agents.story()
     assert "restart 1" not in agents.story(), "nobody was lost, so nothing is charged"
+
+
+def test_connections_last_for_as_long_as_nodes_may_be_silent(agents: Agents) -> None:
+    """They end after 5 s otherwise."""
+    watch = start_three(agents, rdzv_conf=PATIENT)
+    agents.hosts.partition([1], [2, 3])
+    time.sleep(7.0)
+    agents.hosts.heal()
+    watch.await_size(3, (1, 2, 3))
+    check_history(agents)
+    assert "went on" not in agents.story()
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import SOON_S
 
-from rallypoint.process_group.formation.mesh import SILENCE_S
+from rallypoint.base.worker_env import SILENCE_S
 from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system

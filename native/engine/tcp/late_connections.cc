@@ -29,7 +29,7 @@ constexpr std::uint64_t kFirstTalk = 2;
 constexpr long kTickNs = 20'000'000;
 constexpr std::size_t kMostStrangers = 256;
 constexpr double kStrangerS = 5;  // how long a caller may take to prove its identity
-constexpr double kSilenceS = 5;   // after this silence a host counts as lost
+constexpr int kMostProbes = 100;  // the kernel's limit is 127
 constexpr double kAgainS = 0.05;  // between attempts to connect
 constexpr double kDoubtS = 0.5;   // for others to report that the rank has gone
 constexpr double kLackS = 5;      // for the program to close descriptors that we need
@@ -379,7 +379,8 @@ void LateConnections::look() {
   const double now = now_s();
   std::vector<std::uint64_t> late;
   for (const auto& [number, talk] : talks_) {
-    const bool is_silent = talk->calls && !talk->is_connected && now - talk->began_s > kSilenceS;
+    const bool is_silent =
+        talk->calls && !talk->is_connected && now - talk->began_s > mesh_.silence_s;
     if (is_silent) {
       links_[talk->handshake.peer()].call_again_s = now + 1;
       give_up(talk->handshake.peer(), ETIMEDOUT);
@@ -430,10 +431,12 @@ void LateConnections::settle(int fd, std::uint32_t purpose) const {
   }
   if (purpose != kControl) return;
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 1);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set(IPPROTO_TCP, TCP_KEEPCNT, static_cast<int>(kSilenceS) - 1);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(kSilenceS) * 1000);
+  // As process_group/formation/mesh.py.
+  const int every_s = (mesh_.silence_s + kMostProbes - 1) / kMostProbes;
+  set(IPPROTO_TCP, TCP_KEEPIDLE, every_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, every_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, std::max(1, mesh_.silence_s / every_s - 1));
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, mesh_.silence_s * 1000);
 }
 
 }  // namespace rallypoint::tcp

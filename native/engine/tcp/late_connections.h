@@ -40,6 +40,7 @@ struct LateMesh {
   // The congestion control with which connections begin; empty: the default.
   std::string congestion;
   std::string long_congestion;      // and the one for those with long round trips, unless empty
+  int silence_s;                    // after which a host that does not answer counts as lost
   std::vector<Endpoint> endpoints;  // of all far ranks; others are harmless
 };
 

@@ -7,6 +7,7 @@ MASTER_PORT. Pure: the environment is an argument.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
@@ -17,9 +18,31 @@ SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # in seconds, as --shutdown
 SHUTDOWN_TIMEOUT_S = 30.0
 HANG_AFTER = "RALLYPOINT_HANG_AFTER"  # in seconds, as --hang-after; 0: hangs are not reported
 HANG_AFTER_S = 30.0
+SILENCE = "RALLYPOINT_SILENCE"  # in seconds, for which another host may be silent: `read_silence`
+SILENCE_S = 5
+MOST_SILENCE_S = 3600
 LOCAL_ADDR = "RALLYPOINT_LOCAL_ADDR"  # as --local-addr, if that was given and there are more nodes
 STANDBY = "RALLYPOINT_STANDBY"  # "1": the worker is told its place later (control_link.py)
 AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
+
+
+def read_silence(environ: Mapping[str, str]) -> int:
+    """After how many seconds connections end with a host that does not answer.
+
+    Raises:
+        InvalidArgumentError: the variable is no such number.
+    """
+    text = environ.get(SILENCE) or str(SILENCE_S)
+    try:
+        found = math.ceil(float(text))
+    except (ValueError, OverflowError):
+        found = 0
+    if not 1 <= found <= MOST_SILENCE_S:
+        raise InvalidArgumentError(
+            f"{SILENCE} is {text!r} in the environment; it must be a number of seconds from 1 to"
+            f" {MOST_SILENCE_S}."
+        )
+    return found
 
 
 class WorkerEnv(Record, kw_only=True):

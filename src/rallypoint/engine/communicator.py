@@ -131,6 +131,7 @@ class LateMesh(NamedTuple):
         streams: the number of data connections with each rank.
         congestion, long_congestion: the congestion control with which connections begin, and the
             one to which those with long round trips return; empty for the default.
+        silence_s: after which a host that does not answer counts as lost.
         endpoints: for each rank, its number, address and port.
         neighbours: the ranks with a control connection, and its descriptor.
     """
@@ -141,6 +142,7 @@ class LateMesh(NamedTuple):
     streams: int
     congestion: str
     long_congestion: str
+    silence_s: int
     endpoints: list[tuple[int, str, int]]
     neighbours: list[tuple[int, int]]
 

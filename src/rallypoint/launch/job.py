@@ -18,6 +18,8 @@ from rallypoint.base.worker_env import (
     SHUTDOWN_TIMEOUT,
     SHUTDOWN_TIMEOUT_S,
     SIGNALS,
+    SILENCE,
+    SILENCE_S,
     STANDBY,
     WorkerEnv,
 )
@@ -243,6 +245,13 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
         program, *arguments = self.command
         number = str(local_rank)
         return (program, *(_substitute(text, number) for text in arguments))
+
+
+def with_silence(job: Job, silence_s: int) -> Job:
+    """The job, with workers that wait for a silent machine as long as its agents do."""
+    if silence_s <= SILENCE_S:
+        return job
+    return job.__replace__(environ={SILENCE: str(silence_s), **job.environ})
 
 
 def round_secret(token: str, run_id: str, number: int) -> str:

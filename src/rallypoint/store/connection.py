@@ -19,6 +19,7 @@ from contextlib import suppress
 from rallypoint import _native
 from rallypoint.base.address import endpoint_of, numeric_family
 from rallypoint.base.errors import StoreConnectionError, StoreRefusedError
+from rallypoint.base.worker_env import read_silence
 from rallypoint.store import wire
 
 _FIRST_PAUSE_S = 0.01
@@ -283,9 +284,9 @@ def _connect_once(
 
 def _set_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A server machine that vanished is noticed within 10 s, even by a watch without a limit.
+    # A server machine that vanished is noticed, after 10 s, even by a watch without a limit.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, read_silence(os.environ))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
 

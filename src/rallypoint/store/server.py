@@ -16,6 +16,7 @@ from rallypoint import _native
 from rallypoint.base.address import endpoint_of, numeric_family
 from rallypoint.base.errors import HostError, InvalidArgumentError, StoreConnectionError
 from rallypoint.base.port_range import bind_free
+from rallypoint.base.worker_env import read_silence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ class StoreServer:
         listen_fd: a bound socket to take over instead.
         token: clients must prove that they know it before another byte of theirs is looked at.
             Stock clients cannot.
+        silence_s: after which keys of a client whose machine does not answer are deleted, if they
+            go with its connection; RALLYPOINT_SILENCE or 5, unless given.
         log_fd: where one line goes for each peer that is turned away; -1 is nowhere.
 
     Raises:
         StoreConnectionError: the address cannot be listened on.
-        InvalidArgumentError: the port range is none.
+        InvalidArgumentError: the port range is none, or the silence is no number.
     """
 
     def __init__(
@@ -49,10 +52,12 @@ class StoreServer:
         *,
         listen_fd: int | None = None,
         token: bytes | None = None,
+        silence_s: int | None = None,
         log_fd: int = _STDERR,
     ) -> None:
         if token is not None and not token:
             raise InvalidArgumentError("the store's token is empty; pass None for no token")
+        silence_s = read_silence(os.environ) if silence_s is None else silence_s
         if listen_fd is not None:
             listener = socket.socket(fileno=listen_fd)
             listener.listen(_BACKLOG)
@@ -61,7 +66,7 @@ class StoreServer:
             listener = _listen(host, port)
         self.host: str = host
         self.port: int = listener.getsockname()[1]
-        self._native = _native.StoreServer(listener.detach(), log_fd, token or b"")
+        self._native = _native.StoreServer(listener.detach(), log_fd, token or b"", silence_s)
         _servers.add(self)
 
     def allow(self, hosts: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.base.worker_env import WorkerEnv
+from rallypoint.base.worker_env import WorkerEnv, read_silence
 
 MINIMAL = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
 
@@ -118,3 +118,16 @@ def test_a_missing_variable_is_named(name: str) -> None:
 def test_an_ill_formed_variable_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{name} is "):
         WorkerEnv.from_environ({**MINIMAL, name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(None, 5), ("", 5), ("1", 1), ("1.5", 2), ("30", 30), ("3600", 3600)]
+)
+def test_how_long_a_host_may_be_silent(text: str | None, seconds: int) -> None:
+    assert read_silence({} if text is None else {"RALLYPOINT_SILENCE": text}) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "3601", "soon", "nan", "inf", "1e400", "5 s"])
+def test_what_is_no_silence(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"RALLYPOINT_SILENCE is '{text}' .* 1 to 3600"):
+        read_silence({"RALLYPOINT_SILENCE": text})

@@ -80,6 +80,7 @@ def connect_late(hosts: Sequence[int], streams: int) -> list[tuple[list[FarPeer]
             streams=streams,
             congestion="",
             long_congestion="",
+            silence_s=5,
             endpoints=endpoints,
             neighbours=[(peer, controls[rank, peer]) for peer in neighbours(rank, len(hosts))],
         )

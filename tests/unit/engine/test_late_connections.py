@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from rallypoint._native import region_bytes
+from rallypoint.base.worker_env import SILENCE_S
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh
 from rallypoint.process_group.formation.mesh import GREETING, Pass
 from rallypoint.store.token import NONCE, PROOF, client_proof, server_proof
@@ -59,6 +60,7 @@ class Late:
                 1,
                 "",
                 "",
+                SILENCE_S,
                 [(self.peer, *self.listener.getsockname())],
                 [(self.peer, control.detach())],
             ),

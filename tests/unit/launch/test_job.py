@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
-from rallypoint.launch.job import Job, Nodes, OnHang, Rendezvous, worker_environ
+from rallypoint.launch.job import Job, Nodes, OnHang, Rendezvous, with_silence, worker_environ
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
@@ -45,6 +45,17 @@ def test_when_workers_complain(
 ) -> None:
     job = make_job(environ=inherited).__replace__(on_hang=on_hang, hang_after_s=after_s)
     assert environ_of(job).get("RALLYPOINT_HANG_AFTER") == told
+
+
+@pytest.mark.parametrize(
+    ("inherited", "agents_s", "told"),
+    [({}, 5, None), ({}, 30, "30"), ({"RALLYPOINT_SILENCE": "7"}, 30, "7")],
+)
+def test_how_long_workers_wait_for_a_silent_machine(
+    inherited: Mapping[str, str], agents_s: int, told: str | None
+) -> None:
+    job = with_silence(make_job(environ=inherited), agents_s)
+    assert environ_of(job).get("RALLYPOINT_SILENCE") == told
 
 
 def test_a_nodes_address_reaches_its_workers() -> None:

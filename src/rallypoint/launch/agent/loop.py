@@ -43,7 +43,7 @@ from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.launch.agent.trouble import OomKills
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.inspection.entries import Entry
-from rallypoint.launch.job import Job
+from rallypoint.launch.job import Job, with_silence
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
@@ -80,7 +80,8 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
     """
     fill_standard_descriptors()
     try:
-        agent = Agent(job, rounds or rounds_of(job))
+        rounds = rounds or rounds_of(job)
+        agent = Agent(with_silence(job, rounds.silence_s), rounds)
     except (OSError, RuntimeError) as error:
         raise limit_error(error, job.local_world_size) or error from None
     try:

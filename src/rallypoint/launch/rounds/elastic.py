@@ -7,6 +7,7 @@ a keeper such as etcd holds the agreements, it decides who coordinates; all else
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from rallypoint.base.address import is_loopback
+from rallypoint.base.worker_env import MOST_SILENCE_S, read_silence
 from rallypoint.cluster.interface import own_addresses
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
@@ -177,6 +179,8 @@ class ElasticRounds(LinkedRounds):
         )
         self._keeper = keeper
         self._place = place
+        agreed_s = min(math.ceil(setup.timeouts.silence_s), MOST_SILENCE_S)
+        self.silence_s = max(agreed_s, read_silence(os.environ))
         self._stores: dict[int, StoreHost] = {}  # by round
         self._strangers: Counter[Endpoint] = Counter()  # calls without an answer
 
@@ -304,6 +308,6 @@ class ElasticRounds(LinkedRounds):
         if number in self._stores:
             self._stores.pop(number).close()
         are_all_here = all(is_loopback(member.address) for member in members)
-        store = self._stores[number] = StoreHost(self._place)
+        store = self._stores[number] = StoreHost(self._place, silence_s=self.silence_s)
         store.serve(None if are_all_here else addresses_of_members(members))
         return Endpoint(host=self._setup.me.address, port=store.port)

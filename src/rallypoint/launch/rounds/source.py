@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rallypoint.base.record import Record
+from rallypoint.base.worker_env import SILENCE_S
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
@@ -65,6 +66,7 @@ class RoundSource(ABC):
         may_leave: whether the others continue when a signal stops this agent.
         keeps_survivors: whether workers that can go on when others are lost may do so.
         news: what is waited for while there is no round; empty: nothing is known.
+        silence_s: for so long another machine may be silent before it counts as lost.
         network: the interface at which others reach this node; None: there are no others, or it is
             not known yet.
         inquired: called with another agent's key and the message of its `inquire`.
@@ -73,6 +75,7 @@ class RoundSource(ABC):
     may_leave = False
     keeps_survivors = True
     news = ""
+    silence_s = SILENCE_S
     network: NetworkChoice | None = None
 
     def __init__(self, key: str) -> None:

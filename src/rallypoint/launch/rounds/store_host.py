@@ -30,14 +30,18 @@ class StoreHost:
     Args:
         host: the address to listen on; `ANY` is every interface.
         port: 0 takes a free one.
+        silence_s: as for StoreServer.
 
     Raises:
         HostError: it cannot listen there; the message names the process that does.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 0, *, silence_s: int | None = None
+    ) -> None:
         self._listener = listen(host, port)
         self._server: StoreServer | None = None
+        self._silence_s = silence_s
         self.port: int = self._listener.getsockname()[1]
         self.endpoint = Endpoint(host=host, port=self.port)
 
@@ -46,7 +50,8 @@ class StoreHost:
         from rallypoint.store.server import StoreServer
 
         if self._server is None:
-            self._server = StoreServer(listen_fd=self._listener.detach())
+            fd = self._listener.detach()
+            self._server = StoreServer(listen_fd=fd, silence_s=self._silence_s)
             if allowed is not None:
                 self._server.allow(allowed)
 

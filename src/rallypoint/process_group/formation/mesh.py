@@ -32,6 +32,7 @@ from typing import TypeAlias
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.base.port_range import bind_free
+from rallypoint.base.worker_env import read_silence
 from rallypoint.engine.communicator import FarPeer, LateMesh
 from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.control_graph import neighbours
@@ -40,9 +41,9 @@ from rallypoint.process_group.formation.finding import NetworkLook
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 GREETING = b"RLYMSH1\n"
-SILENCE_S = 5  # after which a host that says nothing counts as lost
 _HEAD = struct.Struct("<II")
 _CHECK_EVERY_S = 1.0
+_MOST_PROBES = 100  # the kernel's limit is 127
 # A host whose cable was plugged in again cannot be reached until it was looked for anew.
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _NO_ROUTE_S, _CALL_EVERY_S = 4.0, 0.2
@@ -194,6 +195,7 @@ def connect_neighbours(
         admission.name,
         streams,
         *congestion.names,
+        read_silence(os.environ),
         [(peer, place.address, place.port) for peer, place in sorted(places.items())],
         made,
     )
@@ -266,6 +268,7 @@ class _Mesh:
         self._purposes = purposes
         self._congestion = congestion
         self._look = look
+        self._silence_s = read_silence(os.environ)
         self._strangers: set[_Talk] = set()
         self._began = time.monotonic()
         self._calls: list[tuple[float, int, int]] = []  # to be made then
@@ -448,7 +451,7 @@ class _Mesh:
         talk.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._congestion.settle(talk.sock)
         if purpose == _CONTROL:
-            watch_for_silence(talk.sock)
+            _watch_for_silence(talk.sock, self._silence_s)
         self.made[peer, purpose] = talk.sock
 
     def _late(self) -> CollectiveTimeoutError:
@@ -494,10 +497,14 @@ class _Mesh:
         return f"where rank {self._members[peer]} listens"
 
 
-def watch_for_silence(sock: socket.socket) -> None:
-    """Have the kernel end a connection whose other host is silent for SILENCE_S seconds."""
+def _watch_for_silence(sock: socket.socket, seconds: int) -> None:
+    """Have the kernel end a connection whose other host is silent for so long.
+
+    native/engine/tcp/late_connections.cc does the same.
+    """
+    every_s = -(-seconds // _MOST_PROBES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, seconds // every_s - 1))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
