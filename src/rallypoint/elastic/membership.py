@@ -209,6 +209,7 @@ class Membership:
         mine = numpy.array((*report, *shards), numpy.int64)
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
+        self.group.world.has_met = True
         rows = told.tolist()
         reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3]), row[4]) for row in rows]
         if not any(each.is_member for each in reports) and any(each.prepared for each in reports):

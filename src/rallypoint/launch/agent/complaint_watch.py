@@ -14,7 +14,7 @@ from collections.abc import Callable
 from rallypoint.launch.agent.lost_contact import LostContacts
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.agent.timeouts import TimedOutCalls
-from rallypoint.launch.inspection.relay import LostTouch, TimedOut
+from rallypoint.launch.inspection.relay import ContactLost, TimedOut
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.rendezvous.job.decision import Decision
 
@@ -46,7 +46,7 @@ class ComplaintWatch:
         alarms = (self._calls.judge_at, self._contacts.judge_at)
         return min((each for each in alarms if each is not None), default=None)
 
-    def complains(self, report: TimedOut | LostTouch) -> None:
+    def complains(self, report: TimedOut | ContactLost) -> None:
         """A worker of this node complains."""
         roster = self._rounds.roster()
         if roster is not None and roster.leader not in ("", roster.me):
@@ -54,7 +54,7 @@ class ComplaintWatch:
         else:
             self.heard(report)
 
-    def heard(self, report: TimedOut | LostTouch) -> None:
+    def heard(self, report: TimedOut | ContactLost) -> None:
         """A worker of any node complains."""
         if report.round != self._state.round:
             return

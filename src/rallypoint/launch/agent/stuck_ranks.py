@@ -116,10 +116,10 @@ class StuckRanks:
 
     def lost_contact(self, rank: int, message: LostContact) -> None:
         """A worker of this node, which can go on, cannot reach another one."""
-        from rallypoint.launch.inspection.relay import LostTouch
+        from rallypoint.launch.inspection.relay import ContactLost
 
         if self._rounds.keeps_survivors:
-            report = LostTouch(message.round, rank, message.culprit, message.had_formed)
+            report = ContactLost(message.round, rank, message.culprit, message.had_formed)
             self._complaints().complains(report)
 
     def told(self, told: Told) -> None:

@@ -59,7 +59,7 @@ class TimedOut(Record):
         return json.dumps({**told, "culprit": self.culprit, "ranks": self.ranks}).encode()
 
 
-class LostTouch(Record):
+class ContactLost(Record):
     """A message to the coordinating agent: `rank`, of the sender's node, cannot reach `culprit`.
 
     As control_message.LostContact.
@@ -89,7 +89,7 @@ class EndRank(Record):
         return json.dumps({**told, "because": self.because}).encode()
 
 
-Told = LongWaits | TimedOut | LostTouch | EndRank
+Told = LongWaits | TimedOut | ContactLost | EndRank
 
 
 class Relay:
@@ -171,7 +171,7 @@ class Relay:
                 self._told(TimedOut(int(message["round"]), number, culprit, ranks))
             case "lost contact":
                 culprit, had_formed = int(message["culprit"]), message["formed"] is True
-                self._told(LostTouch(int(message["round"]), number, culprit, had_formed))
+                self._told(ContactLost(int(message["round"]), number, culprit, had_formed))
             case "end rank":
                 roster = self._rounds.roster()
                 if roster is not None and sender == roster.leader:

@@ -111,7 +111,7 @@ def form_communicator(
     the group's name for people. Once no member needs the store, the last one deletes their keys and
     the key `way`, and sets the key `done`. Members of several jobs (`is_across_jobs`) know each
     other only through this store, not by a run's name or its token. Once all members have come,
-    they have `connect_timeout` left (None: the rest of `timeout`).
+    they have `connect_timeout` left for each hundred of them (None: the rest of `timeout`).
 
     Raises:
         StoreTimeoutError, CollectiveTimeoutError: members did not join; the message names them.
@@ -126,7 +126,9 @@ def form_communicator(
         store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
     )
     if connect_timeout is not None:
-        deadline = min(deadline, time.monotonic() + connect_timeout.total_seconds())
+        hundreds = -(-len(members) // 100)
+        limit_s = hundreds * connect_timeout.total_seconds()
+        deadline = min(deadline, time.monotonic() + limit_s)
     if rank == 0:
         store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), options)))
     presence = Presence(store, prefix, members)

@@ -20,7 +20,7 @@ _EVER_S = 1e9
 # of a loss after a while is told of it; then all connect again, or go on without some.
 _NEWS_S = 2.0
 _REMEDY_S = 30.0
-# For ranks that have come, where others can go on without them: it takes milliseconds.
+# For a hundred ranks that have come, where others can go on without them; it takes milliseconds.
 CONNECT = timedelta(seconds=10)
 
 
@@ -46,7 +46,7 @@ def is_superseded() -> bool:
 
 
 def connect_timeout() -> timedelta | None:
-    """How long this process may take to connect with ranks that have come; None: any time."""
+    """How long connecting may take for each hundred ranks that have come; None: no limit."""
     link = existing_link()
     return CONNECT if link is not None and link.is_newcomer else None
 

@@ -41,7 +41,8 @@ def reform_world(
         opened: the store of the new round, which may be that of the old one.
         prefix: the beginning of the round's keys; no other round has used it.
         timeout: how long forming may take; that of calls stays as it is.
-        connect_timeout: how much of that is left once all have come; None: the rest.
+        connect_timeout: how much of that is left once all have come, for each hundred of them;
+            None: the rest.
         on_destroy: closes the store when the group is left; None: as the old one if it is the same,
             else the caller closes it.
 
@@ -83,6 +84,7 @@ def reform_world(
         on_destroy=close,
         subgroups=[],
         made=Counter(),
+        has_met=False,
     )
     old.group = None
     group.enter(

@@ -44,6 +44,8 @@ def found_when_formed(group: ProcessGroup, error: PeerLostError) -> PeerLostErro
 
     If the engine named the right rank, its error is more detailed than the store's.
     """
+    if group.is_world and group.world.has_met:
+        return error
     store = group.world.store
     forming = formed_key(group.prefix)
     presence = Presence(store, group.prefix, group.ranks)

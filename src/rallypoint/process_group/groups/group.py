@@ -393,6 +393,7 @@ class World:
         device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
         title: the group's name for people.
         is_across_jobs: its members are processes of several jobs.
+        has_met: all ranks have formed the default group; False: that is not known here.
     """
 
     store: Store
@@ -405,6 +406,7 @@ class World:
     device: object = None
     title: str = DEFAULT_GROUP
     is_across_jobs: bool = False
+    has_met: bool = False
 
     def destroy(self) -> None:
         """Leave all groups."""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rallypoint.launch.inspection.relay import (
+    ContactLost,
     EndRank,
     LongWaits,
     Look,
-    LostTouch,
     Relay,
     TimedOut,
     Told,
@@ -137,7 +137,7 @@ def test_who_coordinates_hears_of_timeouts_and_has_ranks_ended() -> None:
 @pytest.mark.parametrize("had_formed", [False, True])
 def test_who_coordinates_hears_of_lost_contact(had_formed: bool) -> None:
     agents = Agents(3)
-    lost = LostTouch(2, 5, -1, had_formed)
+    lost = ContactLost(2, 5, -1, had_formed)
     agents.rounds[2].inquire("key0", lost.to_bytes())
     agents.rounds[1].inquire("key0", b'{"ask": "lost contact", "number": 5, "round": 2}')
     assert agents.told == [(0, lost)]
