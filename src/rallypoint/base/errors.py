@@ -134,7 +134,13 @@ class CollectiveTimeoutError(PeerError, TimeoutError):
 
 
 class HostError(RallypointError, RuntimeError):
-    """The machine, the network or a server failed, or refused a request."""
+    """The machine, the network or a server failed, or refused a request.
+
+    Attributes:
+        rank: the global rank that cannot be reached, if it is that.
+    """
+
+    rank: int | None = None
 
 
 class OutOfMemoryError(HostError, MemoryError):

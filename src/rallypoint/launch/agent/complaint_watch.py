@@ -69,11 +69,19 @@ class ComplaintWatch:
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        for each, decide in (
-            (self._calls, self._state.calls_timed_out),
-            (self._contacts, self._state.contact_lost),
-        ):
-            if each.judge_at is not None and now >= each.judge_at:
-                at_fault = each.judge()
-                if self._round == self._state.round:
-                    self._perform(decide(at_fault))
+        calls, contacts, is_current = self._calls, self._contacts, self._round == self._state.round
+        if calls.judge_at is not None and now >= calls.judge_at:
+            at_fault = calls.judge()
+            if is_current:
+                self._perform(self._state.calls_timed_out(at_fault))
+        if contacts.judge_at is not None and now >= contacts.judge_at:
+            at_fault = contacts.judge(self._nodes().__getitem__)
+            if is_current:
+                self._perform(self._state.contact_lost(at_fault))
+
+    def _nodes(self) -> dict[int, int]:
+        """By rank, the number of its node."""
+        roster, size = self._rounds.roster(), self._world_size()
+        members = () if roster is None else sorted(roster.members, key=lambda each: each.node_rank)
+        nodes = [each.node_rank for each in members for _ in range(each.size)]
+        return dict(enumerate(nodes if len(nodes) == size else range(size)))

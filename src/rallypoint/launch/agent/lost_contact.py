@@ -1,16 +1,21 @@
 """Which ranks are to end because some cannot reach each other, though nobody was lost. Pure.
 
 A network that was silent for some seconds breaks connections that nothing repairs, so at first all
-form a new group. If they cannot, ranks complain of each other, or of rank 0 if it is the store at
-its host that they cannot reach. The fewer ranks without which nobody complains, the better:
+form a new group. If they cannot, ranks complain of those to which they have tried to connect, or of
+rank 0 if it is the store at its host. It is hosts that cannot reach each other; the fewer without
+which nobody complains, the better:
 
-    0 complains of 1, and 1 of 0, but 2 of neither: without 1, the others can go on
-    1 and 2 complain of 0: without 0
+    host A complains of B, and B of A, but C of neither: without B, the others can go on
+    B and C complain of A: without A
+
+At fault are those ranks of such a host that complain, or of which others do: the path to the others
+may be in order.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 
 from rallypoint.launch.agent.timeouts import GRACE_S
 
@@ -35,17 +40,33 @@ class LostContacts:
         if self._is_judged:
             return
         if not had_formed and culprit not in (-1, rank):
-            self._pairs.add((min(rank, culprit), max(rank, culprit)))
+            self._pairs.add((rank, culprit))
         if self.judge_at is None:
             self.judge_at = now + GRACE_S
 
-    def judge(self) -> list[int]:
-        """Who is at fault; nobody: all shall try again."""
+    def judge(self, node_of: Callable[[int], int]) -> list[int]:
+        """Who is at fault; nobody: all shall try again.
+
+        Args:
+            node_of: the number of a rank's host.
+        """
         self.judge_at, self._is_judged = None, True
-        pairs, at_fault = set(self._pairs), list[int]()
-        while pairs:
-            complaints = Counter(rank for pair in pairs for rank in pair)
-            worst = max(complaints, key=lambda rank: (complaints[rank], rank))
-            at_fault.append(worst)
-            pairs = {pair for pair in pairs if worst not in pair}
-        return sorted(at_fault)
+        nodes = _without_whom({(node_of(a), node_of(b)) for a, b in self._pairs})
+        apart = [pair for pair in self._pairs if node_of(pair[0]) != node_of(pair[1])]
+        at_fault = {rank for pair in apart for rank in pair if node_of(rank) in nodes}
+        together = self._pairs.difference(apart)
+        return sorted(
+            at_fault | _without_whom(each for each in together if at_fault.isdisjoint(each))
+        )
+
+
+def _without_whom(pairs: Iterable[tuple[int, int]]) -> set[int]:
+    """Members of all of these pairs, as few as are found by taking the most frequent first."""
+    left = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
+    found = set[int]()
+    while left:
+        often = Counter(each for pair in left for each in pair)
+        worst = max(often, key=lambda each: (often[each], each))
+        found.add(worst)
+        left = {pair for pair in left if worst not in pair}
+    return found

@@ -481,11 +481,13 @@ class _Mesh:
         self._look.look(place.address, place.port, role=self._role(peer))
         where = endpoint_of(place.address, place.port)
         reasons = "; ".join(filter(None, (why, place.network)))
-        return HostError(
+        error = HostError(
             f"cannot connect to rank {self._members[peer]} at {where} ({reasons}); check that the "
             "rank is still running and that no firewall blocks the connection, or choose another "
             "network with RALLYPOINT_SOCKET_IFNAME"
         )
+        error.rank = self._members[peer]
+        return error
 
     def _begin_look(self) -> None:
         """Find out why one is missing, while all are still running."""

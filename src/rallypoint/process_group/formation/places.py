@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from rallypoint.base.control_link import control_link, existing_link
 from rallypoint.base.control_message import LostContact, Place, Ready
-from rallypoint.base.errors import PeerError, RallypointError, StoreError
+from rallypoint.base.errors import CollectiveTimeoutError, HostError, RallypointError, StoreError
 from rallypoint.base.worker_env import STANDBY
 
 ROUND = "TORCHELASTIC_RESTART_COUNT"
@@ -69,10 +69,10 @@ def next_place(
 
 
 def _culprit_of(error: RallypointError | None) -> int:
-    """Whom this rank could not reach; -1: that is not known."""
+    """Whom this rank could not reach; -1: it knows only that others have given up."""
     if isinstance(error, StoreError):
         return 0  # the round's store is served at its host
-    rank = error.rank if isinstance(error, PeerError) else None
+    rank = error.rank if isinstance(error, CollectiveTimeoutError | HostError) else None
     return -1 if rank is None else rank
 
 

@@ -16,6 +16,12 @@ from rallypoint.base.errors import (
 from rallypoint.process_group.formation import places
 
 
+def unreachable(rank: int) -> HostError:
+    error = HostError(f"cannot connect to rank {rank}")
+    error.rank = rank
+    return error
+
+
 class Launcher:
     """One that says nothing of a loss until it is told, and then perhaps has a new round."""
 
@@ -33,10 +39,12 @@ class Launcher:
 @pytest.mark.parametrize(
     ("error", "culprit"),
     [
-        (PeerLostError("rank 2 died", rank=2), 2),
-        (RevokedError("rank 1 revoked the group", rank=1), 1),
+        (CollectiveTimeoutError("no connection to rank 2", rank=2), 2),
+        (PeerLostError("rank 2 died", rank=2), -1),
+        (RevokedError("rank 1 revoked the group", rank=1), -1),
         (StoreConnectionError("no store answered", endpoint="host1:5"), 0),
-        (HostError("cannot connect"), -1),
+        (HostError("another token"), -1),
+        (unreachable(2), 2),
         (CollectiveTimeoutError("not done within 3 s"), -1),
         (None, -1),
     ],
