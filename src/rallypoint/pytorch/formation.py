@@ -17,6 +17,7 @@ from rallypoint.process_group.formation.communicator import form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
+from rallypoint.pytorch import at_exit as _at_exit  # noqa: F401 - what it does, it does by itself
 from rallypoint.pytorch.store import TorchStore
 from rallypoint.store.fresh_round import fresh_round
 
