@@ -160,7 +160,8 @@ void serve(int seconds) {
     std::exit(1);
   }
   const uint16_t port = ntohs(address.sin_port);
-  Server server(listener, -1, "");
+  constexpr int kSilenceS = 5;
+  Server server(listener, -1, "", kSilenceS);
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
   std::vector<std::thread> clients;
   for (unsigned seed = 1; seed <= 4; ++seed) clients.emplace_back(misbehave, port, seed, until);
