@@ -38,7 +38,7 @@ class ComplaintWatch:
         self._rounds, self._state = rounds, state
         self._world_size, self._perform = world_size, perform
         self._round = -1
-        self._calls, self._contacts = TimedOutCalls(0), LostContacts()
+        self._calls, self._contacts = TimedOutCalls(0), LostContacts(0)
 
     @property
     def wake_at(self) -> float | None:
@@ -59,8 +59,8 @@ class ComplaintWatch:
         if report.round != self._state.round:
             return
         if self._round != report.round:
-            self._round = report.round
-            self._calls, self._contacts = TimedOutCalls(self._world_size()), LostContacts()
+            self._round, size = report.round, self._world_size()
+            self._calls, self._contacts = TimedOutCalls(size), LostContacts(size)
         now = time.monotonic()
         if isinstance(report, TimedOut):
             self._calls.report(report.rank, report.culprit, report.ranks, now)

@@ -27,8 +27,9 @@ class LostContacts:
         judge_at: when all have had the time to report; None: nobody has reported, or it is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int) -> None:
         self.judge_at: float | None = None
+        self._world = range(world_size)
         self._pairs: set[tuple[int, int]] = set()
         self._is_judged = False
 
@@ -39,7 +40,8 @@ class LostContacts:
         """
         if self._is_judged:
             return
-        if not had_formed and culprit not in (-1, rank):
+        is_known = rank in self._world and culprit in self._world
+        if is_known and not had_formed and culprit != rank:
             self._pairs.add((rank, culprit))
         if self.judge_at is None:
             self.judge_at = now + GRACE_S

@@ -1,7 +1,7 @@
 """The place of this process in its job's present round, as its launcher tells it.
 
-A worker on standby waits for its first one. One that goes on when others are lost, and loses them
-before its group has formed, waits for the next.
+A worker on standby waits for its first one. One that goes on when others are lost waits for the
+next, and says so if the launcher knows of no loss.
 """
 
 from __future__ import annotations

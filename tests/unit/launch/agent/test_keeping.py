@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from rallypoint.launch.agent.node import (
 )
 from rallypoint.launch.job import Job
 from rallypoint.launch.worker_group import Exit
+from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Broken,
     Ended,
@@ -246,27 +248,24 @@ def test_the_order_to_end_a_rank() -> None:
     assert kept().end_rank(2, 4, "the job hung").actions == ()
 
 
-def test_contact_that_was_lost() -> None:
-    notice, signal, elsewhere = node().contact_lost([2, 5]).actions
-    assert notice == Notice("killing rank 2, as others could not reach it; the others go on")
+@pytest.mark.parametrize(
+    ("decide", "why"),
+    [
+        (NodeState.contact_lost, "others could not reach it"),
+        (NodeState.calls_timed_out, "others waited for it for longer than their group's timeout"),
+    ],
+)
+def test_ranks_at_fault_are_killed(
+    decide: Callable[[NodeState, list[int]], Decision], why: str
+) -> None:
+    notice, signal, elsewhere = decide(node(), [2, 5]).actions
+    assert notice == Notice(f"killing rank 2, as {why}; the others go on")
     assert signal == SignalWorkers((2,), 9)
-    assert isinstance(elsewhere, EndElsewhere)
-    assert elsewhere.rank == 5
-    (told,) = node().contact_lost([]).actions
+    assert elsewhere == EndElsewhere(5, 4, why)
+    (told,) = decide(node(), []).actions
     assert isinstance(told, Tell)
-    assert isinstance(told.report, Broken), "all connect again"
-    assert kept().contact_lost([]).actions == ()
-
-
-def test_calls_that_timed_out() -> None:
-    *_, signal, elsewhere = node().calls_timed_out([2, 5]).actions
-    assert signal == SignalWorkers((2,), 9)
-    assert isinstance(elsewhere, EndElsewhere)
-    assert elsewhere.rank == 5
-    (told,) = node().calls_timed_out([]).actions
-    assert isinstance(told, Tell)
-    assert isinstance(told.report, Broken), "all form a new round"
-    assert kept().calls_timed_out([]).actions == ()
+    assert isinstance(told.report, Broken), "nobody is: all form a new round"
+    assert decide(kept(), []).actions == ()
 
 
 # Places.

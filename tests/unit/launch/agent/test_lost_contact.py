@@ -12,7 +12,7 @@ from rallypoint.launch.agent.timeouts import GRACE_S
 
 
 def judged(*complaints: tuple[int, int], per_node: int = 1, had_formed: bool = False) -> list[int]:
-    contacts = LostContacts()
+    contacts = LostContacts(16)
     for rank, culprit in complaints:
         contacts.report(rank, culprit, 5.0, had_formed=had_formed)
     return contacts.judge(lambda rank: rank // per_node)
@@ -27,6 +27,7 @@ def judged(*complaints: tuple[int, int], per_node: int = 1, had_formed: bool = F
         ([(0, 1), (1, 0), (2, 3), (3, 2)], [1, 3]),
         ([(0, -1), (1, -1)], []),  # nobody knows whom
         ([(1, 1)], []),
+        ([(0, 16), (1 << 40, 2)], []),  # no such ranks
     ],
 )
 def test_who_is_at_fault(complaints: list[tuple[int, int]], at_fault: list[int]) -> None:
@@ -57,7 +58,7 @@ def test_nobody_is_if_all_had_been_connected() -> None:
 
 
 def test_a_round_is_judged_once() -> None:
-    contacts = LostContacts()
+    contacts = LostContacts(3)
     assert contacts.judge_at is None
     contacts.report(0, 1, 5.0, had_formed=False)
     contacts.report(1, 0, 5.5, had_formed=False)
