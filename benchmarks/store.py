@@ -24,8 +24,8 @@ from typing import Any
 from table import need, print_table, save
 
 from rallypoint.store import wire
+from rallypoint.store.packing import pack_key, pack_number, pack_value
 from rallypoint.store.wire import Opcode
-from rallypoint.testing.store_messages import Request, encode_request
 
 KINDS = ("ours", "torch")
 TIMEOUT = "datetime.timedelta(seconds=60)"
@@ -64,9 +64,9 @@ for line in sys.stdin:
         times.append(time.perf_counter() - begin)
     print(*times, flush=True)
 """
-HELLO = encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
-PING = encode_request(Request(Opcode.PING, number=4242))
-NUM_KEYS = encode_request(Request(Opcode.NUM_KEYS))
+HELLO = struct.pack("<BI", Opcode.VALIDATE, wire.MAGIC)
+PING = struct.pack("<BI", Opcode.PING, 4242)
+NUM_KEYS = bytes([Opcode.NUM_KEYS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 def set_requests(start: int, count: int) -> bytes:
     return b"".join(
-        encode_request(Request(Opcode.SET, (b"/key-%012d" % i,), (b"v" * 32,)))
+        bytes([Opcode.SET]) + pack_key(name := f"key-{i:012}") + pack_value(name, b"v" * 32)
         for i in range(start, start + count)
     )
 
@@ -257,7 +257,7 @@ def idle_connections(kind: str, count: int, limit_s: float = 45.0) -> tuple[floa
         if len(held) < count:
             print(f"{kind}: only {len(held)} connections opened in {limit_s:g} s", flush=True)
         grown_kib = (process.rss_kib() - before) / len(held)
-        request = encode_request(Request(Opcode.ADD, (b"/n",), number=1))
+        request = bytes([Opcode.ADD]) + pack_key("n") + pack_number("add", 1)
         times = []
         for _ in range(2000):
             begin = time.perf_counter()

@@ -1,4 +1,4 @@
-// The server's behaviour for each request. The definition is rallypoint/testing/store_state.py, and
+// The server's behaviour for each request. The definition is tests/store_twin/state.py, and
 // tests hold the two together. Pure: connections are ids, replies go into their Output, times are
 // arguments. One thread only.
 #pragma once

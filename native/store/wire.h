@@ -1,5 +1,5 @@
 // The store's wire format: bytes -> requests, however the bytes are split. The definition is
-// src/rallypoint/testing/store_messages.py; the tables here are the same. Pure: no sockets, no
+// tests/store_twin/messages.py; the tables here are the same. Pure: no sockets, no
 // clock.
 #pragma once
 

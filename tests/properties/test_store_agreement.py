@@ -16,12 +16,12 @@ from datetime import timedelta
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.store_twin.messages import Request, encode_request
+from tests.store_twin.state import Send, State
 
 from rallypoint.store import wire
 from rallypoint.store.server import StoreServer
 from rallypoint.store.wire import Opcode
-from rallypoint.testing.store_messages import Request, encode_request
-from rallypoint.testing.store_state import Send, State
 
 CLIENTS = 3
 WAITABLE = ("a", "b", "c")

@@ -1,5 +1,6 @@
-"""The native server does what state.py says, byte for byte: for any requests of several clients,
-and for bytes that nobody meant, which it also survives.
+"""The native server answers as tests/store_twin/state.py does, byte for byte.
+
+For any requests of several clients, and for hostile bytes, which it survives.
 """
 
 from __future__ import annotations
@@ -8,11 +9,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from rallypoint import _native
-from rallypoint.store import wire
-from rallypoint.store.wire import Opcode
-from rallypoint.testing.store_messages import (
+from tests.store_twin.messages import (
     LAYOUT,
     Field,
     Parser,
@@ -21,7 +18,11 @@ from rallypoint.testing.store_messages import (
     encode_reply,
     encode_request,
 )
-from rallypoint.testing.store_state import Close, Send, State
+from tests.store_twin.state import Close, Send, State
+
+from rallypoint import _native
+from rallypoint.store import wire
+from rallypoint.store.wire import Opcode
 
 CLIENTS = 4
 HELLO = encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))

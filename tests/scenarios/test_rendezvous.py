@@ -16,10 +16,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.simulation.sim_cluster import SimCluster
+from tests.simulation.sim_keeper import SimEtcd
 
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.sim_cluster import SimCluster
-from rallypoint.testing.sim_keeper import SimEtcd
 
 HERE = Path(__file__).parent / "rendezvous"
 STORIES = sorted(HERE.glob("*.txt"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from rallypoint.testing.sim_witness import ViolationError
+from tests.simulation.sim_witness import ViolationError
 
 KNOWN = {
     "Hasty": 55,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulation.sim_ballots import SimBallots
 
 from rallypoint.rendezvous.consensus.rules import Rules
-from rallypoint.testing.sim_ballots import SimBallots
 
 SEEDS, STEPS = 1000, 600
 

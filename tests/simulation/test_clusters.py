@@ -1,6 +1,6 @@
 """Seeded stories of clusters in which anything fails at any time: none ends in two jobs, or stuck.
 
-python -m rallypoint.testing.sim_story SEED        tells one of them again
+python -m tests.simulation.sim_story SEED        tells one of them again
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import subprocess
 import sys
 
 import pytest
-
-from rallypoint.testing.sim_story import story
+from tests.simulation.sim_story import story
 
 SEEDS = 500  # and 20,000 in `make check-long`
 SMALL = 12
@@ -22,7 +21,7 @@ def test_stories() -> None:
     count = len(os.sched_getaffinity(0))
     players = [
         subprocess.Popen(
-            [sys.executable, "-m", "rallypoint.testing.sim_story", *map(str, (i, SEEDS, count))],
+            [sys.executable, "-m", "tests.simulation.sim_story", *map(str, (i, SEEDS, count))],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

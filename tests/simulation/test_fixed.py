@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulation.sim_fixed import TIMEOUTS, FixedCluster, fixed_story
+from tests.simulation.sim_network import Process
+from tests.simulation.sim_witness import ViolationError
 
 from rallypoint.rendezvous.consensus.fixed import FixedRules
 from rallypoint.rendezvous.consensus.messages import Beat, Message
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.job.reports import Outcome
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.testing.sim_fixed import TIMEOUTS, FixedCluster, fixed_story
-from rallypoint.testing.sim_network import Process
-from rallypoint.testing.sim_witness import ViolationError
 
 SEEDS = range(500)
 HOUR_S = 3600.0

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import pytest
+from tests.simulation import sim_keeper
 from tests.simulation.known_seeds import is_needed
+from tests.simulation.sim_cluster import SimCluster
+from tests.simulation.sim_keeper import SimEtcd, SimKeeper, SimServer, SimStore
+from tests.simulation.sim_story import story
 
 from rallypoint.rendezvous.consensus.messages import Agreement, Promise
 from rallypoint.rendezvous.consensus.rules import KEEPER
@@ -14,10 +18,6 @@ from rallypoint.rendezvous.keyvalue.keys import JobKeys
 from rallypoint.rendezvous.keyvalue.one_value import OneValue
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter, Transact
-from rallypoint.testing import sim_keeper
-from rallypoint.testing.sim_cluster import SimCluster
-from rallypoint.testing.sim_keeper import SimEtcd, SimKeeper, SimServer, SimStore
-from rallypoint.testing.sim_story import story
 
 SEEDS = range(200)
 MANY_SEEDS = range(3000)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulation.sim_cluster import SimCluster
 
 from rallypoint.rendezvous.job.reports import Outcome
-from rallypoint.testing.sim_cluster import SimCluster
 
 
 def cluster_of_two() -> SimCluster:

@@ -7,8 +7,7 @@ without are ended.
 from __future__ import annotations
 
 import pytest
-
-from rallypoint.testing.sim_cluster import SimCluster
+from tests.simulation.sim_cluster import SimCluster
 
 SEEDS = 8
 SILENCE_S = 5.0  # by default, and one more until it counts as lost

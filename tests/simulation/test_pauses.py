@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from rallypoint.testing.sim_cluster import SimCluster
+from tests.simulation.sim_cluster import SimCluster
 
 PAUSE_S = 4.0
 PHASES = 40  # of a second: when it begins, between two beats

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.simulation.known_seeds import is_needed
-
-from rallypoint.testing.sim_register import IdealRules, SimRegister
-from rallypoint.testing.sim_story import story
-from rallypoint.testing.sim_witness import ViolationError
+from tests.simulation.sim_register import IdealRules, SimRegister
+from tests.simulation.sim_story import story
+from tests.simulation.sim_witness import ViolationError
 
 SEEDS = range(200)
 MANY_SEEDS = range(6000)

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable
 
 import pytest
 from tests.simulation.known_seeds import is_needed
+from tests.simulation.sim_ballots import SimBallots
+from tests.simulation.sim_story import size_of, story
+from tests.simulation.sim_witness import ViolationError
 
 from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Promise
 from rallypoint.rendezvous.consensus.rules import Rules
-from rallypoint.testing.sim_ballots import SimBallots
-from rallypoint.testing.sim_story import size_of, story
-from rallypoint.testing.sim_witness import ViolationError
 
 SEEDS = range(1000)  # as in test_clusters.py
 SMALL = [seed for seed in SEEDS if size_of(seed) <= 12]  # of few nodes, which is faster

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.simulation.sim_cluster import SimCluster
 
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.sim_cluster import SimCluster
 
 NODES = 10_000
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import pytest
 from tests.conftest import need_ipv6
+from tests.store_twin.messages import Request, encode_request
 from tests.system.meetings import until
 
 from rallypoint import _native
@@ -27,7 +28,6 @@ from rallypoint.store import wire
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch
-from rallypoint.testing.store_messages import Request, encode_request
 
 TIMEOUT = timedelta(seconds=20)
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 
 import pytest
 from tests.conftest import SOON_S
+from tests.store_twin.messages import Request, encode_request
 
 from rallypoint import _native
 from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
@@ -25,7 +26,6 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.port_holder import holder_of
 from rallypoint.store.server import StoreServer
 from rallypoint.store.wire import Opcode
-from rallypoint.testing.store_messages import Request, encode_request
 
 TIMEOUT = timedelta(seconds=20)
 HELLO = encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))

@@ -3,8 +3,9 @@
 The stock opcodes 0-18 are those of ``torch.distributed.TCPStore`` (torch 2.13): no framing, no
 version, integers in little-endian order. Ours start at 64 and are only sent by a client whose PING
 carried PROBE and was answered with PROBE_ANSWER, which a stock server never does: it echoes. From
-then on every reply of that connection begins with a Status byte. Every length is checked before its
-bytes are read (native/store/wire.cc; what a request holds is written in testing/store_messages.py).
+then on every reply of that connection begins with a Status byte. Every length is checked before
+its bytes are read (native/store/wire.cc). tests/store_twin/messages.py lists the fields of each
+request.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 
 import pytest
+from tests.store_twin.messages import Parser, Request, WireError, encode_request
 
 from rallypoint.store import wire
 from rallypoint.store.wire import Opcode
-from rallypoint.testing.store_messages import Parser, Request, WireError, encode_request
 
 SAMPLES = [
     Request(Opcode.VALIDATE, number=wire.MAGIC),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from tests.simulation.sim_clock import SimLoop
+from tests.simulation.sim_keeper import SimEtcd
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.rendezvous.consensus.messages import (
@@ -29,8 +31,6 @@ from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack, unpack
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter, Read, Request, Transact
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.sim_clock import SimLoop
-from rallypoint.testing.sim_keeper import SimEtcd
 
 PLACE = Endpoint(host="etcd", port=2379)
 TIMEOUTS = Timeouts(beat_s=1.0, missed_beats=5.0, outage_s=20.0)

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.store_twin.keyspace import Entry, Keyspace
+from tests.store_twin.messages import Reply, Request
+
 from rallypoint.store import wire
 from rallypoint.store.numbers import wrapped
 from rallypoint.store.wire import ErrorCode, EventKind, Opcode, Status
-from rallypoint.testing.store_keyspace import Entry, Keyspace
-from rallypoint.testing.store_messages import Reply, Request
 
 HANDSHAKE_S = 30.0  # a client is closed if it has not sent VALIDATE by then
 

@@ -15,6 +15,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from tests.simulation.sim_clock import SimClock, SimLoop
+
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.keyvalue.client import Pair, Snapshot
@@ -30,7 +32,6 @@ from rallypoint.rendezvous.keyvalue.voter import (
     Transact,
     is_same,
 )
-from rallypoint.testing.sim_clock import SimClock, SimLoop
 
 _PATIENCE_S = 2.0  # limit of the agents' client
 
@@ -98,7 +99,7 @@ class SimServer(SimKeeper):
         return SimKeyValueLink(setup, clock, self, answered, rules)
 
     @abstractmethod
-    def apply(self, request: Any) -> object:  # noqa: ANN401 - each keeper has its own kind
+    def apply(self, request: Any) -> object:
         """Carry out a request now."""
 
     @abstractmethod
@@ -108,7 +109,7 @@ class SimServer(SimKeeper):
     def carry_out(
         self,
         host: str,
-        request: Any,  # noqa: ANN401 - what `apply` takes
+        request: Any,
         then: Callable[[object], None],
         lost: Callable[[], None],
     ) -> None:

@@ -13,6 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+from tests.simulation.sim_agent import SimAgent
+from tests.simulation.sim_clock import SimLoop
+from tests.simulation.sim_keeper import SimKeeper
+from tests.simulation.sim_network import SimNetwork
+from tests.simulation.sim_witness import Witness
+
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.peer_register import PeerRegister
@@ -23,11 +29,6 @@ from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
 from rallypoint.rendezvous.keyvalue.register import KeyValueRegister
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.sim_agent import SimAgent
-from rallypoint.testing.sim_clock import SimLoop
-from rallypoint.testing.sim_keeper import SimKeeper
-from rallypoint.testing.sim_network import SimNetwork
-from rallypoint.testing.sim_witness import Witness
 
 
 class SimCluster:

@@ -1,7 +1,7 @@
 """One flat set of keys and queues, with the connections that wait for them or watch them.
 
 Unbound connections share one keyspace; each round of a fenced namespace has its own, which ends
-with the round. Pure data: store_state.py decides which messages are sent.
+with the round. Pure data: state.py decides which messages are sent.
 """
 
 from __future__ import annotations

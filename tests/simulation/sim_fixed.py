@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from random import Random
 
+from tests.simulation.sim_agent import SimAgent
+from tests.simulation.sim_cluster import SimCluster
+
 from rallypoint.rendezvous.consensus.fixed import NO_SILENCE, FixedRules
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.job.round import Seat
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.sim_agent import SimAgent
-from rallypoint.testing.sim_cluster import SimCluster
 
 TIMEOUTS = Timeouts(join_timeout_s=20.0, beat_s=0.75, missed_beats=NO_SILENCE)
 BREAKS_AFTER_S = 6.0

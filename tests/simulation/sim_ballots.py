@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
+from tests.simulation.sim_witness import ViolationError
+
 from rallypoint.rendezvous.consensus.campaign import Campaign
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
@@ -26,7 +28,6 @@ from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.consensus.voter import Voter
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.testing.sim_witness import ViolationError
 
 _ENDPOINT = Endpoint(host="a", port=1)
 

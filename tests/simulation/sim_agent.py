@@ -12,6 +12,10 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.simulation.sim_clock import SimClock
+from tests.simulation.sim_keeper import SimLink
+from tests.simulation.sim_network import Process
+
 from rallypoint.rendezvous.consensus.messages import (
     Call,
     Message,
@@ -37,12 +41,9 @@ from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer
-from rallypoint.testing.sim_clock import SimClock
-from rallypoint.testing.sim_keeper import SimLink
-from rallypoint.testing.sim_network import Process
 
 if TYPE_CHECKING:
-    from rallypoint.testing.sim_cluster import SimCluster
+    from tests.simulation.sim_cluster import SimCluster
 
 _TIMER_S = 0.001  # no timer is finer
 

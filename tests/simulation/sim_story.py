@@ -5,9 +5,9 @@
 Each seed is one story; with another register it is the same up to the first difference between
 agents.
 
-    python -m rallypoint.testing.sim_story 47              print that one, if something goes wrong
-    python -m rallypoint.testing.sim_story 0 1000 2        play every second one up to 1000
-    python -m rallypoint.testing.sim_story 0 1000 1 etcd   with that register, of at most 12 nodes:
+    python -m tests.simulation.sim_story 47              print that one, if something goes wrong
+    python -m tests.simulation.sim_story 0 1000 2        play every second one up to 1000
+    python -m tests.simulation.sim_story 0 1000 1 etcd   with that register, of at most 12 nodes:
                                                            peers, etcd, store, ideal
 """
 
@@ -18,12 +18,13 @@ from collections.abc import Iterable
 from functools import partial
 from random import Random
 
+from tests.simulation.sim_cluster import SimCluster
+from tests.simulation.sim_keeper import SimKeeper
+from tests.simulation.sim_witness import ViolationError
+
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.rules import KEEPER, Rules
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.sim_cluster import SimCluster
-from rallypoint.testing.sim_keeper import SimKeeper
-from rallypoint.testing.sim_witness import ViolationError
 
 TIMEOUTS = Timeouts(
     join_timeout_s=600.0,
@@ -107,7 +108,7 @@ def story(
     return cluster
 
 
-def _befall(  # noqa: PLR0912, PLR0915 - one case for each event
+def _befall(  # noqa: PLR0912 - one case for each event
     cluster: SimCluster, random: Random, what: str
 ) -> None:
     """Let one event happen."""
@@ -279,8 +280,8 @@ def first_violation(seeds: Iterable[int]) -> str:
 
 
 def _play(seeds: Iterable[int], register: str) -> str:
-    from rallypoint.testing.sim_keeper import SimEtcd, SimStore
-    from rallypoint.testing.sim_register import IdealRules, SimRegister
+    from tests.simulation.sim_keeper import SimEtcd, SimStore
+    from tests.simulation.sim_register import IdealRules, SimRegister
 
     kinds: dict[str, tuple[type[Rules], type[SimKeeper] | None]] = {
         "peers": (Rules, None),

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
+from tests.simulation.sim_clock import SimClock, SimLoop
+from tests.simulation.sim_keeper import SimKeeper, SimLink
+
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Accepted,
@@ -29,8 +32,6 @@ from rallypoint.rendezvous.job.reports import Finish, Join
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer
-from rallypoint.testing.sim_clock import SimClock, SimLoop
-from rallypoint.testing.sim_keeper import SimKeeper, SimLink
 
 _NEVER = float("-inf")
 

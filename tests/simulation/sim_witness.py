@@ -13,10 +13,11 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import NoReturn
 
+from tests.simulation.sim_clock import SimLoop
+
 from rallypoint.rendezvous.consensus.messages import Agreement
 from rallypoint.rendezvous.consensus.participant import Participant
 from rallypoint.rendezvous.job.round import Member, Seat
-from rallypoint.testing.sim_clock import SimLoop
 
 _SHOWN = 400  # the number of lines shown of a story
 _LINE = re.compile(r"^ *([0-9.]+)  (\S+)(?: \w+)?: (.*?)(?:, node \d+ of \d+)?$")

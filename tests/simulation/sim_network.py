@@ -13,9 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from tests.simulation.sim_clock import SimLoop
+
 from rallypoint.rendezvous.consensus.messages import Accepted, Message, Prepare, Promise, Propose
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.testing.sim_clock import SimLoop
 
 _VOTES = frozenset({Prepare, Promise, Propose, Accepted})
 
