@@ -9,6 +9,7 @@ what MAY_BE_ABSENT names.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import signal
@@ -21,6 +22,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 from _pytest.terminal import TerminalReporter
+
+from tests import parts
 
 REQUIRE_ALL = os.environ.get("RALLYPOINT_REQUIRE_ALL") == "1"
 
@@ -63,6 +66,8 @@ MAY_BE_ABSENT = (
     "ucx is not installed",  # it takes 4.7 GB
 )
 
+# What a test drew from.
+SEED = pytest.StashKey[int]()
 
 # Of pytest.importorskip.
 PERFETTO = "Perfetto is not installed: .venv/bin/pip install --group perfetto"
@@ -83,6 +88,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--write-scenarios", action="store_true", help="write the golden text of scenarios anew"
     )
     parser.addoption(
+        "--part", choices=[parts.EVERYDAY, parts.REST], help="only these tests; see tests/parts.py"
+    )
+    parser.addoption(
+        "--failures", type=Path, help="a file that gets each failure; see tests/rerun.py"
+    )
+    parser.addoption(
         "--skipped", type=Path, help="a file that carries what was skipped from one run to the next"
     )
 
@@ -92,6 +103,7 @@ def draw_seed(request: pytest.FixtureRequest) -> int:
     given = request.config.getoption("--seed")
     drawn = random.SystemRandom().randrange(1 << 32) if given is None else int(given)
     print(f"seed {drawn}; to repeat: python -m pytest '{request.node.nodeid}' --seed {drawn}")
+    request.node.stash[SEED] = drawn
     return drawn
 
 
@@ -115,7 +127,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("turn", range(1, TIMES + 1))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("--part"):
+        items[:], others = parts.select(items, part)
+        config.hook.pytest_deselected(items=others)
     if importlib.util.find_spec("torch") is not None:
         return
     absent = pytest.mark.skip(reason=HOW_TO_GET["torch"])
@@ -141,9 +156,13 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     _forbid(report)
+    if report.failed:
+        report.circumstances = _circumstances(item)  # type: ignore[attr-defined]
     return report
 
 
@@ -152,6 +171,52 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _forbid(report)
     return report
+
+
+def _circumstances(item: pytest.Item) -> dict[str, object]:
+    """What tests/rerun.py is to know of a test that failed, beside its report."""
+    arguments = getattr(item, "funcargs", {})
+    return {
+        "marks": [mark for mark in ("everyday", "exact") if item.get_closest_marker(mark)],
+        "seed": item.stash.get(SEED, None),
+        "load": os.getloadavg()[0],
+        "directory": str(arguments.get("tmp_path", "")),
+    }
+
+
+class _Failures:
+    """Writes each failure into the file that `--failures` names."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _write(self, report: pytest.TestReport | pytest.CollectReport, when: str) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        error = str(crash.message if crash else report.longrepr).strip()
+        parts = [report.longreprtext, *(f"--- {name}\n{text}" for name, text in report.sections)]
+        record = {
+            "test": report.nodeid,
+            "when": when,
+            "error": error.partition("\n")[0],
+            "text": "\n".join(parts),
+            **getattr(report, "circumstances", {}),
+        }
+        with self._path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._write(report, report.when or "call")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(report, "collect")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--failures")
+    if path is not None and not hasattr(config, "workerinput"):  # xdist's workers report to one
+        config.pluginmanager.register(_Failures(path))
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,79 @@
+"""Which tests `make test` runs every day, and which only `make test-all` does.
+
+`--part everyday` takes the system tests that are marked `everyday`, and all others except those
+marked `long`; of a matrix that is marked `sampled`, it takes a sample. `--part rest` takes exactly
+the others. Without `--part`, as when a test is named, all run.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+
+EVERYDAY, REST = "everyday", "rest"
+REAL_PROCESSES = (PurePath("tests/system"), PurePath("tests/gpu"))
+
+
+def starts_processes(nodeid: str) -> bool:
+    """True for tests of whole jobs, which depend on when their processes are scheduled."""
+    path = PurePath(nodeid.partition("::")[0])
+    return any(path.is_relative_to(folder) for folder in REAL_PROCESSES)
+
+
+def select(items: Sequence[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Those of that part, and the others."""
+    sampled = _sampled(items)
+    selected: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        if starts_processes(item.nodeid):
+            is_everyday = item.get_closest_marker("everyday") is not None
+        else:
+            is_everyday = item.get_closest_marker("long") is None
+            is_everyday = is_everyday and sampled.get(item.nodeid, True)
+        selected[is_everyday is (part == EVERYDAY)].append(item)
+    return selected[True], selected[False]
+
+
+def _sampled(items: Sequence[pytest.Item]) -> dict[str, bool]:
+    """For each case of a matrix that is marked `sampled`, whether it is in the sample."""
+    matrices = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and isinstance(item, pytest.Function):
+            matrices[item.nodeid.partition("[")[0], mark.kwargs["one_in"]].append(item)
+    found: dict[str, bool] = {}
+    for (_, one_in), cases in matrices.items():
+        names = [case.nodeid for case in cases]
+        # One name for each `parametrize`, also where that has several arguments.
+        values = [dict(enumerate(case.callspec._idlist)) for case in cases]
+        found |= dict(zip(names, sample(names, values, one_in), strict=True))
+    return found
+
+
+def sample(
+    names: Sequence[str], values: Sequence[Mapping[Any, Hashable]], one_in: int
+) -> list[bool]:
+    """Choose one case in so many by its name, and each value of each parameter at least once.
+
+    Args:
+        names: of the cases.
+        values: for each case, which value each parameter has.
+        one_in: how many cases there are for each that is chosen, about.
+    """
+    hashes = [zlib.crc32(name.encode()) for name in names]
+    chosen = [hash_ % one_in == 0 for hash_ in hashes]
+    seen = {
+        value for case, is_in in zip(values, chosen, strict=True) if is_in for value in case.items()
+    }
+    in_turn = sorted(range(len(names)), key=hashes.__getitem__)
+    for how_many_new in (all, any):
+        for index in in_turn:
+            if how_many_new(value not in seen for value in values[index].items()):
+                seen |= values[index].items()
+                chosen[index] = True
+    return chosen

@@ -1,0 +1,141 @@
+"""What fails in `make test-all` runs once more, alone, is named, and nothing else is forgiven."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from datetime import date
+from pathlib import Path
+
+import pytest
+from tests.rerun import LISTED, MOST_FLAKY, Failure, why_final
+
+ROOT = Path(__file__).parents[3]
+TEST = "tests/system/test_x.py::test_y[a-1]"
+
+
+def failure(test: str = TEST, text: str = "assert 1 == 2", **fields: object) -> Failure:
+    return Failure(**{"test": test, "when": "call", "error": "assert", "text": text, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        failure("tests/unit/base/test_x.py::test_y"),
+        failure("tests/simulation/test_x.py::test_y"),
+        failure(marks=("everyday",)),
+        failure(marks=("exact",)),
+        failure(when="collect"),
+        failure(text="rank 1 was killed by SIGSEGV"),
+        failure(text="worker 'gw0' crashed while running 'test_y'"),
+        failure(text="==12==ERROR: AddressSanitizer: heap-use-after-free"),
+        failure(text="a.cc:3:5: runtime error: signed integer overflow"),
+        failure(text="E  tests.system.conftest.LeftBehindError: 12: sleep 600", when="teardown"),
+        failure("tests/system/test_listed.py::test_y"),
+    ],
+    ids=lambda failed: f"{failed.test} {failed.when} {failed.text[:20]}",
+)
+def test_some_are_final(failed: Failure) -> None:
+    listed = ["tests/system/test_listed.py::test_y"]
+    assert why_final(failed, listed)
+    assert not why_final(failure(), listed)
+
+
+def test_the_list_says_of_each_what_is_known() -> None:
+    for entry in tomllib.loads(LISTED.read_text()).get("flaky", []):
+        assert set(entry) == {"test", "date", "cause", "owner"}
+        assert isinstance(entry["date"], date)
+        assert (ROOT / entry["test"].partition("::")[0]).exists()
+
+
+BEGIN = "import os, pathlib, pytest\nfirst = not os.path.exists('again')\n"
+FLAKY = """
+def test_flaky(seed, tmp_path):
+    pathlib.Path(tmp_path, "log.txt").write_text("first words")
+    with open("seeds", "a") as file:
+        file.write(f"{seed}\\n")
+    assert not first, "the clock"
+"""
+TWICE = "def test_twice(): assert False\n"
+EXACT = "@pytest.mark.exact\ndef test_exact(): assert not first\n"
+CRASH = "def test_crash(): first and os.abort()\n"
+MANY = f"""
+@pytest.mark.parametrize("n", range({MOST_FLAKY + 1}))
+def test_many(n): assert not first
+"""
+
+
+class Suite:
+    """A copy of what `make test-all` does, with planted tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.failures = folder / "failures"
+        (folder / "tests" / "system").mkdir(parents=True)
+        for name in ("__init__.py", "conftest.py", "parts.py", "rerun.py", "flaky.toml"):
+            (folder / "tests" / name).write_text((ROOT / "tests" / name).read_text())
+        (folder / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
+
+    def plant(self, text: str) -> None:
+        (self.folder / "tests" / "system" / "test_planted.py").write_text(BEGIN + text)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        pytest = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider"]
+        first = [*pytest, "--numprocesses", "2", "--failures", str(self.failures), "tests"]
+        done = subprocess.run(first, cwd=self.folder, check=False, capture_output=True, text=True)
+        assert done.returncode == 1, done.stdout + done.stderr
+        (self.folder / "again").touch()
+        again = [sys.executable, "-m", "tests.rerun", str(self.failures), "--", *pytest, *words]
+        return subprocess.run(again, cwd=self.folder, check=False, capture_output=True, text=True)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    return Suite(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_flaky_test_is_named_and_does_not_end_the_run(suite: Suite) -> None:
+    suite.plant(FLAKY + "def test_good(): pass\n")
+    done = suite.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    seed, again = (suite.folder / "seeds").read_text().split()
+    assert again == seed  # or a failure that depends on it would be forgiven
+    assert last.startswith(f"FLAKY tests/system/test_planted.py::test_flaky (seed {seed}, load ")
+    assert "AssertionError: the clock" in last
+    kept = suite.folder / last.rpartition("see ")[2]
+    assert (kept / "files" / "log.txt").read_text() == "first words"
+    assert f"seed {seed}" in (kept / "call.txt").read_text()
+    assert "the clock" in (kept / "call.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "reason"),
+    [
+        (FLAKY + TWICE, "test_twice (twice: "),
+        (FLAKY + EXACT, "test_exact (exact: "),
+        (FLAKY + CRASH, "test_crash (a process crashed: "),
+        (MANY, f"{MOST_FLAKY + 1} tests failed that could be run again; {MOST_FLAKY} at most are"),
+        ("def test_x(: pass", "test_planted.py (could not be collected: "),
+    ],
+    ids=["twice", "exact", "crash", "many", "collect"],
+)
+def test_others_end_it(suite: Suite, planted: str, reason: str) -> None:
+    suite.plant(planted)
+    done = suite.run()
+    assert done.returncode == 1
+    assert reason in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_one_that_is_listed_ends_it(suite: Suite) -> None:
+    suite.plant(FLAKY)
+    (suite.folder / "tests" / "flaky.toml").write_text(
+        "[[flaky]]\ntest = 'tests/system/test_planted.py::test_flaky'\n"
+    )
+    done = suite.run()
+    assert done.returncode == 1
+    assert "test_flaky (listed in tests/flaky.toml: " in done.stdout
