@@ -13,12 +13,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.system import everyday
 
 from rallypoint.testing.hosts import why_not
 
 # In the environment of everything a test starts, so that only its own processes are looked for.
 MARK = "RALLYPOINT_TEST_MARK"
 OURS = ("-m", "rallypoint", "run")
+
+
+class LeftBehindError(AssertionError):
+    """Processes outlive the job that started them; see tests/rerun.py."""
 
 
 class Launch:
@@ -54,7 +59,7 @@ class Launch:
             del given["OMP_NUM_THREADS"]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*before, sys.executable, *launcher, *words],
+                [*before, sys.executable, *launcher, *everyday.patient(words)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -116,6 +121,11 @@ class Launch:
                 return found
             time.sleep(0.02)
 
+    def expect_nothing_left(self) -> None:
+        """Raise LeftBehindError if something of this launch still runs after a minute."""
+        if found := self.left_over(within_s=everyday.LEAST_BOUND_S):
+            raise LeftBehindError("; ".join(found))
+
     def running(self) -> list[str]:
         """What of this launch runs: by the mark in its environment, or by being the guardian."""
         return [text for text in map(self._describe, Path("/proc").iterdir()) if text]
@@ -158,7 +168,27 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     if launch.process is not None and launch.process.poll() is None:
         launch.process.send_signal(signal.SIGKILL)
         launch.process.wait()
-    assert launch.left_over(within_s=5.0) == []
+    launch.expect_nothing_left()
+
+
+@pytest.fixture(autouse=True)
+def _is_everyday(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_marked = request.node.get_closest_marker("everyday") is not None
+    monkeypatch.setattr(everyday, "is_on", is_marked)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse an everyday test that a busy machine could fail."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        mark = item.get_closest_marker("everyday")
+        if mark is not None and isinstance(item, pytest.Function):
+            name = item.nodeid.partition("[")[0]
+            if name not in found:
+                found[name] = everyday.faults(item.function, **mark.kwargs)
+    told = [f"{name}: {fault}" for name, faults in found.items() for fault in faults]
+    if told:
+        raise pytest.UsageError("\n".join(["not fit for every day:", *told]))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,9 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tests.system import everyday
+from tests.system.conftest import LeftBehindError
+
 from rallypoint.testing.hosts import Host, Hosts
 
 # Each worker says who it is, in a file, and works until there is a file "go".
@@ -52,9 +55,10 @@ class Agents:
         return self
 
     def __exit__(self, *_: object) -> None:
-        left = [host.number for host in self.hosts.hosts if self.end_all(host.number)]
+        left = {host.number: self.end_all(host.number) for host in self.hosts.hosts}
         self.hosts.repair()
-        assert left == []
+        if any(left.values()):
+            raise LeftBehindError(f"processes by host: {left}")
 
     def start(
         self,
@@ -70,8 +74,9 @@ class Agents:
 
         What it writes goes to `output`, or to these descriptors.
         """
-        command = [sys.executable, "-m", "rallypoint", "run", *self.flags]
-        command += ["--nproc-per-node", str(workers), *flags, str(self._script)]
+        words = [*self.flags, "--nproc-per-node", str(workers), *flags]
+        words = [*everyday.patient(words), str(self._script)]
+        command = [sys.executable, "-m", "rallypoint", "run", *words]
         with self.output(number).open("wb") as file:
             self._processes[number] = self.hosts[number].popen(
                 command,
@@ -109,7 +114,7 @@ class Agents:
             assert time.monotonic() - begin < within_s, (found, self.story())
             time.sleep(0.01)
 
-    def wait_until_said(self, number: int, text: str, *, within_s: float = 30.0) -> None:
+    def wait_until_said(self, number: int, text: str, *, within_s: float = 60.0) -> None:
         """Until the agent of a host has written this."""
         deadline = time.monotonic() + within_s
         while text not in self.said(number):
@@ -158,7 +163,7 @@ class Agents:
                 os.kill(pid, signal.SIGKILL)
             process.send_signal(signal.SIGCONT)
             process.wait()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while left := alive_on(self.hosts[number]):
             if time.monotonic() > deadline:
                 return left
