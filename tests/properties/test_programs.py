@@ -74,6 +74,7 @@ def test_interpreter_and_numpy_agree(data: st.DataObject) -> None:
         np.testing.assert_array_equal(got, np.concatenate(expected) if expected else [])
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
 def test_engine_has_the_bits_of_the_interpreter(collective: Collective, name: str) -> None:
     """In floating point, where the order of operands shows."""

@@ -17,12 +17,14 @@ SEEDS = range(500)
 HOUR_S = 3600.0
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("seeds", [SEEDS[i : i + 100] for i in SEEDS[::100]], ids=str)
 def test_stories_hold(seeds: range) -> None:
     for seed in seeds:
         fixed_story(seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [

@@ -31,6 +31,7 @@ def keeper(request: pytest.FixtureRequest) -> type[SimKeeper]:
     return kind
 
 
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("seeds", [SEEDS[i : i + 50] for i in range(0, len(SEEDS), 50)], ids=str)
 def test_stories_hold(seeds: range, keeper: type[SimKeeper]) -> None:
     for seed in seeds:
@@ -96,6 +97,7 @@ class SaysNothingOfHaste(KeyValueVoter):
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rules", [NobodyWaits, AllAreHeirs, WaitTooLittle, NoEndOfOutage, OneMemberIsEnough]
 )
@@ -108,6 +110,7 @@ def test_each_rule_is_needed(rules: type[KeyValueRules], keeper: type[SimKeeper]
     )
 
 
+@pytest.mark.long
 def test_the_haste_of_a_take_over_must_be_told(
     keeper: type[SimKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:

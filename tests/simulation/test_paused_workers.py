@@ -30,7 +30,7 @@ def told(cluster: SimCluster, what: str) -> set[str]:
     return {name.rstrip(":") for name, text in lines if text == what}
 
 
-@pytest.mark.parametrize("nodes", [3, 7])
+@pytest.mark.parametrize("nodes", [3, pytest.param(7, marks=pytest.mark.long)])
 def test_a_silent_coordinator_costs_only_its_own_memory(nodes: int) -> None:
     for seed in range(SEEDS):
         cluster = cluster_of(seed, nodes)
@@ -69,7 +69,7 @@ def test_where_nobody_can_go_on_all_end_as_before() -> None:
         assert told(cluster, "round 0 ended") == set(cluster.names)
 
 
-@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("nodes", [3, pytest.param(5, marks=pytest.mark.long)])
 def test_if_nobody_could_go_on_all_do_when_the_network_is_back(nodes: int) -> None:
     for seed in range(SEEDS):
         cluster = cluster_of(seed, nodes)

@@ -8,13 +8,15 @@ from tests.simulation.sim_register import IdealRules, SimRegister
 from tests.simulation.sim_story import story
 from tests.simulation.sim_witness import ViolationError
 
-SEEDS = range(200)
 MANY_SEEDS = range(6000)
 SIZE = 12
 
 
-def test_stories_hold() -> None:
-    for seed in SEEDS:
+@pytest.mark.parametrize(
+    "seeds", [range(50), pytest.param(range(50, 200), marks=pytest.mark.long)], ids=str
+)
+def test_stories_hold(seeds: range) -> None:
+    for seed in seeds:
         story(seed, max_size=SIZE, rules=IdealRules, keeper=SimRegister)
 
 
@@ -53,6 +55,7 @@ class GrantedEarly(SimRegister):
         self.valid_until = float("-inf")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rules", [NoFence, Impatient, Hasty, LastsLonger])
 def test_each_rule_is_needed(rules: type[IdealRules]) -> None:
     assert is_needed(

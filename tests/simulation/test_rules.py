@@ -115,6 +115,7 @@ IN_CLUSTERS += [Fickle, NoFence, NoStepDown, Impatient, Hasty, HastyHeir]
 IN_BALLOTS = [EveryTie, OldOnly, NewOnly, NoPromise, Unbound]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rules", IN_CLUSTERS)
 def test_clusters_need(rules: type[Rules]) -> None:

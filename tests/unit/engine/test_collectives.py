@@ -68,6 +68,7 @@ def buffers(
     return output[alias[1] : alias[1] + 1], output
 
 
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
 def test_equals_numpy(collective: Collective, name: str, ranks: int) -> None:
@@ -98,6 +99,7 @@ def check_calls(
     run_ranks(ranks, main, override=name)
 
 
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
 def test_more_messages_than_slots(collective: Collective, name: str) -> None:
     """Eight ranks and blocks of several slots: nobody may wait for a slot of one who waits."""

@@ -58,6 +58,7 @@ def expected(op: ReduceOp, inputs: list[Any]) -> Any:
     return total
 
 
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("override", ALGORITHMS[Collective.ALL_REDUCE])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_all_reduce_equals_numpy(ranks: int, override: str) -> None:
@@ -94,7 +95,7 @@ def test_all_reduce_equals_numpy(ranks: int, override: str) -> None:
             assert results[0][case].tobytes() == wanted.tobytes(), (count, op, dtype)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_sequences_of_operations(data: st.DataObject) -> None:
     """Mixed operations and sizes back to back: no line or slot is used again too early."""

@@ -82,6 +82,7 @@ def wanted(dtype: str, op: ReduceOp, inputs: list[Any]) -> Any:
     return total
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("ranks", [1, 2, 6])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operator_as_numpy(dtype: str, ranks: int) -> None:

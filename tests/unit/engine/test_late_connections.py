@@ -157,6 +157,7 @@ def test_a_lack_of_descriptors_may_pass(late: Late) -> None:
         sock.close()
 
 
+@pytest.mark.long
 def test_a_rank_without_descriptors_blames_itself(late: Late) -> None:
     """And not the rank that it cannot call."""
     with no_descriptors_left():

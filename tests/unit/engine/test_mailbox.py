@@ -59,6 +59,7 @@ def test_small_sends_do_not_wait_and_their_arrays_may_change() -> None:
     run_ranks(2, main)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_random_messages_arrive_in_order(ranks: int, seed: int) -> None:
     """By source and tag, whatever the sizes, and however sends and receives are begun."""
@@ -120,6 +121,7 @@ def test_any_source() -> None:
     run_ranks(4, main)
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("count", [0, 4, 100, 20_000])
 def test_messages_are_received_in_any_order_however_many(ranks: int, count: int) -> None:
@@ -287,6 +289,7 @@ def test_those_who_wait_for_a_circle_are_told() -> None:
     run_ranks(7, main)
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("count", [3, 20_000])
 def test_a_ring_that_moves_is_no_circle(count: int) -> None:
     """One message goes round and round, now and then slowly; all others wait for it."""

@@ -14,6 +14,7 @@ from tests.unit.engine.ranks import run_ranks
 from tests.unit.engine.test_collectives import CASES, LARGE, check_calls
 
 
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
 def test_equals_numpy(collective: Collective, name: str, ranks: int) -> None:

@@ -191,6 +191,7 @@ SIDES = {
 }
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("collective", SIDES, ids=lambda c: c.name.lower())
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_blocks_of_any_length_as_lists(collective: Collective, ranks: int) -> None:

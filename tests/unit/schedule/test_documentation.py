@@ -69,6 +69,7 @@ def agrees(formula: str, value: float, ranks: int) -> bool:
     return bool(value == pytest.approx(result))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0].name.lower()}-{row[1]}")
 def test_formulas(row: tuple[Collective, str, str, str, list[str]]) -> None:
     collective, name, steps, blocks, _ = row

@@ -11,7 +11,7 @@ import rallypoint as dist
 from rallypoint.process_group.groups.group import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 HUGE = 16 << 20
 RANKS = 2

@@ -89,6 +89,7 @@ def shape(program: Program, rank: int) -> list[list[tuple[object, ...]]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("per_node", [1, 6])
 @pytest.mark.parametrize("name", ["ring", "node_ring"])
 def test_formula_and_folding_agree_up_to_1024_ranks(name: str, per_node: int) -> None:
@@ -120,6 +121,7 @@ def test_formula_is_not_given_where_queues_build_up() -> None:
     assert closed_form.time_us(program, Pieces(1, 0.0), links) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [2, 4, 64, 512])
 @pytest.mark.parametrize(
     ("variant", "ring", "tree"),
@@ -146,6 +148,7 @@ def test_nccl_formulas(
     assert simulated("double_tree") == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.long
 def test_24576_ranks() -> None:
     """Six on each of 4,096 nodes, as on Summit: 0 bytes by NCCL's formulas, and 256 MiB."""
     model, times = read_model("summit"), {}

@@ -50,10 +50,17 @@ def _without_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(range(1, 14), id="1-13"),
+        pytest.param(range(14, 65), id="14-64", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(("collective", "name"), CASES, ids=lambda value: str(value).lower())
-def test_every_algorithm_for_1_to_64_ranks(collective: Collective, name: str) -> None:
+def test_every_algorithm_for_1_to_64_ranks(collective: Collective, name: str, sizes: range) -> None:
     """With a single slot for each lane; three where an algorithm says so."""
-    for ranks in range(1, 65):
+    for ranks in sizes:
         every = range(ranks) if ranks <= 9 else (0, ranks // 3, ranks - 1)
         per_node = max(d for d in (1, 2, 3, 4) if ranks % d == 0) if name in NODES_ONLY else 1
         for root in every if collective.has_root else (0,):
@@ -90,6 +97,7 @@ def test_two_levels_everywhere(collective: Collective) -> None:
             verify(program, slots=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["double_tree", "binomial_tree"])
 def test_thousands_of_ranks(name: str) -> None:
     """Everything for all ranks, but races, which are looked for on a sample; and it says so."""
