@@ -4,11 +4,13 @@ VENV := .venv
 PYTHON ?=
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo quick test test-torch test-gpu check docs docs-serve pages sanitize fuzz coverage check-long bench clean
+.PHONY: help demo quick test test-all test-torch test-gpu check docs docs-serve pages sanitize fuzz coverage check-long bench clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
-	@echo "make test    run all tests; its last lines say what this machine lacks for some of them"
+	@echo "make test    the tests that a change must pass, in seven to ten minutes; TESTS=... runs others"
+	@echo "make test-all  the other tests, in about fifteen minutes; one that fails runs once more, alone,"
+	@echo "               and is named"
 	@echo "make test-torch  the tests that need PyTorch, with the newest one (VERSION=2.14.1: with that one),"
 	@echo "                 which goes into an environment of its own (several GB; TESTS=... runs some of them)"
 	@echo "make test-gpu  the tests that need a GPU, and PyTorch in .venv (RALLYPOINT_TEST_DEVICE=cpu: the"
@@ -25,7 +27,7 @@ help:
 	@echo "                 collectives, 2,000 interrupts, 320 kills and 200 stops of ranks that go"
 	@echo "                 on in place, 50 runs of what needs bad luck, 20,000"
 	@echo "                 simulated clusters for each way to agree, half an hour under load,"
-	@echo "                 sanitizers, DeepSpeed, PyTorch's own tests at three world sizes, coverage"
+	@echo "                 sanitizers, fuzzers, DeepSpeed, PyTorch's own tests at three world sizes, coverage"
 	@echo "                 (more than four hours; needs torch, scikit-learn, clang, llvm)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
@@ -48,6 +50,9 @@ quick:
 
 test: $(VENV)/.installed
 	@scripts/test $(VENV) $(TESTS)
+
+test-all: $(VENV)/.installed
+	@scripts/test_all $(VENV)
 
 test-torch: $(VENV)/.installed
 	@scripts/test_torch $(VENV) "$(VERSION)" $(TESTS)
@@ -96,6 +101,7 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_BUCKET_KILLS=20 $(VENV)/bin/python -m pytest -s tests/system/test_elastic_torch.py -k option
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py
 	@PYTHON=$(VENV)/bin/python scripts/sanitize
+	@scripts/fuzz 300
 	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long
 	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k deepspeed
 	@WITH=torchft-nightly scripts/test_torch $(VENV) "" -s tests/system/test_torch_libraries.py -k nightly
