@@ -155,7 +155,7 @@ Communicator::Communicator(int fd, std::uint32_t rank, std::uint32_t ranks, Wait
       collective_(region_, memory_,
                   Channel::collective(region_, rings_, transports_.messages.get()), policy),
       queue_(collective_, record_),
-      mailbox_(region_, memory_, std::move(transports_.mail), policy.spins) {
+      mailbox_(region_, memory_, std::move(transports_.mail), policy) {
   region_.set_messenger(transports_.control.get());
   for (const FarRank& each : far) region_.state(each.rank).pid.store(each.pid);
 }

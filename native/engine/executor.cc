@@ -52,6 +52,7 @@ Trouble Executor::wait(Host& host) {
 }
 
 void Executor::resume() {
+  runner_.stop_polling();
   runner_.forget_finding();
   trouble_ = Trouble::none;
   observer_.begin(runner_.call().timeout_s);

@@ -21,7 +21,7 @@ class Executor {
       : region_(region),
         policy_(policy),
         wire_(channel.wire()),
-        runner_(region, memory, std::move(channel), policy.spins),
+        runner_(region, memory, std::move(channel), policy),
         observer_(region, runner_.channel(), runner_.prepared()) {}
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;

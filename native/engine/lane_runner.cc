@@ -38,7 +38,6 @@ void LaneRunner::prepare() {
   is_simple_ = prepared_.is_simple;
   times_ = false;
   turn_ = kTurnBytes / std::max<std::uint64_t>(most, 1) + prepared_.lane_count;
-  spins_ = prepared_.lane_count == 1 ? most_spins_ : 0;
   const std::size_t scratch = program.scratch_chunks * prepared_.cut.piece * prepared_.cut.item;
   if (scratch_.size() < scratch) scratch_.resize(scratch);
   sources_.resize(program.max_operands);
@@ -70,10 +69,12 @@ inline bool LaneRunner::gather(const Operation& reduce, std::uint64_t iteration,
     const std::byte*& payload = *source++;
     if (!operand.remote) continue;
     const Line* line = channel_.peek(*prepared_.program, operand, iteration);
-    const unsigned spins = wire_ != nullptr && channel_.is_far(operand) ? 0 : spins_;
-    for (unsigned spin = 0; line == nullptr && spin < spins; ++spin) {
-      relax();
-      line = channel_.peek(*prepared_.program, operand, iteration);
+    if (line == nullptr && polls_ && (wire_ == nullptr || !channel_.is_far(operand))) {
+      unsigned polls = policy_.polls(region_, channel_.rank_of(operand.peer));
+      for (; line == nullptr && polls > 0; --polls) {
+        relax();
+        line = channel_.peek(*prepared_.program, operand, iteration);
+      }
     }
     if (line == nullptr) {
       blocker_ = channel_.rank_of(operand.peer);

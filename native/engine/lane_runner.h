@@ -17,6 +17,7 @@
 #include "engine/channel.h"
 #include "engine/peer_memory.h"
 #include "engine/prepared_call.h"
+#include "engine/waiting.h"
 #include "engine/ways.h"
 
 namespace rallypoint {
@@ -33,22 +34,24 @@ struct Finding {
 
 class LaneRunner {
  public:
-  // `spins`: how often to poll a line before a lane counts as blocked, if there is only one.
-  LaneRunner(Region& region, PeerMemory& memory, Channel channel, unsigned spins)
+  LaneRunner(Region& region, PeerMemory& memory, Channel channel, WaitPolicy policy)
       : region_(region),
         memory_(memory),
         channel_(std::move(channel)),
         wire_(channel_.wire()),
         has_neighbours_(region.has_neighbours()),
-        most_spins_(spins),
+        policy_(policy),
         views_(memory) {}
 
   // The call must stay where it is until it is finished.
   void start(const Call& call) {
     call_ = &call;
     if (!prepared_.fits(call)) prepare();
+    polls_ = prepared_.lane_count == 1;
     if (trial_ != nullptr || prepared_.may_expose) choose_way();
   }
+  // From now on until the next call, whoever advances it counts how often it has been in vain.
+  void stop_polling() { polls_ = false; }
   // Runs every lane as far as possible, but no more than one turn of a long call: others have their
   // turns in between.
   Step advance();
@@ -146,8 +149,8 @@ class LaneRunner {
   Channel channel_;
   MessageTransport* wire_;  // null: all ranks are on this host
   bool has_neighbours_;
-  unsigned most_spins_;
-  unsigned spins_ = 0;
+  WaitPolicy policy_;
+  bool polls_ = false;          // for a line before the lane counts as blocked
   const Call* call_ = nullptr;  // valid until it is finished
   PreparedCall prepared_;       // it, or the last one
   std::uint64_t turn_ = 1;      // operations, on one piece each, of all lanes

@@ -18,11 +18,11 @@ constexpr unsigned kLookClosely = 8;  // every eighth check
 }  // namespace
 
 Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<MailTransport> courier,
-                 unsigned spins)
+                 WaitPolicy policy)
     : region_(region),
       boxes_(region),
       memory_(memory),
-      spins_(spins),
+      policy_(policy),
       views_(memory),
       courier_(std::move(courier)),
       circles_(region, boxes_, courier_.get()),

@@ -52,10 +52,9 @@ class Mailbox final : public Alarm {
   using Item = PendingTransfer;
   enum class Step { done, moved, blocked, others };
 
-  // `courier` is null if all ranks are on this host. `spins`: how often to poll for a part that is
-  // being copied before doing something else.
+  // `courier` is null if all ranks are on this host.
   Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<MailTransport> courier,
-          unsigned spins);
+          WaitPolicy policy);
 
   // Makes progress with a transfer that nobody else knows. When it returns, the transfer is done,
   // perhaps with trouble; or it must be posted, because `others` come first, or it takes long.
@@ -144,7 +143,7 @@ class Mailbox final : public Alarm {
   const Outboxes boxes_;
   const PeerMemory& memory_;
   WayTrials trials_;
-  unsigned spins_;
+  WaitPolicy policy_;
   mutable std::mutex mutex_;  // of all below
   PeerViews views_;
   std::unique_ptr<MailTransport> courier_;

@@ -181,8 +181,9 @@ bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
   const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);
   std::uint32_t taken = from.before + static_cast<std::uint32_t>(begin / room.part);
   std::uint32_t written = from.before + !from.is_exposed;
+  const unsigned polls = item.has_polled ? 0 : policy_.polls(region_, transfer.peer);
   while (item.moved < end) {
-    for (unsigned spin = 0; !is_before(taken, written) && spin <= spins_; ++spin) {
+    for (unsigned spin = 0; !is_before(taken, written) && spin <= polls; ++spin) {
       if (spin > 0) relax();
       written = room.progress.written.load(std::memory_order_acquire);
     }
@@ -195,7 +196,8 @@ bool Mailbox::take_parts(Item& item, const Envelope& from, bool& done) {
     if (!holds_all) room.progress.taken.store(taken, std::memory_order_release);
   }
   done = item.moved == transfer.bytes;
-  if (item.moved == begin) return false;
+  item.has_polled = item.moved == begin;
+  if (item.has_polled) return false;
   if (!done) {
     Region::fence();
     region_.wake(transfer.peer);

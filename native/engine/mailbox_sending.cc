@@ -214,18 +214,21 @@ bool Mailbox::write_parts(Item& item) {
   const std::uint64_t end = std::min(transfer.bytes, begin + kTurnBytes);
   auto written = item.before + static_cast<std::uint32_t>(begin / room.part);
   std::uint32_t taken = room.progress.taken.load(std::memory_order_acquire);
+  const unsigned polls = item.has_polled ? 0 : policy_.polls(region_, transfer.peer);
+  const auto is_full = [&] { return !holds_all && written - taken >= room.parts; };
   while (item.moved < end) {
-    for (unsigned spin = 0; !holds_all && written - taken >= room.parts; ++spin) {
-      if (spin > spins_) return item.moved != begin;
+    for (unsigned spin = 0; is_full() && spin <= polls; ++spin) {
       relax();
       taken = room.progress.taken.load(std::memory_order_acquire);
     }
+    if (is_full()) break;
     const std::uint64_t length = std::min(room.part, transfer.bytes - item.moved);
     copy_out(item, room.at + written % room.parts * room.part, length);
     item.moved += length;
     room.progress.written.store(++written, std::memory_order_release);
   }
-  return item.moved != begin;
+  item.has_polled = item.moved == begin;
+  return !item.has_polled;
 }
 
 bool Mailbox::send_far(Item& item, bool& done) {

@@ -97,10 +97,7 @@ Region::Region(int fd, std::uint32_t rank, std::uint32_t ranks,
   state(rank).presence.store(static_cast<std::uint32_t>(Presence::here), std::memory_order_release);
 }
 
-Region::~Region() {
-  leave();
-  for (const pollfd& entry : pidfds_) close_owned(entry.fd);
-}
+Region::~Region() { leave(); }
 
 int Region::watch_peers() {
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
@@ -108,11 +105,9 @@ int Region::watch_peers() {
     const std::int32_t pid = state(rank).pid.load();
     if (pid == 0) return static_cast<int>(rank);
     if (pid == getpid()) continue;  // ranks may be threads of one process
-    const int fd = own(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-    if (fd < 0 && presence(rank) == Presence::left) continue;
-    if (fd < 0) return static_cast<int>(rank);
-    pidfds_.push_back({fd, POLLIN, 0});
-    watched_.push_back(rank);
+    if (!processes_.add(rank, pid) && presence(rank) != Presence::left) {
+      return static_cast<int>(rank);
+    }
   }
   return -1;
 }
@@ -126,23 +121,15 @@ void Region::lose(std::uint32_t rank) {
 
 int Region::first_lost() {
   if (const int lost = lost_far_.load(); lost >= 0) return lost;
-  std::vector<pollfd> polled = pidfds_;  // more than one thread may look
-  if (poll(polled.data(), polled.size(), 0) <= 0) return -1;
-  for (std::size_t i = 0; i < polled.size(); ++i) {
-    if (polled[i].revents != 0 && presence(watched_[i]) == Presence::here) {
-      return static_cast<int>(watched_[i]);
-    }
+  for (const std::uint32_t rank : processes_.ended()) {
+    if (presence(rank) == Presence::here) return static_cast<int>(rank);
   }
   return -1;
 }
 
 std::vector<std::uint32_t> Region::gone() const {
   std::vector<bool> is_gone(ranks_);
-  std::vector<pollfd> polled = pidfds_;
-  poll(polled.data(), polled.size(), 0);
-  for (std::size_t i = 0; i < polled.size(); ++i) {
-    if (polled[i].revents != 0) is_gone[watched_[i]] = true;
-  }
+  for (const std::uint32_t rank : processes_.ended()) is_gone[rank] = true;
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
@@ -163,6 +150,12 @@ bool Region::is_elsewhere(std::uint32_t rank) const {
   if (rank >= ranks_ || far_[rank]) return false;
   const std::uint32_t core = state(rank).core.load(std::memory_order_relaxed);
   return core != 0 && core != state(rank_).core.load(std::memory_order_relaxed);
+}
+
+bool Region::is_here(std::uint32_t rank) const {
+  if (rank >= ranks_ || far_[rank]) return false;
+  const std::uint32_t core = state(rank).core.load(std::memory_order_relaxed);
+  return core != 0 && core == state(rank_).core.load(std::memory_order_relaxed);
 }
 
 void Region::leave() {

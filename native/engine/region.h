@@ -4,8 +4,6 @@
 // messages.
 #pragma once
 
-#include <poll.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "engine/layout.h"
+#include "engine/peer_processes.h"
 
 namespace rallypoint {
 
@@ -85,7 +84,7 @@ class Region {
   // writing them: it may also have been killed.
   bool await_details() const;
 
-  // Opens handles on the processes of this host's peers; each must have mapped the region by now.
+  // Begins to watch the processes of this host's peers; each must have mapped the region by now.
   // Returns the first rank that is not there, or -1.
   int watch_peers();
   // A rank whose process is gone although it never left, or -1.
@@ -101,8 +100,10 @@ class Region {
 
   // Publishes the core on which this rank runs.
   void say_core() const;
-  // Whether the rank was last seen on another core than this one.
+  // Whether the rank was last seen on another core than this one, or on this one. Of a rank that
+  // has not waited yet, neither is known.
   bool is_elsewhere(std::uint32_t rank) const;
+  bool is_here(std::uint32_t rank) const;
 
   // Call after a store that the rank may be waiting for. A sleeper first announces its sleep, then
   // checks again; the fence makes sure that one of the two sees the other.
@@ -139,8 +140,7 @@ class Region {
   std::atomic<int> lost_far_{-1};           // the first one
   std::vector<std::atomic<bool>> is_lost_;  // by rank
   std::vector<RankState*> states_;
-  std::vector<pollfd> pidfds_;
-  std::vector<std::uint32_t> watched_;  // whose they are
+  PeerProcesses processes_;
 };
 
 void copy_record(CallRecord& to, const CallRecord& from);

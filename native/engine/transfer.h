@@ -47,12 +47,13 @@ struct PendingTransfer {
   double copied_s = 0;                 // if it receives: how long it copied, if that is timed
   std::uint32_t before = 0;            // parts of messages before it
   bool takes_parts = false;
-  bool is_queued = false;  // not begun when it was posted
-  std::uint64_t seen = 0;  // if it receives: messages before this one are not for it
-  unsigned looks = 0;      // number of unsuccessful looks, in `Mailbox::step`
-  double began_s = 0;      // time of the first unsuccessful look
-  double cut_off_s = 0;    // time when its peer was first seen without a connection
-  bool was_gone = false;   // whether its peer was gone at the last look
+  bool has_polled = false;  // for the next part, in vain
+  bool is_queued = false;   // not begun when it was posted
+  std::uint64_t seen = 0;   // if it receives: messages before this one are not for it
+  unsigned looks = 0;       // number of unsuccessful looks, in `Mailbox::step`
+  double began_s = 0;       // time of the first unsuccessful look
+  double cut_off_s = 0;     // time when its peer was first seen without a connection
+  bool was_gone = false;    // whether its peer was gone at the last look
   Trouble trouble = Trouble::none;
   StashedMessage* stashed = nullptr;  // the message that it takes, if that was taken in
 

@@ -38,7 +38,7 @@ std::uint64_t now_ns() { return read_ns(CLOCK_MONOTONIC); }
 std::uint64_t coarse_now_ns() { return read_ns(CLOCK_MONOTONIC_COARSE); }
 
 bool Waiter::pause(std::uint32_t blocker) {
-  ++count_;
+  if (count_++ == 0) spins_ = policy_.polls(region_, blocker);
   if (count_ <= spins_) {
     relax();
     return false;

@@ -4,6 +4,10 @@
 // time and has its own core; yielding lets it run if it has none; sleeping costs nothing, and
 // remains when those to which the core is yielded occupy it. The caller knows what it waits for: it
 // checks again after each `pause` and calls `reset` when it has made progress.
+//
+// Nobody else decides how long and how often. Where a message is awaited in the middle of other
+// work, it is polled for `WaitPolicy::polls` times, and only until that has failed once: after
+// that, each poll is followed by a `pause`, or polls would multiply.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +35,11 @@ std::uint64_t coarse_now_ns();
 struct WaitPolicy {
   unsigned spins;  // many more for a rank on another core; 0 if there are more ranks than cores
   unsigned yields;
+
+  // How often to poll for a rank: not at all if it needs this very core to make progress.
+  unsigned polls(const Region& region, std::uint32_t rank) const {
+    return region.is_here(rank) ? 0 : spins;
+  }
 };
 
 // What the embedding language must do around a long wait.
@@ -76,7 +85,6 @@ class Waiter {
   bool pause(std::uint32_t blocker);
   void reset() {
     count_ = 0;
-    spins_ = policy_.spins;
     sleep_us_ = 0;
     disarm();
   }
@@ -94,7 +102,7 @@ class Waiter {
   Host& host_;
   Alarm* alarm_;  // may be null
   unsigned count_ = 0;
-  unsigned spins_ = policy_.spins;
+  unsigned spins_ = 0;
   bool waiting_ = false;
   bool armed_ = false;
   std::uint32_t bell_ = 0;

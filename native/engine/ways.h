@@ -23,7 +23,7 @@
 
 namespace rallypoint {
 
-inline constexpr std::uint64_t kTriedBytes = 4 << 10;  // smaller messages are copied
+inline constexpr std::uint64_t kTriedBytes = 512;  // smaller messages are copied
 
 enum class Way : unsigned { copy, touch, copy_past_caches, read };
 
