@@ -141,7 +141,9 @@ void average(std::byte* target, const std::byte* const* operands, std::size_t n,
              std::uint64_t divisor) {
   reduce<T, Sum>(target, operands, n, items, 1);
   auto* const values = reinterpret_cast<T*>(target);
-  const T by = static_cast<T>(divisor);
+  using Integer = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+  // Wide, as the number of ranks need not fit into an item.
+  const auto by = static_cast<std::conditional_t<std::is_integral_v<T>, Integer, T>>(divisor);
   for (std::size_t i = 0; i < items; ++i) values[i] = static_cast<T>(values[i] / by);
 }
 

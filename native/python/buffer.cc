@@ -239,7 +239,7 @@ bool View::take_tensor(nb::handle object, bool held) {
   const bool is_complex = dtype == DType::complex64 || dtype == DType::complex128;
   std::byte* const data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   // What `tensor` points to belongs to PyTorch, and is no longer valid after that call.
-  if (!is_aligned(data, *dtype) || !denies(is.is_neg, object.ptr())) return true;
+  if ((items > 0 && !is_aligned(data, *dtype)) || !denies(is.is_neg, object.ptr())) return true;
   if (is_complex && !denies(is.is_conj, object.ptr())) return true;
   PyObject* owner = object.ptr();
   if (held && is.untyped_storage != nullptr) {
@@ -266,7 +266,7 @@ void View::take_buffer(nb::handle object, bool writable) {
   dtype_ = dtype_of(buffer_.format, buffer_.itemsize);
   data_ = static_cast<std::byte*>(buffer_.buf);
   bytes_ = static_cast<std::uint64_t>(buffer_.len);
-  if (dtype_ && !is_aligned(data_, *dtype_)) dtype_.reset();
+  if (dtype_ && bytes_ > 0 && !is_aligned(data_, *dtype_)) dtype_.reset();
 }
 
 void View::release() {

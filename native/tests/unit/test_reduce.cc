@@ -27,7 +27,8 @@ namespace {
 using namespace rallypoint;
 using tests::chance;
 
-constexpr std::uint64_t kDivisor = 3;
+// Numbers of ranks, some of which do not fit into an item.
+constexpr std::uint64_t kDivisors[] = {3, 127, 128, 200, 255, 256, 257, 70'000};
 
 struct Width {
   Reducer (*reducer)(DType, ReduceOp);
@@ -87,12 +88,14 @@ T combine(ReduceOp op, T a, T b) {
 }
 
 template <typename T>
-T divide(T sum) {
+T divide(T sum, std::uint64_t divisor) {
   if constexpr (IsComplex<T>::value) {
-    const auto by = static_cast<typename T::value_type>(kDivisor);
+    const auto by = static_cast<typename T::value_type>(divisor);
     return {sum.real() / by, sum.imag() / by};
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return sum / static_cast<T>(divisor);
   } else {
-    return static_cast<T>(sum / static_cast<T>(kDivisor));
+    return static_cast<T>(static_cast<__int128>(sum) / static_cast<__int128>(divisor));
   }
 }
 
@@ -130,7 +133,8 @@ T draw() {
 
 // Reduces `operands` with each width and calls `check` with the result.
 template <typename T, typename Check>
-void reduce(DType dtype, ReduceOp op, const std::vector<std::vector<T>>& operands, Check check) {
+void reduce(DType dtype, ReduceOp op, const std::vector<std::vector<T>>& operands,
+            std::uint64_t divisor, Check check) {
   const std::size_t items = operands[0].size();
   for (const Width& width : widths()) {
     const Reducer reducer = width.reducer(dtype, op);
@@ -145,7 +149,7 @@ void reduce(DType dtype, ReduceOp op, const std::vector<std::vector<T>>& operand
       for (auto& each : own) places.push_back(reinterpret_cast<const std::byte*>(each.data()));
       std::vector<T>& target = in_place ? own[over] : apart;
       reducer(reinterpret_cast<std::byte*>(target.data()), places.data(), places.size(), items,
-              op == ReduceOp::avg ? kDivisor : 1);
+              op == ReduceOp::avg ? divisor : 1);
       check(target);
     }
   }
@@ -168,9 +172,12 @@ void check_type(DType dtype) {
         for (std::size_t i = 0; i < items; ++i)
           expected[i] = combine(op, expected[i], operands[k][i]);
       }
-      if (op == ReduceOp::avg)
-        std::transform(expected.begin(), expected.end(), expected.begin(), divide<T>);
-      reduce(dtype, op, operands, [&](const std::vector<T>& found) {
+      const std::uint64_t divisor = kDivisors[n % std::size(kDivisors)];
+      if (op == ReduceOp::avg) {
+        std::transform(expected.begin(), expected.end(), expected.begin(),
+                       [&](T sum) { return divide(sum, divisor); });
+      }
+      reduce(dtype, op, operands, divisor, [&](const std::vector<T>& found) {
         for (std::size_t i = 0; i < items; ++i) CHECK(is_same(found[i], expected[i]));
       });
     }
@@ -206,12 +213,12 @@ void check_half(DType dtype, const tests::Format& format) {
         std::generate(each.begin(), each.end(),
                       [] { return static_cast<std::uint16_t>(chance()()); });
       }
-      reduce(dtype, op, operands, [&](const std::vector<std::uint16_t>& found) {
+      reduce(dtype, op, operands, kDivisors[0], [&](const std::vector<std::uint16_t>& found) {
         for (std::size_t i = 0; i < items; ++i) {
           auto value = static_cast<float>(format.widen(operands[0][i]));
           for (std::size_t k = 1; k < n; ++k)
             value = combine(op, value, static_cast<float>(format.widen(operands[k][i])));
-          if (op == ReduceOp::avg) value /= static_cast<float>(kDivisor);
+          if (op == ReduceOp::avg) value /= static_cast<float>(kDivisors[0]);
           const std::uint16_t expected = format.narrow(value);
           CHECK_EQUAL(format.is_nan(found[i]), format.is_nan(expected));
           // 0 and -0 are the same minimum.
@@ -235,7 +242,7 @@ CASE(sixteen_bit_floats_are_rounded_once) {
 CASE(booleans_stay_booleans) {
   const std::vector<std::vector<std::uint8_t>> operands{{0, 0, 1, 1}, {0, 1, 0, 1}};
   const auto check = [&](ReduceOp op, const std::vector<std::uint8_t>& expected) {
-    reduce(DType::boolean, op, operands,
+    reduce(DType::boolean, op, operands, 1,
            [&](const std::vector<std::uint8_t>& found) { CHECK(found == expected); });
   };
   for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::bor}) check(op, {0, 1, 1, 1});

@@ -22,7 +22,8 @@ Array = np.ndarray[
 ]  # numpy.typing takes as long to import as all of this package
 
 # NumPy has no bfloat16. Its bits are passed as unsigned integers, with a note of what they are.
-_BFLOAT16 = np.dtype(np.uint16, metadata={"items": "bfloat16"})
+_NOTE = "rallypoint.bfloat16"  # h5py and others keep notes of their own
+_BFLOAT16 = np.dtype(np.uint16, metadata={_NOTE: True})
 
 _DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
 _NAMES = {np.dtype(code).num: np.dtype(code).name for code in np.typecodes["AllInteger"] + "?efdFD"}
@@ -90,7 +91,7 @@ def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str
 def dtype_name(array: Array) -> str:
     """The name of the type of an array's items."""
     dtype = array.dtype
-    if dtype.metadata is not None:
+    if dtype.metadata is not None and _NOTE in dtype.metadata:
         return "bfloat16"
     return _NAMES.get(dtype.num) or dtype.name
 
