@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.exact]
 
 EXPENSIVE = {
     *("argparse", "ast", "asyncio", "contextlib", "dataclasses", "datetime", "inspect", "json"),
@@ -23,7 +23,7 @@ EXPENSIVE = {
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--standalone", "--nproc-per-node", "2"],
+        pytest.param(["--standalone", "--nproc-per-node", "2"], marks=pytest.mark.everyday),
         ["--nproc-per-node=auto", "--max-restarts=3", "--shutdown-timeout", "5", "-m"],
         ["--log-dir", "{directory}/logs", "-r", "3", "-t", "0:3", "--log-prefix", "{{rank}}: "],
     ],
