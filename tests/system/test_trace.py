@@ -174,31 +174,6 @@ def test_the_last_calls_of_a_job_that_hangs_and_of_one_that_failed(launch: Launc
     assert all(one.args["times"] == "within some milliseconds" for one in trace.slices)
 
 
-FAST = """
-import os, numpy as np, rallypoint as dist
-from rallypoint.store.hash import HashStore
-dist.init_process_group(store=HashStore(), rank=0, world_size=1)
-array = np.ones(2, np.float32)
-open("ready.0", "w")
-while not os.path.exists("end"):
-    for _ in range(100_000):
-        dist.all_reduce(array)
-"""
-
-
-def test_calls_that_are_too_many_are_counted(launch: Launch) -> None:
-    pid = start(launch, 1, FAST)
-    trace, said = traced(launch.directory, pid, "-s", "0.3")
-    (launch.directory / "end").touch()
-    # All but those of the last moment are accounted for, such as the one still in progress.
-    ended = [one for one in trace.slices if one.end is not None and "times" not in one.args]
-    numbers = [one.args["number"] for one in ended]
-    passed_over = numbers[-1] - numbers[0] + 1 - len(numbers)
-    assert passed_over <= trace.about["missed"]
-    assert trace.about["left out"] > 0 or trace.about["missed"] > 0
-    assert "trace for less time, as in -s 0.5" in said or "calls were missed" in said
-
-
 @contextmanager
 def tracing(launch: Launch, pid: str, path: Path) -> Iterator[subprocess.Popen[str]]:
     """A trace of a minute that has begun: another one is refused."""
