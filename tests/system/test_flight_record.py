@@ -248,7 +248,6 @@ def test_groups_that_come_and_go_take_few_pages(seed: int) -> None:
     os.close(memory)
 
 
-@pytest.mark.exact
 def test_a_trace_is_never_read_torn(seed: int) -> None:
     """Each call is read once with its own values, or counted as missed, also when the ring is."""
     chance = random.Random(seed)
@@ -293,7 +292,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.everyday
 def test_groups_and_a_trace_never_use_the_same_page() -> None:
     memory = os.memfd_create(FLIGHT_RECORD_NAME)
     os.truncate(memory, FLIGHT_RECORD_BYTES)

@@ -178,7 +178,8 @@ import os, sys
 for number in range({LINES}):
     sys.stdout.write(f"{{os.environ['RANK']}} {{number}} " + "x" * 900 + "\\n")
 """
-    status, out, err = starter.run(starter.script(text), hosts="host1,host2")
+    words = ("--rdzv-conf", everyday.PATIENT, starter.script(text))
+    status, out, err = starter.run(*words, hosts="host1,host2")
     assert status == 0, err
     lines = [line.split() for line in out.decode().splitlines()]
     assert len(lines) == 2 * LINES
