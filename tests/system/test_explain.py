@@ -9,6 +9,7 @@ The launcher knows nothing of them but the command line.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -209,6 +210,8 @@ def test_a_job_that_was_stopped_is_explained_afterwards(launch: Launch) -> None:
     told = launch.err.partition("  at that time: ")[2].partition("\n")[0]
     assert in_order(parts, told), launch.err
     assert explain(str(launch.process.pid)).stdout.startswith(told)
+    answer = json.loads(explain(str(launch.process.pid), "--json").stdout)
+    assert (answer["sentence"], answer["exit_status"]) == (told, 3)
 
 
 DIES = """
