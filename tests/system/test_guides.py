@@ -69,7 +69,7 @@ def test_one_machine(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.everyday
 def test_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed is taken by Kubernetes: test_kubernetes.py."""
+    """What is printed is taken by Kubernetes: tests/unit/docs/test_manifests.py."""
     text = (GUIDES / "kubernetes.md").read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^rallypoint (script .*) > jobset.yaml$", text, re.MULTILINE)
     assert script(line.split()[1:]) == 0
