@@ -63,7 +63,6 @@ MAY_BE_ABSENT = (
     "it needs two CPUs",
     "this machine has accelerators",  # the test is about machines without
     "no GPU here",  # make test-gpu runs these
-    "ucx is not installed",  # it takes 4.7 GB
 )
 
 # What a test drew from.

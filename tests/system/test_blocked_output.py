@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
+from tests.system.everyday import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -52,28 +52,27 @@ def start(launch: Launch, *words: str, out: int, err: int) -> subprocess.Popen[b
     return launch.process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.everyday
 def test_a_signal_ends_a_launcher_whose_stderr_is_a_full_pipe(
-    number: signal.Signals, launch: Launch, full_pipe: tuple[int, int]
+    launch: Launch, full_pipe: tuple[int, int]
 ) -> None:
     script = launch.script(READY)
     flags = ("--verbose", "--event-log-handler", "console", "-r", "3", "--log-dir", "l")
     process = start(launch, *flags, script, out=full_pipe[1], err=full_pipe[1])
     launch.wait_for_file("ready")
-    process.send_signal(number)
-    assert process.wait(20) == 128 + number
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
 
 
 def test_a_signal_ends_a_launcher_at_a_stopped_terminal(launch: Launch) -> None:
     leader, follower = pty.openpty()
     os.write(leader, b"\x13")  # Ctrl-S
-    while select.select([], [follower], [], 0)[1]:
-        time.sleep(0.01)
+    wait_until(lambda: not select.select([], [follower], [], 0)[1])
     script = launch.script(READY)
     process = start(launch, "--verbose", script, out=follower, err=follower)
     launch.wait_for_file("ready")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(60) == 143
     os.write(leader, b"\x11")
     os.close(follower)
     os.close(leader)
@@ -103,7 +102,7 @@ def test_a_new_round_begins_though_nobody_reads_the_last_ones_output(
             data += os.read(reading, 1 << 16)
         except BlockingIOError:
             continue
-    assert process.wait(1) == 0
+    assert process.wait(60) == 0
     while select.select([reading], [], [], 0)[0]:
         data += os.read(reading, 1 << 16)
     lines = data.lstrip(b".").decode().splitlines()
@@ -127,7 +126,7 @@ def test_a_launcher_does_not_wait_for_ever_for_a_reader_at_the_end(
     process = subprocess.Popen(
         [sys.executable, "-c", code, "--log-prefix", "{rank}: ", script], stdout=full_pipe[1]
     )
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_journal_that_nobody_reads(launch: Launch) -> None:
@@ -143,7 +142,7 @@ def test_a_journal_that_nobody_reads(launch: Launch) -> None:
     )
     launch.wait_for_file("ready")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(60) == 143
     os.close(reading)
     os.close(writing)
 
@@ -160,20 +159,11 @@ def test_a_guardian_that_is_stopped_does_not_stop_the_launcher(launch: Launch) -
         time.sleep(0.0002)
     process.send_signal(signal.SIGTERM)
     try:
-        assert process.wait(40) == 1
+        assert process.wait(60) == 1
     finally:
         if process.poll() is None:
             os.kill(guardian, signal.SIGCONT)
     assert "guardian process did not answer for 8 s" in launch.err
-
-
-def test_output_of_the_launcher_comes_in_order(launch: Launch) -> None:
-    script = launch.script("import sys; print('from the worker', flush=True); sys.exit(3)")
-    assert launch.run("--log-prefix", "{rank}: ", "--verbose", script) == 1
-    lines = launch.err.splitlines()
-    assert lines[0].startswith("rallypoint: ")
-    assert any("exited with code 3" in line for line in lines)
-    assert Path(launch.directory / "stdout.txt").read_text() == "0: from the worker\n"
 
 
 # A launcher whose log files are on a file system that hangs: named pipes, which nobody reads.
@@ -197,7 +187,7 @@ def test_log_files_that_hang_cost_no_heartbeat(launch: Launch, free_port: int) -
     script = launch.script(
         "import os, pathlib, sys, time\n"
         "print('the first line', flush=True)\n"
-        "time.sleep(1)\n"
+        "while 'the first line' not in open('shown.txt').read(): time.sleep(0.01)\n"
         "for i in range(400): print('x' * 999)\n"
         "sys.stdout.flush()\n"
         "pathlib.Path('done.' + os.environ['GROUP_RANK']).touch()\n"
@@ -229,11 +219,11 @@ def test_log_files_that_hang_cost_no_heartbeat(launch: Launch, free_port: int) -
         assert "silent" not in (launch.directory / "sound.txt").read_text()
         assert "the first line" in (launch.directory / "shown.txt").read_text()
         hung.send_signal(signal.SIGTERM)
-        assert hung.wait(20) == 143
+        assert hung.wait(60) == 143
     finally:
         for process in (sound, hung):
             process.terminate()
-            process.wait(40)
+            process.wait(60)
         for file in said:
             file.close()
 
@@ -243,5 +233,5 @@ def test_an_error_file_that_is_a_pipe_is_not_waited_for(launch: Launch) -> None:
         "import os, sys\nos.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE'])\nsys.exit(7)\n"
     )
     process = launch.start("--log-dir", "l", "-r", "3", script)
-    assert process.wait(30) == 1
+    assert process.wait(60) == 1
     assert "exited with code 7" in launch.err

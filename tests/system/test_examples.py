@@ -12,11 +12,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
+from tests.system.everyday import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -61,7 +61,10 @@ def words_of(path: Path, number: int = 0) -> list[str]:
     return command[2:]
 
 
-@pytest.mark.parametrize("name", TOLD)
+FIRST, *OTHERS = TOLD
+
+
+@pytest.mark.parametrize("name", [pytest.param(FIRST, marks=pytest.mark.everyday), *OTHERS])
 def test_example(launch: Launch, name: str) -> None:
     assert launch.run(*words_of(EXAMPLES / f"{name}.py")) == 0, launch.err
     for text in TOLD[name]:
@@ -73,6 +76,7 @@ def accuracies(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"test accuracy ([0-9.]+)", text)]
 
 
+@pytest.mark.exact
 def test_an_algorithm_of_ones_own_trains(launch: Launch) -> None:
     """What a reader does with star.py beyond running it; the result is that of the built-in one."""
     star = f"{EXAMPLES}/algorithms/star.py:star"
@@ -99,10 +103,9 @@ def test_digits_in_place(launch: Launch) -> None:
     assert launch.run(*words, "--epochs", "4") == 0, launch.err
     expected = accuracies(launch.out)
     process = launch.start(*words, "--epochs", "4", "--pause", "0.01")
-    deadline = time.monotonic() + 60
-    while not (begun := re.findall(r"process (\d+), begins after step 0", launch.out)):
-        assert time.monotonic() < deadline, launch.err
-        time.sleep(0.01)
+    begins = re.compile(r"process (\d+), begins after step 0")
+    wait_until(lambda: begins.search(launch.out))
+    begun = begins.findall(launch.out)
     os.kill(int(begun[0]), signal.SIGKILL)
     assert process.wait(100) == 0, launch.err
     assert accuracies(launch.out) == expected
@@ -134,6 +137,7 @@ def test_notebook(tmp_path: Path, is_file: bool) -> None:
     assert accuracies(done.stdout)[-1] > 0.85
 
 
+@pytest.mark.everyday
 def test_every_example_is_tested_and_listed() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))

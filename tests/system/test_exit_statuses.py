@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.system import everyday
 from tests.system.conftest import Launch
 
 pytestmark = pytest.mark.system
@@ -19,30 +20,19 @@ pytestmark = pytest.mark.system
 PAGE = Path(__file__).parents[2] / "docs/exit-statuses.md"
 
 
+@pytest.mark.everyday
 def test_the_table_has_these_and_no_others() -> None:
+    """128 + n is tested by test_launch_end.py."""
     rows = re.findall(r"^\| (\S[^|]*) \|", PAGE.read_text(), re.MULTILINE)
     assert rows == ["Status", "0", "1", "2", "3", "128 + n"]
 
 
-@pytest.mark.parametrize(
-    ("text", "status"), [("pass", 0), ("raise SystemExit(7)", 1), ("import os; os.abort()", 1)]
-)
-def test_success_and_failure(text: str, status: int, launch: Launch) -> None:
-    assert launch.run(launch.script(text)) == status
-
-
-def test_wrong_use(launch: Launch) -> None:
+@pytest.mark.everyday
+def test_one_machine(launch: Launch) -> None:
+    assert launch.run(launch.script("pass")) == 0
+    assert launch.run(launch.script("raise SystemExit(7)")) == 1
     assert launch.run("--nproc-per-node", "many", launch.script("pass")) == 2
     assert launch.run("missing.py") == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal(number: signal.Signals, launch: Launch) -> None:
-    text = "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(600)"
-    process = launch.start(launch.script(text))
-    launch.wait_for("ready")
-    process.send_signal(number)
-    assert process.wait(30) == 128 + number
 
 
 class Nodes:
@@ -56,7 +46,8 @@ class Nodes:
     def start(self, name: str, text: str, *flags: str) -> None:
         script = self.directory / f"{name}.py"
         script.write_text(text)
-        command = [sys.executable, "-m", "rallypoint", "run", *self.flags, *flags, str(script)]
+        words = everyday.patient([*self.flags, *flags, str(script)])
+        command = [sys.executable, "-m", "rallypoint", "run", *words]
         with (self.directory / f"err.{name}").open("wb") as err:
             self.processes[name] = subprocess.Popen(command, cwd=self.directory, stderr=err)
 
@@ -67,15 +58,15 @@ class Nodes:
         return self.processes[name].wait(60)
 
     def wait_for(self, *names: str) -> None:
-        deadline = time.monotonic() + 30
-        while not all((self.directory / name).exists() for name in names):
-            assert time.monotonic() < deadline, [self.said(each) for each in self.processes]
-            time.sleep(0.01)
+        self._wait_until(lambda: all((self.directory / name).exists() for name in names))
 
     def wait_until_said(self, names: tuple[str, ...], text: str) -> None:
         """By one of them."""
-        deadline = time.monotonic() + 30
-        while not any(text in self.said(name) for name in names):
+        self._wait_until(lambda: any(text in self.said(name) for name in names))
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not holds():
             assert time.monotonic() < deadline, [self.said(each) for each in self.processes]
             time.sleep(0.02)
 
@@ -97,6 +88,7 @@ while not pathlib.Path('{go}').exists(): time.sleep(0.01)
 """
 
 
+@pytest.mark.everyday
 def test_nothing_ran_here(nodes: Nodes) -> None:
     flags = ("--nnodes", "2", "--rdzv-conf", "last_call_timeout=0.2", "--verbose")
     for name in ("a", "b"):

@@ -32,9 +32,12 @@ dist.destroy_process_group()
 """
 
 
+BLOCKS = blocks_tested_by("tests/system/test_guides.py::test_one_machine")
+
+
 @pytest.mark.parametrize(
     "block",
-    blocks_tested_by("tests/system/test_guides.py::test_one_machine"),
+    [pytest.param(BLOCKS[0], marks=pytest.mark.everyday), *BLOCKS[1:]],
     ids=lambda block: block.place,
 )
 def test_one_machine(block: Block, tmp_path: Path) -> None:
@@ -64,8 +67,9 @@ def test_one_machine(block: Block, tmp_path: Path) -> None:
     assert ("[1] " in done.stdout) == ("--log-prefix" in text)
 
 
+@pytest.mark.everyday
 def test_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed is taken by Kubernetes: test_kubernetes.py."""
+    """What is printed is taken by Kubernetes: tests/unit/docs/test_manifests.py."""
     text = (GUIDES / "kubernetes.md").read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^rallypoint (script .*) > jobset.yaml$", text, re.MULTILINE)
     assert script(line.split()[1:]) == 0

@@ -114,7 +114,7 @@ def test_a_killed_host_leaves_nothing(three: Hosts) -> None:
             if entry.name.isdigit() and is_sleeping(entry)
         ]
     three[1].kill()
-    process.wait(10)
+    process.wait(60)
     assert [pid for pid in found if is_sleeping(Path("/proc") / pid)] == []
     assert reaches(three, 2, 3)
 

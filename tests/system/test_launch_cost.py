@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.exact]
 
 EXPENSIVE = {
     *("argparse", "ast", "asyncio", "contextlib", "dataclasses", "datetime", "inspect", "json"),
@@ -23,7 +23,7 @@ EXPENSIVE = {
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--standalone", "--nproc-per-node", "2"],
+        pytest.param(["--standalone", "--nproc-per-node", "2"], marks=pytest.mark.everyday),
         ["--nproc-per-node=auto", "--max-restarts=3", "--shutdown-timeout", "5", "-m"],
         ["--log-dir", "{directory}/logs", "-r", "3", "-t", "0:3", "--log-prefix", "{{rank}}: "],
     ],
@@ -31,21 +31,28 @@ EXPENSIVE = {
 )
 def test_a_launch_imports_nothing_expensive(flags: list[str], tmp_path: Path) -> None:
     (tmp_path / "noop.py").touch()
-    launcher = Path(sys.executable).parent / "rallypoint"
     words = [flag.format(directory=tmp_path) for flag in flags]
     script = "noop" if "-m" in flags else "noop.py"
+    runs = (imported_by([*words, script], tmp_path) for _ in range(100))
+    # Programs that tests beside this one start, as `ps`, may find the job and ask it.
+    imported = next(each for each in runs if "rallypoint.launch.agent.answers" not in each)
+    assert "rallypoint.launch.agent.loop" in imported
+    assert not imported & EXPENSIVE
+
+
+def imported_by(words: list[str], directory: Path) -> set[str]:
+    """What `rallypoint run` imports with these words."""
+    launcher = Path(sys.executable).parent / "rallypoint"
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", str(launcher), "run", *words, script],
+        [sys.executable, "-X", "importtime", str(launcher), "run", *words],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=directory,
     )
     assert result.returncode == 0, result.stderr
-    imported = {
+    return {
         line.rpartition("|")[2].strip()
         for line in result.stderr.splitlines()
         if line.startswith("import time:")
     }
-    assert "rallypoint.launch.agent.loop" in imported
-    assert not imported & EXPENSIVE

@@ -15,12 +15,7 @@ pytestmark = pytest.mark.system
 RUN = (sys.executable, "-m", "rallypoint", "run")
 
 
-def test_without_a_prefix_workers_write_themselves(launch: Launch) -> None:
-    script = launch.script("import os; print(os.path.realpath('/proc/self/fd/1'))")
-    assert launch.run(script) == 0
-    assert launch.out == f"{launch.directory / 'stdout.txt'}\n"
-
-
+@pytest.mark.everyday(writer="the launcher")
 def test_each_line_gets_its_prefix(launch: Launch) -> None:
     script = launch.script("""
 import os, sys
@@ -35,12 +30,6 @@ os.write(1, b"\\nraw \\xff\\n")
         mine = [line.removeprefix(rank) for line in raw if line.startswith(rank)]
         assert mine == [b"one", b"", b"two", b"no end", b"raw \xff"]
     assert sorted(launch.err.splitlines()) == ["0/0> error", "1/1> error"]
-
-
-def test_an_unfinished_line_is_given_out_at_the_end(launch: Launch) -> None:
-    script = launch.script("import sys; sys.stdout.write('no end')")
-    assert launch.run("--log-prefix", "{rank}: ", script) == 0
-    assert launch.out == "0: no end\n"
 
 
 CHATTY = """
@@ -63,12 +52,6 @@ def check_lines(text: str, workers: int) -> None:
         assert sorted(numbers) == list(range(5000))
 
 
-def test_no_line_is_torn_or_lost_in_a_file(launch: Launch) -> None:
-    script = launch.script(CHATTY)
-    assert launch.run("--nproc-per-node", "3", "--log-prefix", "{rank}: ", script) == 0
-    check_lines(launch.out + launch.err, 3)
-
-
 def test_no_line_is_torn_or_lost_in_a_slow_pipe(launch: Launch) -> None:
     """Stdout and stderr in one pipe, whose reader takes little at a time."""
     process = subprocess.Popen(
@@ -81,7 +64,7 @@ def test_no_line_is_torn_or_lost_in_a_slow_pipe(launch: Launch) -> None:
     while data := os.read(process.stdout.fileno(), 3000):
         text += data
     process.stdout.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     check_lines(text.decode(), 3)
 
 
@@ -96,12 +79,12 @@ def test_a_reader_that_stops_reading_does_not_stop_the_launcher(launch: Launch) 
     assert process.stdout is not None
     os.read(process.stdout.fileno(), 10)  # and then no more, for now
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 143
+    assert process.wait(60) == 143
     process.stdout.close()
 
 
 def test_a_reader_that_is_gone_does_not_stop_the_launcher(launch: Launch) -> None:
-    script = launch.script("import time\nwhile True: print('x' * 1000)\n")
+    script = launch.script("while True: print('x' * 1000)\n")
     process = subprocess.Popen(
         [*RUN, "--nproc-per-node", "2", "--log-prefix", "{rank}: ", script],
         stdout=subprocess.PIPE,
@@ -111,7 +94,7 @@ def test_a_reader_that_is_gone_does_not_stop_the_launcher(launch: Launch) -> Non
     os.read(process.stdout.fileno(), 10)
     process.stdout.close()  # and now nobody reads
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 143
+    assert process.wait(60) == 143
 
 
 def test_nobody_reads_the_launchers_own_words(launch: Launch) -> None:
@@ -122,9 +105,10 @@ def test_nobody_reads_the_launchers_own_words(launch: Launch) -> None:
         stderr=writing,
     )
     os.close(writing)
-    assert process.wait(30) == 1
+    assert process.wait(60) == 1
 
 
+@pytest.mark.everyday
 def test_closed_standard_streams(launch: Launch) -> None:
     script = launch.script("import os; open('seen', 'w').write(os.readlink('/proc/self/fd/1'))")
     shell = f"exec {' '.join(RUN)} {script} <&- >&- 2>&-"

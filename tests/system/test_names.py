@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -40,9 +41,7 @@ def test_a_name_that_nobody_knows_yet(agents: Agents) -> None:
     for number in (1, 2):
         agents.start(number, *flags)
     for number in (1, 2):
-        agents.wait_until_said(
-            number, "waiting for a name to resolve, for 10 s so far", within_s=25
-        )
+        agents.wait_until_said(number, "waiting for a name to resolve, for 10 s so far")
         assert agents.runs(number)
     with agents.hosts.names.open("a") as file:
         file.write("10.77.0.1 late.example\n")
@@ -54,11 +53,7 @@ def test_a_name_that_nobody_ever_knows(agents: Agents) -> None:
     flags = ("--nnodes", "2", "--rdzv-endpoint", "never.example:29400")
     agents.start(2, *flags, "--rdzv-conf", "join_timeout=1.5")
     assert agents.ended(2) == 1
-    assert "after 2 s: cannot find the host 'never.example'" in agents.said(2).replace("3 s", "2 s")
-    agents.start(3, *flags)
-    time.sleep(1)
-    agents.send(3, signal.SIGTERM)
-    assert agents.ended(3, within_s=5) in (143, -signal.SIGTERM)
+    assert re.search(r"after \d+ s: cannot find the host 'never\.example'", agents.said(2))
 
 
 def test_an_endpoint_that_comes_back_with_another_address(agents: Agents) -> None:
@@ -72,7 +67,7 @@ def test_an_endpoint_that_comes_back_with_another_address(agents: Agents) -> Non
     agents.ended(1)
     (agents.directory / "up.host1.0").unlink()
     agents.hosts.pull_cable(1)  # nothing at the old address says that it is gone
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while set(agents.up().values()) != {"1 0/2 0/2", "1 1/2 1/2"}:
         assert time.monotonic() < deadline, agents.story()
         time.sleep(0.02)
@@ -86,10 +81,3 @@ def test_an_endpoint_that_comes_back_with_another_address(agents: Agents) -> Non
         time.sleep(0.02)
     agents.finish((2, 3, 4))
     agents.hosts.plug_cable(1)
-
-
-def test_a_name_as_local_addr(agents: Agents) -> None:
-    for number in (1, 2):
-        agents.start(number, "--nnodes", "2", "--local-addr", f"host{number}", *QUICK)
-    agents.wait_for({"host1.0": "0 0/2 0/2", "host2.0": "0 1/2 1/2"})
-    agents.finish((1, 2))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
+from tests.system.everyday import wait_until
 from tests.system.test_flight_record import record_of
 
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_groups
@@ -37,10 +38,9 @@ def ready():
 """
 
 
-def start(launch: Launch, code: str, ranks: int, *, begin: str = BEGIN, **environ: str) -> int:
+def start(launch: Launch, code: str, ranks: int, *, begin: str = BEGIN) -> int:
     """The record's descriptor, once all ranks have called ready()."""
-    script = launch.script(begin + code)
-    launch.start("--nproc-per-node", str(ranks), script, environ=environ)
+    launch.start("--nproc-per-node", str(ranks), launch.script(begin + code))
     launch.wait_for("ready.*", ranks)
     return record_of(launch)
 
@@ -82,7 +82,8 @@ if rank == 2:
 def test_a_stuck_job(launch: Launch) -> None:
     os.mkfifo(launch.directory / "go")
     record = start(launch, STUCK, 3)
-    time.sleep(1)  # until all are where they stay
+    wait_until(lambda: groups_of(record, 0)["default group"].calls[-1].number == 40)
+    wait_until(lambda: groups_of(record, 1)["default group"].transfers)
     now_ns = time.monotonic_ns()
     seen = [groups_of(record, rank) for rank in range(3)]
     for rank in range(3):
@@ -154,16 +155,6 @@ def test_what_is_behind_is_written_without_being_asked(launch: Launch) -> None:
     assert {call.number for call in seen} <= {39, 40}
     assert {call.state for call in seen if call.number == 40} == {"running"}
     assert time.monotonic_ns() - seen[-1].since_ns > 1e9
-    os.close(record)
-
-
-def test_without_pytorchs_recorder(launch: Launch) -> None:
-    code = "ready()\nif rank: dist.recv(array, 0)\nelse: dist.all_reduce(array)\n"
-    record = start(launch, code, 2, TORCH_FR_BUFFER_SIZE="0")
-    time.sleep(1)
-    first, second = (groups_of(record, rank)["default group"] for rank in range(2))
-    assert first.calls == second.calls == ()
-    assert [call.operation for call in (*first.transfers, *second.transfers)] == ["recv"]
     os.close(record)
 
 
@@ -278,6 +269,7 @@ def test_what_pytorchs_hooks_record_and_two_backends_in_a_group(launch: Launch) 
     os.close(record)
 
 
+@pytest.mark.everyday
 def test_a_program_without_a_launcher_is_left_alone(tmp_path: Path) -> None:
     code = (
         "import torch.distributed as dist, sys, os\n"

@@ -101,12 +101,22 @@ def not_printed(expected: str, printed: str) -> list[str]:
     return [line for line in expected.splitlines() if line.strip() and not is_there(line)]
 
 
+@pytest.mark.everyday
 def test_what_is_not_printed_is_found() -> None:
     assert not_printed("a ... c\nd\n", "d\na b c\n") == []
     assert not_printed("a ... c\nd\n", "a b\nc\n") == ["a ... c", "d"]
 
 
-@pytest.mark.parametrize("page", TYPED_HERE)
+FIRST = "docs/index.md"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(FIRST, marks=pytest.mark.everyday),
+        *(page for page in TYPED_HERE if page != FIRST),
+    ],
+)
 def test_page(page: str, tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     has_torch = importlib.util.find_spec("torch") is not None
@@ -174,6 +184,7 @@ def test_when_a_rank_dies(launch: Launch) -> None:
     assert launch.out.count("agreed 0") == 2
 
 
+@pytest.mark.everyday
 def test_a_token(tmp_path: Path) -> None:
     text = block_of("docs/security.md", "test_a_token") + "echo $RALLYPOINT_TOKEN"
     tokens = {subprocess.check_output(["sh", "-ec", text], text=True) for _ in range(2)}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conftest import SOON_S
+from tests.system.everyday import wait_until
 
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 BEGIN = """
 import os, sys, time, numpy as np, rallypoint as dist
 from datetime import timedelta
-WAIT = timedelta(seconds=40)
+WAIT = timedelta(seconds=300)
 """
 
 
@@ -90,8 +90,9 @@ def either(request: pytest.FixtureRequest) -> Ranks:
     return ranks
 
 
-def finish(process: subprocess.Popen[str], *, within_s: float = 60) -> str:
-    said = process.communicate(timeout=within_s)[0]
+def finish(process: subprocess.Popen[str]) -> str:
+    """What it said, once it has ended well: long before it has waited for others in vain."""
+    said = process.communicate(timeout=60)[0]
     assert process.returncode == 0, said
     return said
 
@@ -111,7 +112,9 @@ for step in range(50):
 """
 
 
-@pytest.mark.parametrize("backend", ["rallypoint", "tcp"])
+@pytest.mark.parametrize(
+    ("either", "backend"), [("plain", "tcp"), ("surviving", "rallypoint")], indirect=["either"]
+)
 def test_groups_form_again_at_once(either: Ranks, backend: str) -> None:
     processes = [either.start(rank, 3, AGAIN.format(backend=backend)) for rank in range(3)]
     for process in processes:
@@ -145,7 +148,15 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize(
+    ("either", "lost"),
+    [
+        ("plain", 2),
+        ("surviving", 0),
+        pytest.param("surviving", 1, marks=pytest.mark.everyday),
+    ],
+    indirect=["either"],
+)
 def test_a_process_takes_the_place_of_a_dead_one(either: Ranks, lost: int) -> None:
     old = SURVIVE.format(is_new=False)
     processes = [either.start(rank, 3, old) for rank in range(3)]
@@ -153,17 +164,6 @@ def test_a_process_takes_the_place_of_a_dead_one(either: Ranks, lost: int) -> No
     assert processes[0].stdout.readline() == "going\n"
     processes[lost].kill()
     processes[lost] = either.start(lost, 3, SURVIVE.format(is_new=True))
-    for process in processes:
-        assert "done" in finish(process)
-
-
-def test_rank_0_is_replaced_on_a_surviving_store(surviving: Ranks) -> None:
-    old = SURVIVE.format(is_new=False)
-    processes = [surviving.start(rank, 3, old) for rank in range(3)]
-    assert processes[0].stdout is not None
-    assert processes[0].stdout.readline() == "going\n"
-    processes[0].kill()
-    processes[0] = surviving.start(0, 3, SURVIVE.format(is_new=True))
     for process in processes:
         assert "done" in finish(process)
 
@@ -185,12 +185,10 @@ def test_who_dies_before_all_have_come_is_told(either: Ranks) -> None:
     waiting = [either.start(rank, 4, AWAIT) for rank in (0, 1)]
     dying = either.start(2, 4, AWAIT)
     either.await_coming(0, 1, 2)
-    killed = time.monotonic()
     dying.kill()
     for process in waiting:
-        said = finish(process, within_s=15)
+        said = finish(process)
         assert "lost 2" in said, said
-    assert time.monotonic() - killed < max(8.0, SOON_S)
 
 
 def test_rank_0_dies_before_all_have_come(either: Ranks) -> None:
@@ -198,14 +196,12 @@ def test_rank_0_dies_before_all_have_come(either: Ranks) -> None:
     dying = either.start(0, 3, AWAIT)
     either.await_coming(0, 1)
     dying.kill()
-    said = finish(waiting, within_s=15)
+    said = finish(waiting)
     assert "lost 0" in said or "lost the store" in said, said
 
 
 @pytest.mark.parametrize("backend", ["rallypoint", "tcp"])
-def test_deaths_at_any_time_of_forming(surviving: Ranks, backend: str) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+def test_deaths_at_any_time_of_forming(surviving: Ranks, backend: str, seed: int) -> None:
     draw = random.Random(seed)
     script = AWAIT.replace("init_process_group(", f"init_process_group('{backend}', ")
     for world in range(1, 4):
@@ -216,9 +212,7 @@ def test_deaths_at_any_time_of_forming(surviving: Ranks, backend: str) -> None:
         os.kill(processes[victim].pid, signal.SIGKILL)
         processes[victim].communicate()
         survivors = {0, 1, 2} - {victim}
-        said = {
-            rank: finish(processes[rank], within_s=20).removeprefix("here\n") for rank in survivors
-        }
+        said = {rank: finish(processes[rank]).removeprefix("here\n") for rank in survivors}
         for text in said.values():
             assert not text or f"lost {victim} " in text, said  # empty: it was at its end already
 
@@ -290,8 +284,7 @@ def test_who_ended_because_of_a_death_is_not_taken_for_the_first(
     scripts = [awaiting(SAYS_FORMED), awaiting(SAYS_FORMED), awaiting(IS_SLOW)]
     processes = [surviving.start(rank, 3, script) for rank, script in enumerate(scripts)]
     for name in ("formed.0", "formed.1", "connected"):
-        while not (tmp_path / name).exists():
-            time.sleep(0.01)
+        wait_until((tmp_path / name).exists)
     processes[lost].kill()
     for rank in (1 - lost, 2):
         said = finish(processes[rank])

@@ -32,7 +32,7 @@ pathlib.Path("left." + os.environ["RANK"]).write_text(str(rallypoint.time_left()
 @pytest.mark.parametrize(
     ("flags", "number"),
     [
-        (["--shutdown-timeout", "50"], signal.SIGTERM),
+        pytest.param(["--shutdown-timeout", "600"], signal.SIGTERM, marks=pytest.mark.everyday),
         (["--signals-to-handle", "SIGTERM,SIGUSR1"], signal.SIGUSR1),
     ],
     ids=["the usual signal", "a chosen one"],
@@ -44,11 +44,10 @@ def test_workers_learn_that_they_are_to_end_and_when(
     launch.wait_for("up.*", 2)
     process.send_signal(number)
     assert process.wait(60) == 128 + number
-    limit_s = 50 if "--shutdown-timeout" in flags else 30
+    default_s, limit_s = 30.0, 600.0 if "--shutdown-timeout" in flags else 30.0
     for rank in range(2):
         left_s = float((launch.directory / f"left.{rank}").read_text())
-        assert 0 < left_s <= limit_s
-        assert left_s > 30 or limit_s == 30  # the flag counts, not the default
+        assert limit_s - default_s < left_s <= limit_s  # the flag counts, not the default
 
 
 def test_a_job_saves_leaves_and_goes_on_when_it_is_started_again(launch: Launch) -> None:

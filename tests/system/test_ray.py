@@ -95,18 +95,6 @@ def test_a_failure_of_one_rank_is_told_here(cluster: RayCluster, job: Path) -> N
     assert cluster.find_in_files(token) == []  # nor do Ray's logs know it
 
 
-def test_what_is_missing_is_told_while_it_waits(cluster: RayCluster, job: Path) -> None:
-    process = cluster.start("--nnodes", "4", script(job, STUBBORN), ".")
-    assert process.stderr is not None
-    told = process.stderr.readline().decode()
-    assert told == (
-        "rallypoint run: waiting for 4 nodes, each with 1 CPU; Ray has 3 (10.77.0.1, 10.77.0.2,"
-        " 10.77.0.3)\n"
-    )
-    os.kill(cluster.starter(), signal.SIGINT)
-    assert ended(process)[0] == 130
-
-
 def test_ctrl_c_reaches_the_workers(cluster: RayCluster, job: Path) -> None:
     words = ("--nnodes", "2", "--shutdown-timeout", "1", script(job, STUBBORN), ".")
     process = cluster.start(*words)

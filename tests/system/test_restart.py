@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch, parent_of
+from tests.system.everyday import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -27,11 +28,12 @@ assert store.list_keys() == [] or store.list_keys()[0].startswith(f"{number}/")
 store.set(f"{number}/{rank}", "here")
 store.wait([f"{number}/{other}" for other in range(3)])
 words = os.environ["TORCHELASTIC_ERROR_FILE"].split("/")
-print(f"round {number} rank {rank} port {os.environ['MASTER_PORT']} {words[-3]}"
-      f" of {os.environ['TORCHELASTIC_MAX_RESTARTS']}", flush=True)
+os.write(1, f"round {number} rank {rank} port {os.environ['MASTER_PORT']} {words[-3]}"
+            f" of {os.environ['TORCHELASTIC_MAX_RESTARTS']}\\n".encode())
 if number < 2:
+    store.set(f"{number}/{rank}/told", "")
     if rank == "1":
-        time.sleep(0.2)
+        store.wait([f"{number}/{other}/told" for other in range(3)])
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
 """
@@ -44,18 +46,20 @@ def ports_by_round(text: str) -> dict[str, set[str]]:
     return ports
 
 
+@pytest.mark.everyday
 def test_each_round_has_an_empty_store_on_a_port_of_its_own(launch: Launch) -> None:
     script = launch.script(ROUNDS)
     assert launch.run("--nproc-per-node", "3", "--max-restarts", "2", script) == 0
     ports = ports_by_round(launch.out)
-    assert sorted(ports) == ["0", "1", "2"]
-    assert len(set().union(*ports.values())) == 3
+    first, second, third = (ports[str(number)].pop() for number in range(3))
+    assert first != second != third
+    assert not any(ports.values())
     assert launch.out.count("round") == 9
     assert launch.err.count("failed: rank 1 was killed by SIGKILL") == 2
     assert "restart 1 of 2" in launch.err
     assert "restart 2 of 2" in launch.err
     assert "job failed" not in launch.err
-    assert launch.left_over() == []
+    launch.expect_nothing_left()
     assert launch.left_files() == []
 
 
@@ -65,42 +69,13 @@ def test_a_given_port_is_the_same_in_each_round(launch: Launch, free_port: int) 
     assert set().union(*ports_by_round(launch.out).values()) == {str(free_port)}
 
 
-def test_restarts_are_used_up(launch: Launch) -> None:
-    script = launch.script("import os; print('up', flush=True); os.kill(os.getpid(), 11)")
-    assert launch.run("--max-restarts", "2", script) == 1
-    assert launch.out == "up\n" * 3
-    assert launch.err.count("round ") == 2
-    assert "job failed: rank 0 was killed by SIGSEGV" in launch.err
-    assert "all 2 restarts are used up" in launch.err
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("import no_such_module", "raised ModuleNotFoundError: No module named 'no_such_module'"),
-        ("from os import no_such_name", "raised ImportError: cannot import name"),
-        ("def broken(:", "raised SyntaxError"),
-    ],
-)
-def test_a_failure_before_the_programs_work_is_not_tried_again(
-    launch: Launch, text: str, told: str
-) -> None:
-    assert launch.run("--max-restarts", "3", launch.script(text)) == 1
+@pytest.mark.everyday
+def test_a_failure_before_the_programs_work_is_not_tried_again(launch: Launch) -> None:
+    assert launch.run("--max-restarts", "3", launch.script("import no_such_module")) == 1
+    told = "raised ModuleNotFoundError: No module named 'no_such_module'"
     assert f"job failed: rank 0 {told}" in launch.err
     assert "it failed before its own code ran, so a retry would fail in the same way" in launch.err
-    assert launch.err.count("rallypoint: ") == 1
-
-
-def test_a_module_that_does_not_exist_is_not_tried_again(launch: Launch) -> None:
-    assert launch.run("--max-restarts", "3", "-m", "no.such.module") == 1
-    assert "raised ModuleNotFoundError: No module named 'no.such.module'" in launch.err
-    assert launch.err.count("rallypoint: ") == 1
-
-
-def test_an_import_that_fails_at_work_is_tried_again(launch: Launch) -> None:
-    script = launch.script("def work():\n    import no_such_module\nwork()")
-    assert launch.run("--max-restarts", "1", script) == 1
-    assert "restart 1 of 1" in launch.err
+    assert "restart 1" not in launch.err
 
 
 def test_an_import_that_fails_at_work_of_a_module_is_tried_again(launch: Launch) -> None:
@@ -108,16 +83,6 @@ def test_an_import_that_fails_at_work_of_a_module_is_tried_again(launch: Launch)
     path = {"PYTHONPATH": str(launch.directory)}
     assert launch.run("--max-restarts", "1", "-m", "mod", environ=path) == 1
     assert "restart 1 of 1" in launch.err
-
-
-def test_one_traceback_for_all(launch: Launch) -> None:
-    script = launch.script("import os\nraise ValueError(f'rank {os.environ[\"RANK\"]} is bad')")
-    assert launch.run("--nproc-per-node", "8", script) == 1
-    summary = launch.err.partition("rallypoint: ")[2].rstrip().splitlines()
-    assert summary[0].startswith("job failed: rank ")
-    assert summary[0].endswith("is bad (x8 ranks 0-7)")
-    assert sum("Traceback (most recent call last)" in line for line in summary) == 1
-    assert summary[-1].startswith("  logs: ")
 
 
 def test_ctrl_c_during_a_restart_ends_the_job(launch: Launch) -> None:
@@ -130,11 +95,9 @@ if os.environ["RANK"] == "0": os.abort()
 time.sleep(600)
 """)
     process = launch.start("--verbose", "--nproc-per-node", "2", "--max-restarts", "9", script)
-    deadline = time.monotonic() + 30
-    while "stopping: rank 0 failed" not in launch.err and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: "stopping: rank 0 failed" in launch.err)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(60) == 130
     assert "stopped by SIGINT" in launch.err
     assert launch.left_over() == []
 

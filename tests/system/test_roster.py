@@ -17,10 +17,14 @@ TORCH = (
 )
 
 
-@pytest.mark.parametrize("script", [NUMPY, TORCH], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(NUMPY, id="numpy"),
+        pytest.param(TORCH, id="torch", marks=pytest.mark.needs_torch),
+    ],
+)
 def test_one_table_of_all_ranks(launch: Launch, script: str) -> None:
-    if script is TORCH:
-        pytest.importorskip("torch")
     environ = {"RALLYPOINT_DEBUG": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert launch.run("--nproc-per-node", "2", launch.script(script), environ=environ) == 0
     head, *rows = [line for line in launch.err.splitlines() if line.startswith("rallypoint: ")]
@@ -40,8 +44,3 @@ def test_who_does_not_have_the_variable_holds_up_nobody(launch: Launch) -> None:
     environ = {"RALLYPOINT_DEBUG": "1"}
     assert launch.run("--nproc-per-node", "2", script, environ=environ) == 0
     assert re.search(r"^rallypoint: 1 +-( +-){5}$", launch.err, re.MULTILINE), launch.err
-
-
-def test_nothing_is_told_unasked(launch: Launch) -> None:
-    assert launch.run("--nproc-per-node", "2", launch.script(NUMPY)) == 0
-    assert launch.err == ""

@@ -17,7 +17,6 @@ from tests.system.test_run_hosts import STAYS, WHO
 
 pytestmark = pytest.mark.system
 
-DIGITS = Path(__file__).parents[2] / "examples" / "train_digits.py"
 UP = [f"up.host{number}.0" for number in (1, 2, 3)]
 
 
@@ -53,16 +52,6 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """To the starter, below what has entered the host."""
     for pid in children(process.pid):
         os.kill(pid, number)
-
-
-def test_digits_are_learnt(hosts: SshHosts) -> None:
-    pytest.importorskip("sklearn")
-    process = start(hosts, str(DIGITS), "--epochs", "5", names="host1,host2,host3:2")
-    status, out, err = ended(process)
-    assert status == 0, err
-    assert "4 workers" in out.splitlines()[-1]
-    assert float(out.splitlines()[-1].split()[2]) > 0.85
-    assert hosts.left_over() == []
 
 
 def test_where_it_is_started_may_be_one_of_the_hosts(hosts: SshHosts) -> None:
@@ -112,19 +101,3 @@ def test_hosts_that_cannot_be_reached_are_named_with_what_ssh_says(hosts: SshHos
         assert err.count("\n") == 1
         assert hosts.left_over() == []
     assert not list(hosts.directory.glob("up.*"))
-
-
-def test_a_job_goes_on_without_a_host_that_dies(hosts: SshHosts) -> None:
-    process = start(hosts, "--nnodes", "2:3", "--shutdown-timeout", "0.5", "stays.py")
-    wait_until_up(hosts)
-    path = hosts.directory / "up.host2.0"
-    before = path.read_text()
-    hosts.hosts[1].kill()
-    deadline = time.monotonic() + 60
-    while path.read_text() == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    (hosts.directory / "go").touch()
-    status, _, err = ended(process)
-    assert status == 0, err
-    assert "lost the connection to host1" in err

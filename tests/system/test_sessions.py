@@ -16,7 +16,7 @@ from tests.system.conftest import OURS, Launch
 
 from rallypoint.launch.agent.sessions import nice_of
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.exact]
 
 DUMP = """
 import json, os, sys

@@ -22,6 +22,7 @@ from tests.system.conftest import MARK, OURS, Launch
 
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
+from rallypoint.cli.run import run
 
 pytestmark = pytest.mark.system
 
@@ -31,6 +32,8 @@ LAUNCHERS = [
     pytest.param(OURS, id="rallypoint"),
     pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.needs_torch),
 ]
+# Ours every day.
+OFTEN = [pytest.param(OURS, id="rallypoint", marks=pytest.mark.everyday), LAUNCHERS[1]]
 
 DUMP = """
 import json, os, sys
@@ -155,8 +158,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("name", CASES)
+EVERYDAY = ("defaults", "dashes, role, signals, macro", "PET variables")
+RUNS = [
+    *(pytest.param(name, OURS, id=name, marks=pytest.mark.everyday) for name in EVERYDAY),
+    *(pytest.param(name, OURS, id=name) for name in CASES if name not in EVERYDAY),
+    *(
+        pytest.param(name, TORCHRUN, id=f"{name}, torchrun", marks=pytest.mark.needs_torch)
+        for name in CASES
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "launcher"), RUNS)
 def test_workers_see(name: str, launcher: tuple[str, ...], launch: Launch, free_port: int) -> None:
     case = CASES[name]
     launch.script(DUMP, "dump.py")
@@ -226,12 +239,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("words", WRONG, ids=" ".join)
-def test_wrong_use_starts_nothing(words: list[str], launch: Launch) -> None:
+@pytest.mark.everyday
+def test_wrong_use_is_one_sentence(
+    launch: Launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process."""
     launch.script(DUMP, "dump.py")
-    assert launch.run(*words) == 2
-    assert launch.err.count("\n") == 1
-    assert not list(launch.directory.glob("seen.*"))
+    monkeypatch.chdir(launch.directory)
+    for words in WRONG:
+        assert run(words) == 2, words
+        assert capfd.readouterr().err.count("\n") == 1, words
 
 
 IN_TURN = """
@@ -250,6 +267,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.exact
 @pytest.mark.needs_torch
 def test_torchrun_takes_the_same_for_wrong_use(launch: Launch) -> None:
     """In one process that imports torch once: a start of torchrun's takes seconds."""
@@ -262,7 +280,7 @@ def test_torchrun_takes_the_same_for_wrong_use(launch: Launch) -> None:
     assert not list(launch.directory.glob("seen.*"))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", OFTEN)
 def test_a_failed_job_exits_with_1_after_its_restarts(
     launcher: tuple[str, ...], launch: Launch
 ) -> None:
@@ -291,21 +309,18 @@ def test_listed_signals_are_passed_on(launcher: tuple[str, ...], launch: Launch)
     process = launch.start("--signals-to-handle", "SIGUSR1", script, launcher=launcher)
     launch.wait_for("up")
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(40) != 0  # the job was stopped, however well its worker ended
+    assert process.wait(60) != 0  # the job was stopped, however well its worker ended
     # torchrun passes on the signal itself or SIGTERM, whichever its agent comes to first.
     assert list(launch.directory.glob("got.*"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "launcher"),
-    [("cpu", OURS), ("auto", OURS), pytest.param("auto", TORCHRUN, marks=pytest.mark.needs_torch)],
-)
-def test_counting_workers(kind: str, launcher: tuple[str, ...], launch: Launch) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_counting_workers(launcher: tuple[str, ...], launch: Launch) -> None:
     """On a machine without accelerators (as CI's): torch's count and ours are one per CPU."""
     if list(Path("/dev").glob("nvidia*")) or Path("/sys/class/kfd").exists():
         pytest.skip("this machine has accelerators: torch's build decides whether it sees them")
     launch.script(DUMP, "dump.py")
-    assert launch.run("--nproc-per-node", kind, "dump.py", launcher=launcher) == 0, launch.err
+    assert launch.run("--nproc-per-node", "auto", "dump.py", launcher=launcher) == 0, launch.err
     assert len(list(launch.directory.glob("seen.*"))) == len(os.sched_getaffinity(0))
 
 
@@ -355,6 +370,8 @@ def pet(flag: str) -> str:
     return "PET_" + flag[2:].replace("-", "_").upper()
 
 
+@pytest.mark.everyday
+@pytest.mark.exact
 @pytest.mark.needs_torch
 def test_torchruns_own_parser_reads_the_same(launch: Launch) -> None:
     """Each flag and each variable, as torchrun's parser and ours read them."""
@@ -381,6 +398,7 @@ def test_torchruns_own_parser_reads_the_same(launch: Launch) -> None:
         parse([spelling if is_switch else f"{spelling}={value}"], FLAGS, program="", environ={})
 
 
+@pytest.mark.everyday
 def test_every_flag_is_launched_with_somewhere() -> None:
     """Here, or in the tests of logs, differences and several nodes."""
     texts = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,33 @@ import pytest
 from tests.system.conftest import OURS, Launch
 from tests.system.test_torchrun_conformance import DUMP, TORCHRUN
 
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.options import parse
+
 pytestmark = pytest.mark.system
 
-PAGE = Path(__file__).parents[2] / "docs/torchrun-differences.md"
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs/torchrun-differences.md"
 needs_torch = pytest.mark.needs_torch
+
+# Differences that are tests of other files.
+ELSEWHERE = {
+    "abbreviations": "unit/cli/test_run.py::test_wrong_flags",
+    "missing_script": "unit/cli/test_run.py::test_wrong_use_gets_one_sentence_and_exit_2",
+    "unknown_signal": "unit/cli/test_run.py::test_wrong_use_gets_one_sentence_and_exit_2",
+    "run_path": "unit/cli/test_run.py::test_wrong_use_gets_one_sentence_and_exit_2",
+    "standalone": "unit/cli/test_run.py::test_wrong_use_gets_one_sentence_and_exit_2",
+    "master_address": "test_launch.py::test_workers_get_torchruns_variables_and_their_arguments",
+    "empty_store": "test_restart.py::test_each_round_has_an_empty_store_on_a_port_of_its_own",
+    "undecorated": "test_launch.py::test_the_first_failure_is_told_and_nothing_is_left",
+    "signals": "test_launch_end.py::test_a_signal_ends_everything",
+    "user_signals": "test_launch_end.py::test_user_signals_are_passed_on_and_stop_nothing",
+    "start_up_failures": (
+        "test_restart.py::test_a_failure_before_the_programs_work_is_not_tried_again"
+    ),
+    "no_leftovers": "test_launch.py::test_success_is_silent_and_leaves_nothing",
+    "told": "test_torchrun_logs.py::test_the_logs_are_named_at_the_start_and_in_the_last_line",
+}
 
 
 def names() -> set[str]:
@@ -26,9 +48,14 @@ def names() -> set[str]:
     return {re.sub("[ -]", "_", name) for name in re.findall(r"\[([a-z -]+)\]", text)}
 
 
+@pytest.mark.everyday
 def test_every_difference_has_its_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert names() <= tested
+    assert names() <= tested | ELSEWHERE.keys()
+    for place in ELSEWHERE.values():
+        file, _, test = place.partition("::")
+        folder = TESTS if "/" in file else TESTS / "system"
+        assert f"\ndef {test}(" in (folder / file).read_text(), place
 
 
 def seen(launch: Launch) -> dict[str, object]:
@@ -53,12 +80,6 @@ def test_torchrun_is_as_the_page_says(launch: Launch) -> None:
     assert list(launch.directory.glob("torchelastic_*"))
 
 
-def test_abbreviations(launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    assert launch.run("--max-rest", "1", "dump.py") == 2
-    assert "unknown flag --max-rest; did you mean --max-restarts?" in launch.err
-
-
 def test_dollars(launch: Launch) -> None:
     launch.script(DUMP, "dump.py")
     words = ["$local_rank", "$$", "$${local_rank}", "${local_rank}"]
@@ -66,47 +87,23 @@ def test_dollars(launch: Launch) -> None:
     assert seen(launch)["argv"][1:] == ["$local_rank", "$$", "${local_rank}", "0"]  # type: ignore[index]
 
 
-def test_missing_script(launch: Launch) -> None:
-    assert launch.run("missing.py") == 2
-    assert launch.err == "rallypoint run: script 'missing.py' does not exist; check its path.\n"
-
-
-def test_unknown_signal(launch: Launch) -> None:
-    assert launch.run("--signals-to-handle", "SIGNONE", launch.script("")) == 2
-    assert "'SIGNONE' is not a signal that a program can handle" in launch.err
-
-
-@pytest.mark.parametrize("flags", [["--nproc-per-node", "2"], ["--max-restarts", "1"], []])
-def test_standard_input(flags: list[str], launch: Launch) -> None:
+def test_standard_input(launch: Launch) -> None:
+    """Several workers, and restarts, are wrong use: tests/unit/cli/test_run.py."""
     result = subprocess.run(
-        [sys.executable, *OURS, *flags, "-", "word"],
+        [sys.executable, *OURS, "-", "word"],
         input="import os, sys; print(sys.argv, os.environ['RANK'])",
         capture_output=True,
         text=True,
         check=False,
         cwd=launch.directory,
     )
-    if flags:
-        assert (result.returncode, result.stdout) == (2, "")
-        assert "'-' is standard input" in result.stderr
-    else:
-        assert (result.returncode, result.stdout) == (0, "['-', 'word'] 0\n")
+    assert (result.returncode, result.stdout) == (0, "['-', 'word'] 0\n")
 
 
-def test_empty_variables(launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    assert launch.run("dump.py", environ={"PET_ROLE": "", "PET_NNODES": ""}) == 0
-    assert seen(launch)["environ"]["ROLE_NAME"] == "default"  # type: ignore[index]
-
-
-def test_run_path(launch: Launch) -> None:
-    assert launch.run("--run-path", "-m", launch.script("")) == 2
-    assert "--run-path and --module cannot be combined" in launch.err
-
-
-def test_standalone(launch: Launch) -> None:
-    assert launch.run("--standalone", "--nnodes", "2", launch.script("")) == 2
-    assert "--standalone means one machine" in launch.err
+@pytest.mark.everyday
+def test_empty_variables() -> None:
+    values, _ = parse(["x"], FLAGS, program="", environ={"PET_ROLE": "", "PET_NNODES": ""})
+    assert values == {}
 
 
 def test_meaningless_flags(launch: Launch) -> None:
@@ -119,8 +116,7 @@ def test_meaningless_flags(launch: Launch) -> None:
 
 
 def test_plug_ins(launch: Launch) -> None:
-    assert launch.run("--logs-specs", "mine", launch.script("")) == 2
-    assert launch.run("--event-log-handler", "mine", launch.script("")) == 2
+    """Others are wrong use: tests/unit/cli/test_run.py."""
     assert launch.run("--event-log-handler", "console", launch.script("")) == 0
     assert json.loads(launch.err.splitlines()[-1])["event"] == "job_ended"
 
@@ -135,31 +131,6 @@ def test_numa_binding(launch: Launch) -> None:
         return
     assert status == 0
     assert sum(map(int, launch.out.split())) == workers
-
-
-def test_master_address(launch: Launch) -> None:
-    launch.script(DUMP, "dump.py")
-    assert launch.run("dump.py") == 0
-    assert seen(launch)["environ"]["MASTER_ADDR"] == "127.0.0.1"  # type: ignore[index]
-
-
-STORE = """
-import os, sys
-from rallypoint.store.client import TCPStore
-address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-store = TCPStore(address, port, is_master=False)
-count = store.add("visits", 1)
-sys.stdout.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {port} {count}\\n")
-sys.stdout.flush()
-sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
-"""
-
-
-def test_empty_store(launch: Launch) -> None:
-    assert launch.run("--max-restarts", "1", launch.script(STORE)) == 0
-    first, second = (line.split() for line in launch.out.splitlines())
-    assert (first[0], first[2], second[0], second[2]) == ("0", "1", "1", "1")
-    assert first[1] != second[1]
 
 
 def test_sessions(launch: Launch) -> None:
@@ -197,6 +168,7 @@ def test_callers_error_file(launch: Launch) -> None:
 OUR_VARIABLES = {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"}
 
 
+@pytest.mark.everyday
 def test_environment(launch: Launch) -> None:
     flags = ["--no-python", sys.executable, "-c", "import os; print(*os.environ)"]
     assert launch.run(*flags) == 0
@@ -215,33 +187,6 @@ def test_agent_variables(launch: Launch) -> None:
     assert told["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # type: ignore[index]
 
 
-def test_undecorated(launch: Launch) -> None:
-    assert launch.run(launch.script("{}['key']")) == 1
-    assert "rallypoint: job failed: rank 0 raised KeyError: 'key'" in launch.err
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals(number: signal.Signals, launch: Launch) -> None:
-    script = launch.script("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
-    process = launch.start(script)
-    launch.wait_for("up")
-    process.send_signal(number)
-    assert process.wait(30) == 128 + number
-
-
-def test_user_signals(launch: Launch) -> None:
-    script = launch.script(
-        "import pathlib, signal, time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path('got').touch())\n"
-        "pathlib.Path('up').touch()\n"
-        "while not pathlib.Path('got').exists(): time.sleep(0.01)\n"
-    )
-    process = launch.start(script)
-    launch.wait_for("up")
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(30) == 0
-
-
 def test_hangs(launch: Launch) -> None:
     script = launch.script(
         "import time, numpy as np, rallypoint as dist\n"
@@ -255,24 +200,6 @@ def test_hangs(launch: Launch) -> None:
     assert "stopped, because the job hung: rank 1 never entered barrier #0" in launch.err
 
 
-def test_start_up_failures(launch: Launch) -> None:
-    script = launch.script("print('start', flush=True)\nimport no_such_module\n")
-    assert launch.run("--max-restarts", "3", script) == 1
-    assert launch.out == "start\n"
-
-
-def test_no_leftovers(launch: Launch) -> None:
-    assert launch.run(launch.script("pass"), launcher=OURS) == 0
-    assert launch.left_files() == []
-
-
-def test_told(launch: Launch) -> None:
-    assert launch.run("-r", "3", launch.script("import sys; sys.exit(1)")) == 1
-    first, *_, last = launch.err.splitlines()
-    assert first.startswith(f"rallypoint: logs: {launch.directory}/")
-    assert last.endswith("/attempt_0/0/stderr.log")
-
-
 def test_last_line(launch: Launch) -> None:
     script = launch.script("import sys; sys.stdout.write('no end')")
     assert launch.run("--tee", "1", "--log-dir", "l", script) == 0
@@ -281,6 +208,7 @@ def test_last_line(launch: Launch) -> None:
     assert log.read_text() == "no end"
 
 
+@pytest.mark.everyday
 def test_error_files(launch: Launch) -> None:
     assert launch.run("--log-dir", "l", launch.script("1 / 0")) == 1
     (path,) = launch.directory.glob("l/*/attempt_0/0/error.json")

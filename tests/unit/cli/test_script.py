@@ -132,7 +132,7 @@ def test_wrong_use(words: str, expected: str, capsys: pytest.CaptureFixture[str]
     assert expected in refused(capsys, *words.split())
 
 
-# JobSet. That it is taken is seen in tests/system/test_kubernetes.py, for the example.
+# JobSet. That it is taken is seen in tests/unit/docs/test_manifests.py, for the example.
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -112,30 +112,34 @@ def test_a_flaky_test_is_named_and_does_not_end_the_run(suite: Suite) -> None:
 
 
 @pytest.mark.slow
+def test_others_end_it(suite: Suite) -> None:
+    suite.plant(FLAKY + TWICE + EXACT + CRASH + FLAKY.replace("flaky", "listed"))
+    (suite.folder / "tests" / "flaky.toml").write_text(
+        "[[flaky]]\ntest = 'tests/system/test_planted.py::test_listed'\n"
+    )
+    done = suite.run()
+    assert done.returncode == 1
+    for reason in (
+        "FLAKY tests/system/test_planted.py::test_flaky (seed ",
+        "FAILED tests/system/test_planted.py::test_twice (twice: ",
+        "FAILED tests/system/test_planted.py::test_exact (exact: ",
+        "FAILED tests/system/test_planted.py::test_crash (a process crashed: ",
+        "FAILED tests/system/test_planted.py::test_listed (listed in tests/flaky.toml: ",
+    ):
+        assert reason in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "reason"),
     [
-        (FLAKY + TWICE, "test_twice (twice: "),
-        (FLAKY + EXACT, "test_exact (exact: "),
-        (FLAKY + CRASH, "test_crash (a process crashed: "),
         (MANY, f"{MOST_FLAKY + 1} tests failed that could be run again; {MOST_FLAKY} at most are"),
         ("def test_x(: pass", "test_planted.py (could not be collected: "),
     ],
-    ids=["twice", "exact", "crash", "many", "collect"],
+    ids=["many", "collect"],
 )
-def test_others_end_it(suite: Suite, planted: str, reason: str) -> None:
+def test_so_do_many_and_what_cannot_be_read(suite: Suite, planted: str, reason: str) -> None:
     suite.plant(planted)
     done = suite.run()
     assert done.returncode == 1
     assert reason in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_one_that_is_listed_ends_it(suite: Suite) -> None:
-    suite.plant(FLAKY)
-    (suite.folder / "tests" / "flaky.toml").write_text(
-        "[[flaky]]\ntest = 'tests/system/test_planted.py::test_flaky'\n"
-    )
-    done = suite.run()
-    assert done.returncode == 1
-    assert "test_flaky (listed in tests/flaky.toml: " in done.stdout
