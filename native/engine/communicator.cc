@@ -76,39 +76,79 @@ class CallNoter final : public Noter {
   std::uint64_t noted_ = 0;
 };
 
+// What is recorded of a send or receive.
+struct TransferWords {
+  explicit TransferWords(const Transfer& transfer)
+      : what(Operator{transfer.sends ? collective::kSend : kReceive, transfer.dtype, ReduceOp::sum,
+                      transfer.tag}
+                 .bits()),
+        items(transfer.bytes / item_bytes(transfer.dtype)),
+        peer(transfer.peer) {}
+
+  std::uint64_t what;
+  std::uint64_t items;
+  std::uint32_t peer;
+};
+
 // Waits for a send or receive; for a receive, it also records which other message has arrived
-// instead.
+// instead. A transfer that had no place in the record, as too many were in progress, gets one while
+// a thread waits for it.
 class TransferNoter final : public Noter {
  public:
   TransferNoter(Host& host, GroupWaits& waits, const Work& work, const Mailbox& mailbox,
                 const Transfer& transfer)
-      : Noter(host), waits_(waits), work_(work), mailbox_(mailbox), transfer_(transfer) {}
+      : Noter(host),
+        waits_(waits),
+        work_(work),
+        mailbox_(mailbox),
+        transfer_(transfer),
+        recorded_(work.record()) {}
   ~TransferNoter() {
-    if (is_noted_) waits_.wait_for(*work_.record());
+    if (!is_noted_) return;
+    waits_.record().await_no_more(recorded_);
+    if (work_.record().call == nullptr) {
+      if (work_.is_done()) {
+        GroupRecord::finish(recorded_, work_.trouble());
+      } else {
+        GroupRecord::leave_place(recorded_);
+      }
+    }
+    waits_.wait_for(recorded_);
   }
   TransferNoter(const TransferNoter&) = delete;
   TransferNoter& operator=(const TransferNoter&) = delete;
 
  private:
   void note(Host& host, unsigned look) override {
-    if (work_.record() == nullptr) return;
-    const bool is_first = !std::exchange(is_noted_, true);
-    if (is_first) site_ = host.site();
+    const bool is_first = !is_noted_;
+    if (is_first) {
+      if (!find_place()) return;
+      is_noted_ = true;
+      waits_.record().await(recorded_);
+      site_ = host.site();
+    }
     if (is_first || look % kLooksForMail == 0) note_site(is_first);
-    waits_.wait_for(*work_.record());
+    waits_.wait_for(recorded_);
+  }
+  bool find_place() {
+    if (recorded_.call != nullptr) return true;
+    const TransferWords words(transfer_);
+    recorded_ = waits_.record().take_place(words.what, words.items, words.peer);
+    return recorded_.call != nullptr;
   }
   void note_site(bool is_first) {
     const auto tag = transfer_.sends ? std::nullopt : mailbox_.unwanted_tag(transfer_);
     if (!is_first && tag == tag_) return;
     tag_ = tag;
     const std::string came = tag ? '\0' + std::to_string(*tag) : "";
-    waits_.record().set_site(*work_.record(), site_ + came);
+    waits_.record().set_site(recorded_, site_ + came);
   }
 
   GroupWaits& waits_;
   const Work& work_;
   const Mailbox& mailbox_;
   const Transfer& transfer_;
+  RecordedTransfer recorded_;
   bool is_noted_ = false;
   std::string site_;
   std::optional<std::int32_t> tag_;
@@ -292,12 +332,10 @@ bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_
   return true;
 }
 
-RecordedCall* Communicator::record(const Transfer& transfer) {
-  if (!record_.is_kept()) return nullptr;
-  const Operator what{transfer.sends ? collective::kSend : kReceive, transfer.dtype, ReduceOp::sum,
-                      transfer.tag};
-  const std::uint64_t items = transfer.bytes / item_bytes(transfer.dtype);
-  return record_.post(what.bits(), items, transfer.peer);
+RecordedTransfer Communicator::record(const Transfer& transfer) {
+  if (!record_.is_kept()) return {};
+  const TransferWords words(transfer);
+  return record_.post(words.what, words.items, words.peer);
 }
 
 void Communicator::serve() {
@@ -321,10 +359,10 @@ bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work) {
 Trouble Communicator::transfer(Transfer& transfer, Host& host) {
   if (region_.poisoned()) return Trouble::aborted;
   transfer.asked = transfer.peer;
-  RecordedCall* const recorded = record(transfer);
+  const RecordedTransfer recorded = record(transfer);
   Mailbox::Item item{&transfer};
   if (carry_out(item, host)) {
-    if (recorded != nullptr) GroupRecord::finish(*recorded, item.trouble);
+    if (recorded.call != nullptr) GroupRecord::finish(recorded, item.trouble);
     return item.trouble;
   }
   const auto work = std::make_shared<Work>();

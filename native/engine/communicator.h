@@ -86,7 +86,7 @@ class Communicator final : public Progressable {
  private:
   void serve();
   bool wait_until(double end_s, const Work& work, Host& host);
-  RecordedCall* record(const Transfer& transfer);
+  RecordedTransfer record(const Transfer& transfer);
   bool carry_out(Mailbox::Item& item, Host& host);
 
   const unsigned generation_ = generation();

@@ -237,9 +237,9 @@ void GroupRecord::write(RecordedCall& call, std::uint64_t number_plus_one, std::
   call.word.store(word(number_plus_one, CallState::running), std::memory_order_release);
 }
 
-void GroupRecord::finish(RecordedCall& call, Trouble trouble) {
+void GroupRecord::finish(RecordedCall& call, std::uint64_t number_plus_one, Trouble trouble) {
   const CallState state = trouble == Trouble::none ? CallState::done : CallState::failed;
-  const std::uint64_t ended = word(call.word.load(std::memory_order_relaxed) >> 2, state);
+  const std::uint64_t ended = word(number_plus_one, state);
   if (trouble != Trouble::none) {
     call.trouble = static_cast<std::uint32_t>(trouble);
     call.ended_ns = coarse_now_ns();
@@ -251,8 +251,8 @@ void GroupRecord::finish(RecordedCall& call, Trouble trouble) {
   call.word.store(ended, std::memory_order_release);
 }
 
-RecordedCall* GroupRecord::post(std::uint64_t what, std::uint64_t count, std::uint32_t peer) {
-  if (page_ == nullptr) return nullptr;
+RecordedTransfer GroupRecord::post(std::uint64_t what, std::uint64_t count, std::uint32_t peer) {
+  if (page_ == nullptr) return {};
   const std::uint64_t number = transfers_.fetch_add(1, std::memory_order_relaxed);
   for (unsigned i = 0; i < kRecordedTransfers; ++i) {
     RecordedCall& call = page_->transfers[(number + i) % kRecordedTransfers];
@@ -260,9 +260,35 @@ RecordedCall* GroupRecord::post(std::uint64_t what, std::uint64_t count, std::ui
     if ((seen & 3) == static_cast<std::uint64_t>(CallState::running)) continue;
     if (!call.word.compare_exchange_strong(seen, kChanging, std::memory_order_relaxed)) continue;
     write(call, number + 1, what, count, peer);
-    return &call;
+    return {&call, number + 1};
   }
-  return nullptr;
+  return {};
+}
+
+RecordedTransfer GroupRecord::take_place(std::uint64_t what, std::uint64_t count,
+                                         std::uint32_t peer) {
+  if (page_ == nullptr) return {};
+  const std::uint64_t number = transfers_.fetch_add(1, std::memory_order_relaxed);
+  for (unsigned i = 0; i < kRecordedTransfers; ++i) {
+    if (awaited_[i].load() != 0) continue;
+    RecordedCall& call = page_->transfers[i];
+    std::uint64_t seen = call.word.load(std::memory_order_relaxed);
+    if (seen == kChanging || !call.word.compare_exchange_strong(seen, kChanging)) continue;
+    write(call, number + 1, what, count, peer);
+    return {&call, number + 1};
+  }
+  return {};
+}
+
+void GroupRecord::leave_place(const RecordedTransfer& transfer) {
+  std::uint64_t own = word(transfer.number_plus_one, CallState::running);
+  transfer.call->word.compare_exchange_strong(own, 0);
+}
+
+void GroupRecord::finish(const RecordedTransfer& transfer, Trouble trouble) {
+  std::uint64_t own = word(transfer.number_plus_one, CallState::running);
+  if (!transfer.call->word.compare_exchange_strong(own, kChanging)) return;  // another's by now
+  finish(*transfer.call, transfer.number_plus_one, trouble);
 }
 
 }  // namespace rallypoint

@@ -47,6 +47,13 @@ struct alignas(64) RecordedCall {
 static_assert(sizeof(RecordedCall) == 64);
 inline constexpr std::uint64_t kChanging = static_cast<std::uint64_t>(CallState::running);
 
+// Where a transfer is recorded, as long as the number there is its own: a transfer that a thread
+// waits for may take the place of one that nobody waits for.
+struct RecordedTransfer {
+  RecordedCall* call = nullptr;  // null: nowhere
+  std::uint64_t number_plus_one = 0;
+};
+
 // The line of the program where a thread waits for a call, recorded only if it has waited for long.
 // For a receive it is followed by a NUL and the tag of a message that has arrived instead.
 struct alignas(64) CallSite {
@@ -136,7 +143,7 @@ class GroupRecord {
   void end(Trouble trouble, bool is_quick) {
     if (current_ == nullptr) return;
     current_->ended_ns = is_quick ? current_->since_ns : coarse_now_ns();
-    finish(*current_, trouble);
+    finish(*current_, current_->word.load(std::memory_order_relaxed) >> 2, trouble);
     has_failed_ = trouble != Trouble::none;
     current_ = nullptr;
   }
@@ -149,24 +156,35 @@ class GroupRecord {
   // The number of the running collective plus one, or 0; on any thread.
   std::uint64_t running() const;
 
-  // Sends and receives: any number at a time, on any thread. Null if too many are in progress.
-  RecordedCall* post(std::uint64_t what, std::uint64_t count, std::uint32_t peer);
-  static void finish(RecordedCall& call, Trouble trouble);
+  // Sends and receives: any number at a time, on any thread. If too many are in progress, there is
+  // no place, except for one that a thread waits for, from `take_place` to `leave_place`.
+  RecordedTransfer post(std::uint64_t what, std::uint64_t count, std::uint32_t peer);
+  RecordedTransfer take_place(std::uint64_t what, std::uint64_t count, std::uint32_t peer);
+  static void leave_place(const RecordedTransfer& transfer);
+  static void finish(const RecordedTransfer& transfer, Trouble trouble);
+  // Threads that wait for the transfer keep its place, counted from `await` to `await_no_more`.
+  void await(const RecordedTransfer& transfer) { awaited(transfer).fetch_add(1); }
+  void await_no_more(const RecordedTransfer& transfer) { awaited(transfer).fetch_sub(1); }
 
   void set_call_site(std::string_view site) { page_->call_site.write(running(), site); }
-  void set_site(const RecordedCall& transfer, std::string_view site) {
-    page_->transfer_site.write(transfer.word.load(std::memory_order_relaxed) >> 2, site);
+  void set_site(const RecordedTransfer& transfer, std::string_view site) {
+    page_->transfer_site.write(transfer.number_plus_one, site);
   }
 
  private:
   static void write(RecordedCall& call, std::uint64_t number_plus_one, std::uint64_t what,
                     std::uint64_t count, std::uint32_t peer);
+  static void finish(RecordedCall& call, std::uint64_t number_plus_one, Trouble trouble);
+  std::atomic<std::uint32_t>& awaited(const RecordedTransfer& transfer) {
+    return awaited_[transfer.call - page_->transfers];
+  }
 
   GroupPage* page_;
   RecordedCall* current_ = nullptr;
   std::uint64_t number_ = 0;
   bool has_failed_ = false;  // later calls fail too, and are not recorded
   std::atomic<std::uint64_t> transfers_{0};
+  std::atomic<std::uint32_t> awaited_[kRecordedTransfers] = {};  // by threads, by place
 };
 
 }  // namespace rallypoint

@@ -10,9 +10,9 @@ void GroupWaits::wait_for(std::uint64_t number_plus_one) {
   wait_for(record_.page()->calls[place], number_plus_one, collective_);
 }
 
-void GroupWaits::wait_for(const RecordedCall& transfer) {
-  const auto number_plus_one = transfer.word.load(std::memory_order_acquire) >> 2;
-  wait_for(transfer, number_plus_one, transfers_[&transfer - record_.page()->transfers]);
+void GroupWaits::wait_for(const RecordedTransfer& transfer) {
+  LongWait& wait = transfers_[transfer.call - record_.page()->transfers];
+  wait_for(*transfer.call, transfer.number_plus_one, wait);
 }
 
 void GroupWaits::wait_for(const RecordedCall& call, std::uint64_t number_plus_one, LongWait& wait) {

@@ -19,7 +19,7 @@ class GroupWaits {
   // The program waits for that collective (its number plus one), or transfer: to be called
   // repeatedly, and once more when the wait is over.
   [[gnu::cold]] void wait_for(std::uint64_t number_plus_one);
-  [[gnu::cold]] void wait_for(const RecordedCall& transfer);
+  [[gnu::cold]] void wait_for(const RecordedTransfer& transfer);
 
  private:
   void wait_for(const RecordedCall& call, std::uint64_t number_plus_one, LongWait& wait);

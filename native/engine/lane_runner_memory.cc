@@ -46,8 +46,8 @@ bool LaneRunner::are_buffers_readable() {
       return block.items == 0 || memory_.can_expose(block.at);
     });
   };
-  if (!are(call_->input, call_->input_blocks, prepared_.program->input_blocks)) return false;
-  if (call_->output != call_->input &&
+  // A rank may have no input, and pass on what is in its output: both count.
+  if (!are(call_->input, call_->input_blocks, prepared_.program->input_blocks) ||
       !are(call_->output, call_->output_blocks, prepared_.program->output_blocks)) {
     return false;
   }

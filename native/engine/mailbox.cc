@@ -29,6 +29,7 @@ Mailbox::Mailbox(Region& region, const PeerMemory& memory, std::unique_ptr<MailT
       stash_(region, boxes_),
       ordinals_(region.ranks(), kFirstOrdinal),
       taken_(region.ranks()),
+      moved_s_(region.ranks()),
       expected_(region.ranks()),
       limits_(region.ranks()),
       is_blocked_(region.ranks()) {}
@@ -138,6 +139,7 @@ bool Mailbox::advance(Items& items, bool has_slept, Items& finished) {
     } else if (item->transfer->sends ? send(*item, done) : receive(*item, done)) {
       moved = true;
       item->was_gone = false;
+      if (item->transfer->peer != kAnyRank) moved_s_[item->transfer->peer] = now_s();
     } else if (has_slept) {
       item->trouble = look_for_trouble(*item);
     }

@@ -160,6 +160,7 @@ class Mailbox final : public Alarm {
   std::uint64_t sequence_ = 0;           // of the last message sent
   std::vector<std::uint64_t> ordinals_;  // by receiver: how many messages,
   std::vector<std::uint64_t> taken_;     // and how many were taken as of the last check
+  std::vector<double> moved_s_;          // by peer: when bytes of a waiting transfer last moved
   std::uint64_t used_ = 0;               // envelopes not yet seen to be free again
   std::uint32_t receivers_[kEnvelopes];  // whose they were
   int next_ = 0;                         // the envelope in turn

@@ -32,8 +32,12 @@ Trouble Mailbox::look_for_trouble(Item& item) {
   }
   item.was_gone = false;
   if (is_cut_off(item)) return fail(Trouble::peer_lost, transfer.peer, item);
-  if (now_s() - item.began_s > transfer.timeout_s) {
-    return fail(Trouble::timeout, transfer.peer == kAnyRank ? region_.rank() : transfer.peer, item);
+  // Time without progress: while bytes move to or from the peer, this transfer may have to wait.
+  const bool is_from_any = transfer.peer == kAnyRank;
+  const double since_s =
+      is_from_any ? item.began_s : std::max(item.began_s, moved_s_[transfer.peer]);
+  if (now_s() - since_s > transfer.timeout_s) {
+    return fail(Trouble::timeout, is_from_any ? region_.rank() : transfer.peer, item);
   }
   return circles_.look(item, sends_);
 }

@@ -61,7 +61,7 @@ void Work::sleep(long most_us) const {
 
 void Work::finish(Trouble trouble) {
   trouble_ = trouble;
-  if (record_ != nullptr) GroupRecord::finish(*record_, trouble);
+  if (record_.call != nullptr) GroupRecord::finish(record_, trouble);
   on_done();
   if (state_.exchange(done, std::memory_order_acq_rel) == awaited) futex_wake(state_);
 }
@@ -153,7 +153,11 @@ void ProgressThread::sleep(std::uint32_t calls, long most_us) {
       {calls, reinterpret_cast<std::uint64_t>(&calls_), kWord32 | kPrivate, 0}};
   std::vector<std::atomic<std::uint32_t>*> sleeping;
   for (Progressable* const member : members_) {
-    if (!member->has_work() || words.size() == kMostWords) continue;
+    if (!member->has_work()) continue;
+    if (words.size() == kMostWords) {  // the bells of the others are looked at instead
+      most_us = std::min(most_us, kDozeUs);
+      break;
+    }
     RankState& state = member->region().state(member->region().rank());
     const std::uint32_t bell = state.bell.load(std::memory_order_acquire);
     state.sleeping.fetch_add(1, std::memory_order_seq_cst);

@@ -22,8 +22,11 @@ class TroubleObserver {
   void record();
   // The same; from now on this rank waits for them.
   void begin(double timeout_s);
-  // The call proceeds.
-  void has_moved() { blocker_is_gone_ = false; }
+  // The call proceeds: what was observed, and for how long, no longer counts.
+  void has_moved() {
+    blocker_is_gone_ = false;
+    began_s_ = 0;
+  }
   // Whether something on which the call depends prevents the rank from proceeding.
   Trouble look(std::uint32_t blocker, Host& host);
   // Each tells all ranks, and returns the trouble: an error that a message has shown,
@@ -45,7 +48,7 @@ class TroubleObserver {
   const PreparedCall& prepared_;
   MessageTransport* wire_;  // null: all ranks are on this host
   double timeout_s_ = 0;
-  double began_s_ = 0;    // the time when the call first had to wait
+  double began_s_ = 0;    // the time when the call was first seen without progress
   double cut_off_s_ = 0;  // the time when its blocker was first seen without a connection
   bool blocker_is_gone_ = false;
 };

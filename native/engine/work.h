@@ -23,8 +23,8 @@ class Work {
   // Sleeps until it is done, at most for that long.
   void sleep(long most_us) const;
   // For a send or receive: where to record its end, if anywhere. Set before it begins.
-  void set_record(RecordedCall* record) { record_ = record; }
-  const RecordedCall* record() const { return record_; }
+  void set_record(const RecordedTransfer& record) { record_ = record; }
+  const RecordedTransfer& record() const { return record_; }
   // Called by the thread that carried it out: once, and holding no lock that on_done may need.
   void finish(Trouble trouble);
 
@@ -34,7 +34,7 @@ class Work {
 
  private:
   Trouble trouble_ = Trouble::none;
-  RecordedCall* record_ = nullptr;
+  RecordedTransfer record_;
   enum State : std::uint32_t { running, done, awaited };
   mutable std::atomic<std::uint32_t> state_{running};
 };

@@ -228,7 +228,10 @@ class ShortCall {
     if (tag == nullptr) return true;
     if (PyLong_CheckExact(tag) == 0) return false;
     const long value = PyLong_AsLong(tag);
-    if (PyErr_Occurred() != nullptr) PyErr_Clear();
+    if (value == -1 && PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      return false;
+    }
     tag_ = static_cast<std::int32_t>(value);
     return tag_ == value;
   }

@@ -98,10 +98,14 @@ class Work:
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(self)` when the operation completes: at once if it already has, otherwise
-        in another thread.
+        in another thread. An error of the callback is reported, not raised.
         """
-        if not _callbacks.add(self._native, self, callback):
+        if _callbacks.add(self._native, self, callback):
+            return
+        try:
             self._run(callback)
+        except Exception as error:
+            report(error)
 
     def _settled(self, end: int) -> Exception | None:
         """The error of an operation that has ended, or None."""

@@ -17,7 +17,7 @@ from rallypoint.schedule.choose import build, check_override, choose
 from rallypoint.schedule.cost.links import parse_model
 from rallypoint.schedule.custom import Custom, is_file, load
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.program import Collective, Program
+from rallypoint.schedule.program import Collective, Program, ProgramError
 from rallypoint.schedule.widen import widen
 
 # (collective and variant, root, bytes, whether blocks differ in length) -> this rank's encoded
@@ -109,19 +109,31 @@ class Algorithms:
                 made = asked.build(team)
                 if made.collective is collective:
                     return encode(made, rank), made.reduces_at_once
+            override = asked if isinstance(asked, str) else ""
+            try:
+                made, ways = choose_and_build(collective, root, nbytes, uneven, override)
+            except ProgramError:  # the algorithm of the whole group does not support so many ranks
+                if not override:
+                    raise
+                made, ways = choose_and_build(collective, root, nbytes, uneven, "")
+            return encode(widen(made, ways), rank), made.reduces_at_once
+
+        def choose_and_build(
+            collective: Collective, root: int, nbytes: int, uneven: bool, override: str
+        ) -> tuple[Program, int]:
             choice = choose(
                 collective,
                 nbytes=nbytes,
                 ranks=ranks,
                 per_node=per_host,
                 model=self._model,
-                override=asked if isinstance(asked, str) else "",
+                override=override,
                 uneven=uneven,
                 has_cores=has_cores,
             )
             per_node = per_host or 1
             made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)
-            return encode(widen(made, choice.ways), rank), made.reduces_at_once
+            return made, choice.ways
 
         return plan
 

@@ -309,3 +309,22 @@ def test_a_work_may_be_released_while_someone_waits_for_it() -> None:
             alarm.join()
             signal.signal(signal.SIGUSR1, before)
     assert got[0] == 1
+
+
+def test_an_error_of_a_callback_of_what_is_over_is_reported_not_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_value))
+
+    def main(communicator: Communicator) -> None:
+        work = all_reduce(communicator, np.ones(1))
+        work.wait()
+
+        def fail(_: Work) -> None:
+            raise ValueError("mine")
+
+        work.add_done_callback(fail)
+
+    run_ranks(2, main)
+    assert [str(each) for each in reported] == ["mine", "mine"]

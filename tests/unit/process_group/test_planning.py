@@ -15,9 +15,9 @@ from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.process_group import planning
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, ranks_per_host
 from rallypoint.schedule.catalogue import ALGORITHMS
-from rallypoint.schedule.choose import UNEVEN
+from rallypoint.schedule.choose import UNEVEN, build
 from rallypoint.schedule.cost.links import read_model_text
-from rallypoint.schedule.program import Collective
+from rallypoint.schedule.program import Collective, ProgramError
 from tests.unit.engine import ranks as engine_ranks
 
 ENGINE = Path(__file__).parents[3] / "native/engine"
@@ -84,3 +84,23 @@ def test_neither_planning_nor_the_engine_names_an_algorithm() -> None:
     for path in sources:
         literals = set(re.findall(r'"([^"\n]*)"', path.read_text()))
         assert not literals & NAMES, path
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 7])
+def test_an_algorithm_of_the_group_that_does_not_support_so_many_ranks_is_not_used(
+    ranks: int,
+) -> None:
+    """RALLYPOINT_ALGORITHM=two_level where the ranks do not fill their hosts."""
+    asked = Algorithms(AlgorithmOptions("two_level"))
+    usual = Algorithms(AlgorithmOptions())
+    replaced = set()
+    for collective in Collective:
+        if "two_level" not in ALGORITHMS[collective] or collective.has_root:
+            continue
+        found = asked.planner(1, ranks, 2)(collective, 0, 1 << 20, False)
+        try:
+            build(collective, "two_level", ranks=ranks, per_node=2)
+        except ProgramError:
+            assert found == usual.planner(1, ranks, 2)(collective, 0, 1 << 20, False)
+            replaced.add(collective)
+    assert {Collective.ALL_REDUCE, Collective.ALL_GATHER} <= replaced

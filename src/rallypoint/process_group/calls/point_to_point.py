@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, SupportsIndex
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
@@ -29,6 +29,7 @@ from rallypoint.process_group.work import Called, OneWork, Work
 from rallypoint.store.store import seconds_of
 
 _ANY = -1
+_TAGS = 1 << 31
 
 
 @short_way(Collective.SEND, Form.SEND, source="tensor")
@@ -49,11 +50,11 @@ def send(
     Args:
         tensor: an array or CPU tensor of any shape.
         dst, group_dst: the receiver: its global rank, or its rank in the group.
-        tag: an integer; the receiver must pass the same.
+        tag: an integer of 32 bits; the receiver must pass the same.
 
     Raises:
         InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported.
-        InvalidArgumentError: `dst` is this rank or not a rank of the group.
+        InvalidArgumentError: `dst` is this rank or not in the group, or `tag` is too large.
         MismatchError: the receiver expects another size or dtype.
         DeadlockError: the receiver waits for this rank, so neither can make progress.
         PeerLostError: the receiver died or left the group.
@@ -89,7 +90,7 @@ def recv(
     Raises:
         InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
             it is read-only.
-        InvalidArgumentError: `src` is this rank or not a rank of the group.
+        InvalidArgumentError: `src` is this rank or not in the group, or `tag` is too large.
         MismatchError: the sender sent another size or dtype.
         DeadlockError: the sender waits for this rank, so neither can make progress.
         PeerLostError: the sender died or left the group.
@@ -221,6 +222,10 @@ def post_message(
 
     `results`, `then` and `kind` are as in `calls.run`.
     """
+    if not (isinstance(tag, SupportsIndex) and -_TAGS <= tag.__index__() < _TAGS):
+        raise InvalidArgumentError(
+            f"{operation}: tag must be an integer from -2**31 to 2**31 - 1, not {tag!r}"
+        )
     sends = operation in ("send", "isend")
     array = as_array(tensor, operation, writes=not sends)
     if results is None:

@@ -123,3 +123,14 @@ def test_wrong_use() -> None:
             dist.batch_isend_irecv([])
 
     run_ranks(1, main)
+
+
+@pytest.mark.parametrize("tag", [2**31, 2**63, 2**64 - 1, -(2**63) - 1, 10**30])
+def test_tags_that_do_not_fit_are_refused(tag: int) -> None:
+    def main(group: ProcessGroup) -> None:
+        other = 1 - group.rank()
+        for call in (dist.send, dist.recv, dist.isend, dist.irecv):
+            with pytest.raises(dist.InvalidArgumentError, match="tag"):
+                call(np.empty(1), other, group, tag=tag)
+
+    run_ranks(2, main)
