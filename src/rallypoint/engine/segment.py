@@ -16,6 +16,7 @@ import fcntl
 import hmac
 import os
 import select
+import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +28,8 @@ from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostEr
 Mapped = TypeVar("Mapped")
 
 SECRET_BYTES = 16
-_HELLO_TIMEOUT_S = 2.0
+_HELLO_BYTES = SECRET_BYTES + 4  # and the rank's number
+_MOST_STRANGERS = 64  # that have not told the secret yet
 _CHECK_EVERY_S = 1.0
 _MAPPED, _GO = b"m", b"g"
 _REACHES = bytes(range(8))
@@ -73,24 +75,8 @@ class SegmentOwner:
             CollectiveTimeoutError: some ranks did not arrive by the deadline (time.monotonic).
             PeerLostError: a rank arrived and died.
         """
-        while len(self._members) < len(others):
-            left_s = deadline - time.monotonic()
-            self._listener.settimeout(min(max(left_s, 0.001), _CHECK_EVERY_S))
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                if left_s > _CHECK_EVERY_S:
-                    check()
-                    continue
-                missing = sorted(others[rank] for rank in set(others) - set(self._members))
-                raise CollectiveTimeoutError(
-                    f"init_process_group: {len(self._members) + 1} of {len(others) + 1} ranks of "
-                    f"this host joined; missing: {_ranks(missing)}; check that their processes "
-                    "are running",
-                    rank=missing[0],
-                    operation="init_process_group",
-                ) from None
-            self._admit(connection, others)
+        with selectors.DefaultSelector() as selector:
+            self._admit_all(selector, others, deadline, check)
         for rank, connection in self._members.items():
             _expect(connection, _MAPPED, deadline, others[rank], check)
         self._tell_all(_GO)
@@ -106,23 +92,74 @@ class SegmentOwner:
             with contextlib.suppress(OSError):
                 connection.sendall(byte)
 
-    def _admit(self, connection: socket.socket, others: Mapping[int, int]) -> None:
-        """Give the region to a connection that knows the secret; close any other."""
+    def _admit_all(
+        self,
+        selector: selectors.BaseSelector,
+        others: Mapping[int, int],
+        deadline: float,
+        check: Callable[[], None],
+    ) -> None:
+        """Give the region to all other ranks. Strangers that say nothing hold up nobody."""
+        strangers: dict[socket.socket, bytes] = {}  # what each has said, the oldest first
+
+        def leave(connection: socket.socket) -> socket.socket:
+            selector.unregister(connection)
+            del strangers[connection]
+            return connection
+
+        self._listener.setblocking(False)
+        selector.register(self._listener, selectors.EVENT_READ)
         try:
-            connection.settimeout(_HELLO_TIMEOUT_S)
-            hello = _receive(connection, SECRET_BYTES + 4)
-            rank = int.from_bytes(hello[SECRET_BYTES:], "little")
-            if (
-                not hmac.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
-                or rank not in others
-                or rank in self._members
-            ):
+            while len(self._members) < len(others):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise self._late(others)
+                ready = selector.select(min(left_s, _CHECK_EVERY_S))
+                if not ready:
+                    check()
+                for connection in (key.fileobj for key, _ in ready):
+                    assert isinstance(connection, socket.socket)
+                    if connection is self._listener:
+                        with contextlib.suppress(OSError):  # it may be gone again
+                            new, _ = self._listener.accept()
+                            new.setblocking(False)
+                            selector.register(new, selectors.EVENT_READ)
+                            strangers[new] = b""
+                    elif connection in strangers:
+                        hello = strangers[connection] = _heard(connection, strangers[connection])
+                        if not hello:
+                            leave(connection).close()
+                        elif len(hello) == _HELLO_BYTES:
+                            self._admit(leave(connection), hello, others)
+                    if len(strangers) > _MOST_STRANGERS:
+                        leave(next(iter(strangers))).close()
+        finally:
+            for connection in list(strangers):
+                leave(connection).close()
+
+    def _admit(self, connection: socket.socket, hello: bytes, others: Mapping[int, int]) -> None:
+        """Give the region to a rank that has told the secret."""
+        rank = int.from_bytes(hello[SECRET_BYTES:], "little")
+        try:
+            is_known = hmac.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
+            if not is_known or rank not in others or rank in self._members:
                 raise ConnectionError
+            connection.setblocking(True)
             socket.send_fds(connection, [b"\0"], [self.fd])
         except OSError:
             connection.close()
             return
         self._members[rank] = connection
+
+    def _late(self, others: Mapping[int, int]) -> CollectiveTimeoutError:
+        missing = sorted(others[rank] for rank in set(others) - set(self._members))
+        return CollectiveTimeoutError(
+            f"init_process_group: {len(self._members) + 1} of {len(others) + 1} ranks of "
+            f"this host joined; missing: {_ranks(missing)}; check that their processes "
+            "are running",
+            rank=missing[0],
+            operation="init_process_group",
+        )
 
     def close(self) -> None:
         """Close the sockets and the descriptor; mappings stay."""
@@ -227,6 +264,15 @@ def _expect(
             operation="init_process_group",
         ) from None
     return byte
+
+
+def _heard(connection: socket.socket, before: bytes) -> bytes:
+    """A stranger's hello as far as it has come; nothing if the connection has ended."""
+    try:
+        data = connection.recv(_HELLO_BYTES - len(before))
+    except OSError:
+        return b""
+    return before + data if data else b""
 
 
 def _receive(connection: socket.socket, nbytes: int) -> bytes:

@@ -25,6 +25,7 @@ import selectors
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -50,6 +51,7 @@ _NO_ROUTE_S, _CALL_EVERY_S = 4.0, 0.2
 _LOOK_S = 3.0  # before the deadline; a look takes up to two seconds
 _STRANGER_S = 5.0  # how long somebody may take to prove himself
 _MOST_STRANGERS = 256
+_MOST_REFUSALS = 5  # of connections to one peer, before it counts as an answer
 _CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
 
 # What to send, and how many bytes then to wait for; 0 once it is over.
@@ -269,7 +271,8 @@ class _Mesh:
         self._congestion = congestion
         self._look = look
         self._silence_s = read_silence(os.environ)
-        self._strangers: set[_Talk] = set()
+        self._strangers: dict[_Talk, None] = {}  # the oldest first
+        self._refusals: Counter[int] = Counter()  # by peer: connections that it closed
         self._began = time.monotonic()
         self._calls: list[tuple[float, int, int]] = []  # to be made then
         self._selector = selectors.DefaultSelector()
@@ -344,7 +347,7 @@ class _Mesh:
                 self._watch(talk, happened)
                 return
             except OSError as error:
-                if error.errno == errno.ECONNRESET:
+                if error.errno == errno.ECONNRESET and self._is_refused_again(peer):
                     raise PeerLostError(
                         f"{who} exited or refused this rank while the group was forming; look "
                         "for its first error, and check that RALLYPOINT_TOKEN is the same on all "
@@ -364,10 +367,16 @@ class _Mesh:
 
         self._selector.register(sock, selectors.EVENT_WRITE, happened)
 
+    def _is_refused_again(self, peer: int) -> bool:
+        """Whether it has closed so many connections that strangers cannot be the reason."""
+        self._refusals[peer] += 1
+        return self._refusals[peer] > _MOST_REFUSALS
+
     def _call_later(self, peer: int, purpose: int, code: int | None) -> None:
-        """If there is no route, perhaps there will be one soon."""
+        """If there is no route, or strangers crowd the listener, perhaps it is better soon."""
         now = time.monotonic()
-        if code not in _NO_ROUTE or now > self._began + _NO_ROUTE_S:
+        may_pass = code in _NO_ROUTE and now <= self._began + _NO_ROUTE_S
+        if not may_pass and code != errno.ECONNRESET:
             why = None if code is None else os.strerror(code)
             raise self._unreachable(peer, why) from None
         self._calls.append((now + _CALL_EVERY_S, peer, purpose))
@@ -394,18 +403,17 @@ class _Mesh:
         except OSError:
             return
         if len(self._strangers) >= _MOST_STRANGERS + len(self._places) * self._purposes:
-            sock.close()
-            return
+            self._drop(next(iter(self._strangers)))
         sock.setblocking(False)
         found: list[tuple[int, int]] = []
         talk = _Talk(sock, self._examine(found), "")
         talk.until = time.monotonic() + _STRANGER_S
-        self._strangers.add(talk)
+        self._strangers[talk] = None
 
         def happened() -> None:
             try:
                 if talk.go_on():
-                    self._strangers.discard(talk)
+                    self._strangers.pop(talk, None)
                     self._finish(talk, *found[0])
                 else:
                     self._watch(talk, happened)
@@ -433,7 +441,7 @@ class _Mesh:
         yield server_proof(key, theirs, ours), 0
 
     def _drop(self, talk: _Talk) -> None:
-        self._strangers.discard(talk)
+        self._strangers.pop(talk, None)
         self._selector.unregister(talk.sock)
         talk.sock.close()
 

@@ -176,3 +176,17 @@ def test_a_host_without_a_route_is_called_again(
 def test_an_address_of_somebody_else() -> None:
     with pytest.raises(HostError, match="name another interface"):
         listen("203.0.113.1", CONGESTION)
+
+
+def test_strangers_that_say_nothing_keep_nobody_out() -> None:
+    """More than a listener keeps, there before the ranks: the oldest go."""
+    strangers: list[socket.socket] = []
+
+    def crowd(places: dict[int, Place]) -> None:
+        for place in places.values():
+            for _ in range(mesh._MOST_STRANGERS + 50):
+                strangers.append(socket.create_connection((place.address, place.port)))
+
+    check_and_close(connect_ranks(3, before=crowd, patience_s=60))
+    for each in strangers:
+        each.close()
