@@ -134,6 +134,22 @@ def test_agents_meet_at_etcd_and_one_is_lost(tmp_path: Path) -> None:
         cluster.close()
 
 
+def test_another_attempt_is_another_job(launch: Launch) -> None:
+    """A scheduler's: the one before is over, and whoever comes to that is told so for a while."""
+    cluster = Cluster(launch.directory, 1)
+    ((host, port),) = cluster.endpoints
+    flags = ["--rdzv-backend", "etcd", "--rdzv-endpoint", f"{host}:{port}", "--rdzv-id", "j"]
+    flags += ["--rdzv-conf", "last_call_timeout=0.1,close_timeout=300", "--nnodes", "1:2"]
+    flags += ["--local-addr", "127.0.0.1", launch.script("")]
+    try:
+        assert launch.run(*flags) == 0, launch.err
+        assert launch.run(*flags) == 1
+        assert "the job 'j' is over (every worker succeeded)" in launch.err
+        assert launch.run(*flags, environ={"SLURM_RESTART_COUNT": "1"}) == 0, launch.err
+    finally:
+        cluster.close()
+
+
 def said(node: Launch) -> str:
     """What its worker said last."""
     return "".join(path.read_text() for path in node.directory.glob("up.*"))

@@ -284,7 +284,7 @@ def use():
             use()
         except ValueError as error:
             assert "belongs to the process that forked this one" in str(error), error
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     dist.destroy_process_group()
 for _ in range(2):
     ended(forked(use))

@@ -57,13 +57,15 @@ def test_form_with_nodes_of_different_sizes(agents: Agents) -> None:
 
 
 @pytest.mark.everyday
-def test_a_node_joins_a_job_that_runs(agents: Agents) -> None:
+def test_grow_from_two_to_four(agents: Agents) -> None:
     for number in (1, 2):
-        agents.start(number, "--nnodes", "2:3", *QUICK)
+        agents.start(number, "--nnodes", "2:4", *QUICK)
     agents.wait_for({"host1.0": "0 0/2 0/2", "host2.0": "0 1/2 1/2"})
-    agents.start(3, "--nnodes", "2:3", *QUICK)
+    agents.start(3, "--nnodes", "2:4", *QUICK)
     agents.wait_for({f"host{i}.0": f"1 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
-    agents.finish((1, 2, 3))
+    agents.start(4, "--nnodes", "2:4", *QUICK)
+    agents.wait_for({f"host{i}.0": f"2 {i - 1}/4 {i - 1}/4" for i in (1, 2, 3, 4)})
+    agents.finish((1, 2, 3, 4))
 
 
 @pytest.mark.everyday
@@ -166,9 +168,19 @@ def test_ipv6_only_endpoint(agents: Agents) -> None:
     agents.finish((2, 3))
 
 
+def test_with_quorum_host_the_job_does_not_outlive_it(agents: Agents) -> None:
+    for number in (1, 2, 3):
+        agents.start(number, "--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=60,quorum=host")
+    agents.wait_for({f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
+    agents.send(1, signal.SIGKILL)
+    for number in (2, 3):
+        assert agents.ended(number) == 1
+        assert "with quorum=host the job ends with it" in agents.said(number)
+
+
 @pytest.mark.everyday
 def test_wrong_token_run_id_and_number_of_nodes(agents: Agents) -> None:
-    agents.start(1, "--nnodes", "2")
+    agents.start(1, "--nnodes", "2", "--node-rank", "1")
     agents.start(2, "--nnodes", "2", token="other")
     agents.start(3, "--nnodes", "2", "--rdzv-id", "another")
     agents.start(4, "--nnodes", "3")
@@ -177,7 +189,7 @@ def test_wrong_token_run_id_and_number_of_nodes(agents: Agents) -> None:
     assert "the job is 'j', not 'another'; pass the same --rdzv-id" in agents.said(3)
     assert "--nnodes is 2:2 in the job but 3:3 on this node" in agents.said(4)
     agents.start(5, "--nnodes", "2")  # none of them took a place
-    agents.wait_for({"host1.0": "0 0/2 0/2", "host5.0": "0 1/2 1/2"})
+    agents.wait_for({"host5.0": "0 0/2 0/2", "host1.0": "0 1/2 1/2"})
     agents.finish((1, 5))
 
 

@@ -135,9 +135,7 @@ def _error_of(handler: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "story", [pytest.param(_grows, marks=pytest.mark.everyday), _is_full, _is_alone]
-)
+@pytest.mark.parametrize("story", [_grows, _is_full, _is_alone])
 def test_the_same_story(story: Callable[[Make], Iterator[object]], both: list[Make]) -> None:
     torchs, ours = [list(story(make)) for make in both]
     assert ours == torchs
