@@ -112,14 +112,21 @@ def test_a_node_that_falls_silent_is_noticed_within_its_lease_of_5_s(agents: Age
 
 @pytest.mark.everyday
 def test_a_signal_to_one_agent_is_a_leave(agents: Agents) -> None:
-    start_three(agents, "1:3")
+    start_three(agents)
     agents.send(3, signal.SIGTERM)
     agents.wait_for({"host1.0": "1 0/2 0/2", "host2.0": "1 1/2 1/2"})
     assert agents.ended(3) == 128 + signal.SIGTERM
     assert "node 2 (host3) leaves: SIGTERM stopped node 2" in agents.said(1)
-    # The one at the endpoint, which coordinates, may leave as well.
+    agents.finish((1, 2))
+
+
+def test_all_but_one_may_leave(agents: Agents) -> None:
+    """Also the one that coordinates, which has 2 s to agree on that with the last one."""
+    for number in (1, 2):
+        agents.start(number, "--nnodes", "1:2", *FULL)
+    agents.wait_for({"host1.0": "0 0/2 0/2", "host2.0": "0 1/2 1/2"})
     agents.send(1, signal.SIGTERM)
-    agents.wait_for({"host2.0": "2 0/1 0/1"})
+    agents.wait_for({"host2.0": "1 0/1 0/1"})
     assert agents.ended(1) == 128 + signal.SIGTERM
     agents.finish((2,))
 
