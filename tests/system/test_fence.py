@@ -24,9 +24,8 @@ pytestmark = pytest.mark.system
 
 # Three nodes begin at once, however late the third one comes on a busy machine.
 FULL = ("--rdzv-conf", "last_call_timeout=60")
-WATCHFUL = (
-    "--rdzv-conf", "last_call_timeout=60,keep_alive_interval=0.3,keep_alive_max_attempt=5",
-)  # fmt: skip
+LEASE = "keep_alive_interval=0.3,keep_alive_max_attempt=5"
+WATCHFUL = ("--rdzv-conf", f"last_call_timeout=60,{LEASE}")
 WITNESS = """
 import os, time
 e = os.environ
@@ -165,7 +164,8 @@ def test_a_stopped_agents_workers_are_dead_before_the_next_round(
 
 def test_a_static_job_and_one_left_alone_outlive_a_stopped_launcher(agents: Agents) -> None:
     """Nobody starts workers instead of them: Ctrl-Z and a debugger do no harm."""
-    agents.start(3, "--nnodes", "1:2", "--rdzv-endpoint", "host3:29400", *WATCHFUL)
+    alone = ("--rdzv-conf", f"last_call_timeout=0.1,{LEASE}")
+    agents.start(3, "--nnodes", "1:2", "--rdzv-endpoint", "host3:29400", *alone)
     flags = ("--nnodes", "2", "--rdzv-backend", "static", "--master-addr", "host1")
     for number in (1, 2):
         agents.start(number, *flags, "--rdzv-endpoint", "", "--node-rank", str(number - 1))

@@ -103,23 +103,10 @@ def await_step(directory: Path, number: int, processes: int = 1) -> list[int]:
     return came
 
 
-def kill_one(launch: Launch, seed: int, at_step: int, processes: int) -> int:
-    among = await_step(launch.directory, at_step, processes)
-    victim = random.Random(seed).choice(sorted(among))
-    os.kill(victim, signal.SIGKILL)
-    return victim
-
-
 def ends_of(launch: Launch) -> dict[int, tuple[int, int]]:
     """Rank and size at the end, by process."""
     words = [line.split() for line in launch.out.splitlines() if line.startswith("end ")]
     return {int(pid): (int(rank), int(size)) for _, pid, rank, size in words}
-
-
-def seed_of() -> int:
-    seed = int.from_bytes(os.urandom(3), "little")
-    print("seed", seed)
-    return seed
 
 
 def plan_death(launch: Launch, *steps: int, turn: int = 0) -> None:
@@ -206,7 +193,7 @@ def test_a_spare_continues_with_the_same_bits(
     flags = ("--nproc-per-node", "3", "--spares", "1", "--max-restarts", "1000")
     begin(launch, *flags, steps=steps, wishes="min_size=3")
     for at_step in sorted(draw.sample(range(2, steps - 50), KILLS)):
-        kill_one(launch, draw.randrange(1000), at_step, 3)
+        os.kill(draw.choice(sorted(await_step(launch.directory, at_step, 3))), signal.SIGKILL)
         time.sleep(draw.random() * 0.05)
     end(launch, within_s=100.0 + 2 * KILLS)
     found = steps_of(launch.directory)

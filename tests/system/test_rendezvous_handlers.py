@@ -297,13 +297,13 @@ def test_what_cannot_be_read_or_reached_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("open_store", ["tcp"], indirect=True)
 def test_others_go_on_with_the_next_round_when_all_have_left(make_in: Make) -> None:
-    handlers: list[Any] = [make_in(), make_in()]
+    handlers: list[Any] = [make_in(missed_beats=2), make_in(missed_beats=2)]
     before = meet(*handlers)
     before[0].store.set("k", "v")
     for handler in handlers:  # as when nobody holds the handler any more
         handler._node.end()
         assert handler._node.join(60)
-    after = meet(make_in(), make_in())
+    after = meet(make_in(missed_beats=2), make_in(missed_beats=2))
     assert {place.world_size for place in after} == {2}
     assert after[0].store.prefix != before[0].store.prefix
     assert not after[0].store.check(["k"])
