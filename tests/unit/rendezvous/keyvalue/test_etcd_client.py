@@ -1,4 +1,4 @@
-"""What an etcd gateway, or a proxy before it, answers with another HTTP status than 200."""
+"""Answers with another HTTP status than 200, of an etcd gateway or a proxy before it; TLS files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rallypoint.base.errors import StoreError
-from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
+from rallypoint.base.errors import InvalidArgumentError, StoreError
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls
 
 GOOD = b'{"header": {"revision": "7"}, "kvs": []}'
 
@@ -51,3 +51,17 @@ def test_errors_all_the_time_are_told(gateway: ThreadingHTTPServer) -> None:
     with pytest.raises(StoreError, match="HTTP status 502"):
         client.read("x/")
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"protocol": "ftp"}, "it must be http or https"),
+        ({"cacert": "/no/file"}, "set protocol=https as well"),
+        ({"protocol": "https", "cacert": "/no/file"}, "No such file"),
+        ({"protocol": "https", "key": "k"}, "key needs cert"),
+    ],
+)
+def test_wrong_configuration(given: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        read_tls(given)
