@@ -35,6 +35,7 @@ pytestmark = pytest.mark.system
 TIMEOUT = timedelta(seconds=60)
 HELLO = encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC))
 SET = encode_request(Request(Opcode.SET, (b"/hostile",), (b"x" * 100,)))
+GREETING = 2  # requests, with which our client begins
 CONNECTIONS = 10_000
 
 
@@ -210,11 +211,11 @@ def test_a_killed_server_is_named_by_every_operation(own: Server) -> None:
             errors[name] = error
 
     stores = {name: TCPStore("127.0.0.1", own.port, timeout=TIMEOUT) for name in WAITING | OTHERS}
-    _, _, before = own.counters()
     threads = [threading.Thread(target=fail, args=(name, stores[name])) for name in WAITING]
     for thread in threads:
         thread.start()
-    wait_until(lambda: own.counters()[2] == before + len(WAITING))  # all of them wait
+    requests = GREETING * len(stores) + len(WAITING)
+    wait_until(lambda: own.counters()[2] == requests)  # until all of them wait
     own.process.kill()
     own.process.wait()
     for name in OTHERS:
@@ -249,20 +250,10 @@ def test_a_stuck_server_does_not_hold_its_clients(own: Server) -> None:
 def test_a_client_killed_in_a_wait_leaves_no_waiter(server: StoreServer) -> None:
     script = (
         "from rallypoint.store.client import TCPStore\n"
-        f"store = TCPStore('127.0.0.1', {server.port})\n"
-        "print('here', flush=True)\n"
-        "input()\n"
-        "store.queue_pop('q')"
+        f"TCPStore('127.0.0.1', {server.port}).queue_pop('q')"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-        _, _, before = server.counters()
-        print(file=process.stdin, flush=True)
-        wait_until(lambda: server.counters()[2] > before)
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        wait_until(lambda: server.counters()[2] == GREETING + 1)
         process.kill()
     wait_until(lambda: server.counters()[0] == 0)
     with TCPStore("127.0.0.1", server.port, timeout=TIMEOUT) as store:
@@ -306,7 +297,7 @@ def test_a_store_ends_cleanly_and_tells_its_status(own: Server) -> None:
     with TCPStore("127.0.0.1", own.port, timeout=TIMEOUT) as store:
         store.set("k", "v")
         store.num_keys()
-        assert own.counters()[:2] == (1, 1)
+        wait_until(lambda: own.counters()[:2] == (1, 1))
         own.process.terminate()
         assert own.process.wait(60) == 0
         assert own.process.stdout is not None

@@ -120,7 +120,8 @@ def test_a_new_round_ends_the_old_one(server: StoreServer) -> None:
         _, _, requests = server.counters()
         waiter = threading.Thread(target=wait)
         waiter.start()
-        wait_until(lambda: server.counters()[2] > requests)  # it waits
+        # Until it waits; too early would only be another path to the same error.
+        wait_until(lambda: server.counters()[2] > requests)
         new.enter("job", 2)
         waiter.join(60)
         assert "round 1 of '/job' ended when round 2 began" in str(failures[0])
