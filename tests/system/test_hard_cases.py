@@ -62,6 +62,7 @@ def test_each_ends_and_nothing_is_left(
     assert "job failed: rank 0 was killed by SIGABRT" in launch.err
 
 
+@pytest.mark.everyday
 def test_a_worker_that_leaves_grandchildren_succeeds(launch: Launch) -> None:
     assert launch.run(launch.script(GRANDCHILDREN)) == 0
     launch.expect_nothing_left()

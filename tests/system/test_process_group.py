@@ -77,6 +77,7 @@ def test_every_operation(launch: Launch) -> None:
     assert len(list(launch.directory.glob("done.*"))) == workers
 
 
+@pytest.mark.everyday
 @pytest.mark.exact
 def test_one_algorithm_for_all_is_rank_0s_wish(launch: Launch, seed: int) -> None:
     """Seen in the bits of a sum, which follow from an algorithm's order."""

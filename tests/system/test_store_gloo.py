@@ -36,6 +36,7 @@ os._exit(0)  # else gloo's threads may abort the process (pytorch/pytorch#190489
 """
 
 
+@pytest.mark.everyday
 def test_gloo_forms_through_our_server() -> None:
     with StoreServer(log_fd=-1) as server:
         given = {

@@ -399,6 +399,7 @@ def test_different_calls_on_different_hosts_are_explained(two: Hosts, tmp_path: 
     job.end()
 
 
+@pytest.mark.everyday
 def test_a_rank_that_ends_early_is_no_dead_one(two: Hosts, tmp_path: Path) -> None:
     """What it has sent before arrives all the same, if that fits into the sockets' buffers."""
     script = BEGIN + (
