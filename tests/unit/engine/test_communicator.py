@@ -275,7 +275,7 @@ def test_last_message_of_a_peer_that_left_still_arrives() -> None:
             communicator.leave()
         assert (values == 0).all()
 
-    for _ in range(50):
+    for _ in range(20):
         run_ranks(2, main)
 
 
