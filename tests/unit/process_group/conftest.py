@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from rallypoint.process_group.groups import accounts
 from tests.unit.process_group import ranks
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "run_ranks" in vars(metafunc.module):
         metafunc.parametrize("backend", ["shm", "tcp"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that does not get its turn still says what it has called."""
+    monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))
 
 
 @pytest.fixture(autouse=True)

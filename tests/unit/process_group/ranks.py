@@ -21,8 +21,14 @@ def make_believe_host() -> str:
     return threading.current_thread().name
 
 
+def await_at_barrier(group: ProcessGroup, rank: int, number: int) -> None:
+    """Wait until that rank of the group has come to its monitored barrier of that number."""
+    prefix = f"{group.world.prefix}/monitored_barrier/{group.group_name}"
+    group.world.store.wait([f"{prefix}/{number}/{rank}"])
+
+
 def run_ranks(
-    ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 30, override: str = ""
+    ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 200, override: str = ""
 ) -> list[Any]:
     """Run `main` on each rank; return the results, or raise the first error: others follow it."""
     store = HashStore(timeout=timedelta(seconds=timeout_s))
