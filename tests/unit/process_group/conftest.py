@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
-from rallypoint.process_group.groups import accounts
 from tests.unit.process_group import ranks
 
 
@@ -17,8 +14,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that does not get its turn still says what it has called."""
-    monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))
+    ranks.be_patient(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
+from rallypoint.engine import communicator, segment
+from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.opening import form_world
+from rallypoint.process_group.groups import accounts
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.store.hash import HashStore
@@ -19,6 +24,14 @@ chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
 def make_believe_host() -> str:
     """Where the rank of this thread is, if there are two hosts: the lower half on the first."""
     return threading.current_thread().name
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that does not get its turn is neither late nor a stranger, and its calls end."""
+    monkeypatch.setattr(segment, "_HELLO_TIMEOUT_S", 200.0)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 200.0)
+    monkeypatch.setattr(communicator, "_MOST_S", 200.0)
+    monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))
 
 
 def await_at_barrier(group: ProcessGroup, rank: int, number: int) -> None:

@@ -1,15 +1,12 @@
-"""Ranks have time to say what they have called."""
+"""Ranks that do not get their turn are waited for."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
-from rallypoint.process_group.groups import accounts
+from tests.unit.process_group.ranks import be_patient
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that does not get its turn still says what it has called."""
-    monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))
+    be_patient(monkeypatch)
