@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from tests.gpu.conftest import Run
 
 SCRIPT = Path(__file__).parents[1] / "system/torch_elastic.py"
@@ -21,6 +22,7 @@ def bits_by_step(directory: Path) -> list[str]:
     return [bits for _, bits in sorted(set(told))]
 
 
+@pytest.mark.exact
 def test_the_bits_are_those_of_a_run_without_kills(run: Run, tmp_path: Path, seed: int) -> None:
     """A spare takes the number of whoever is killed, and computes as that one would have."""
     chance = random.Random(seed)

@@ -35,7 +35,7 @@ class Peer:
         self.sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(CLIENTS)]
         for sock in self.sockets:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.settimeout(20)
+            sock.settimeout(200)
             sock.sendall(encode_request(Request(Opcode.VALIDATE, number=wire.MAGIC)))
 
     def step(self, client: int, data: bytes, nonce: int) -> list[bytes]:

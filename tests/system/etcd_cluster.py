@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
+from rallypoint.rendezvous.keyvalue.etcd_client import TRY_TIMEOUT_S, EtcdClient
 
 
 def need_etcd() -> None:
@@ -53,8 +53,10 @@ class Cluster:
             for i in range(size)
         ]
 
-    def client(self, *, timeout_s: float = 20.0) -> EtcdClient:
-        return EtcdClient(self.endpoints, timeout_s=timeout_s)
+    def client(
+        self, *, timeout_s: float = 60.0, try_timeout_s: float = TRY_TIMEOUT_S
+    ) -> EtcdClient:
+        return EtcdClient(self.endpoints, timeout_s=timeout_s, try_timeout_s=try_timeout_s)
 
     def leader(self) -> int:
         for i, (host, port) in enumerate(self.endpoints):

@@ -1,4 +1,4 @@
-"""Agents on test hosts: starts them, and waits for what their workers say."""
+"""Jobs of several agents, on test hosts or on this machine, and what their workers say."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.system import everyday
-from tests.system.conftest import LeftBehindError
+from tests.system.conftest import Launch, LeftBehindError
 
 from rallypoint.testing.hosts import Host, Hosts
 
@@ -21,7 +21,7 @@ WORKER = """
 import datetime, os, time
 from rallypoint.store.client import TCPStore
 e = os.environ
-store = TCPStore(e["MASTER_ADDR"], int(e["MASTER_PORT"]), timeout=datetime.timedelta(seconds=20))
+store = TCPStore(e["MASTER_ADDR"], int(e["MASTER_PORT"]), timeout=datetime.timedelta(seconds=300))
 number, rank, size = e["TORCHELASTIC_RESTART_COUNT"], e["RANK"], int(e["WORLD_SIZE"])
 assert store.add("visits", 1) <= size  # the store is this round's own
 store.set(rank, "here")
@@ -35,6 +35,23 @@ os.rename(f"part.{name}", name)
 while not os.path.exists("go"):
     time.sleep(0.01)
 """
+
+
+@contextlib.contextmanager
+def launches(directory: Path, count: int) -> Iterator[list[Launch]]:
+    """So many launches on this machine, each in a directory of its own; they are ended at last."""
+    found = [Launch(directory / f"node{number}") for number in range(count)]
+    for launch in found:
+        launch.directory.mkdir()
+    try:
+        yield found
+    finally:
+        for launch in found:
+            if launch.process is not None and launch.process.poll() is None:
+                launch.process.kill()
+                launch.process.wait()
+        for launch in found:
+            launch.expect_nothing_left()
 
 
 class Agents:
@@ -113,6 +130,27 @@ class Agents:
                 return time.monotonic() - begin
             assert time.monotonic() - begin < within_s, (found, self.story())
             time.sleep(0.01)
+
+    def wait_for_size(self, numbers: Iterable[int], *, after: int = -1) -> int:
+        """Until the first workers of exactly these hosts make up a round newer than `after`.
+
+        Whatever their ranks are; returns the round's number. Each host has one worker.
+        """
+        hosts = sorted(numbers)
+        places = sorted(f"{rank}/{len(hosts)}" for rank in range(len(hosts)))
+
+        def newest() -> int:
+            up = self.up()
+            said = [up.get(f"host{number}.0", "-1 ? ?").split() for number in hosts]
+            rounds = {int(words[0]) for words in said}
+            is_one = len(rounds) == 1 and sorted(words[2] for words in said) == places
+            return rounds.pop() if is_one else -1
+
+        deadline = time.monotonic() + everyday.LEAST_BOUND_S
+        while (number := newest()) <= after:
+            assert time.monotonic() < deadline, (self.up(), self.story())
+            time.sleep(0.02)
+        return number
 
     def wait_until_said(self, number: int, text: str, *, within_s: float = 60.0) -> None:
         """Until the agent of a host has written this."""

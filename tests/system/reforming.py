@@ -6,12 +6,12 @@ python reforming.py WHAT ARGUMENT: what it learns it prints, a JSON object a lin
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import random
 import select
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -52,7 +52,9 @@ def collectives(seed: int, group: ProcessGroup) -> None:
     """Random ones, the same on all ranks, until one fails."""
     chance = random.Random(seed)
     size, me = group.size(), group.rank()
-    while True:
+    for count in itertools.count():
+        if count == 20:
+            say(works=True)
         items = chance.choice([1, 100, 10_000, 300_000])
         mine, all_of_them = np.ones(items), np.ones(items * size)
         match chance.randrange(6):
@@ -88,9 +90,8 @@ def killed(group: ProcessGroup, seed: int) -> None:
     total[:] = 10**me
     dist.all_reduce(total)
     assert (total == sum(10**rank for rank in kept)).all()
-    good = time.monotonic()
     assert id(total) == identity and dist.group.WORLD is group
-    say(good=good, pid=os.getpid(), lost=lost, rank=dist.get_rank())
+    say(pid=os.getpid(), lost=lost, rank=dist.get_rank())
     dist.destroy_process_group()
 
 

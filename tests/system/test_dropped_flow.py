@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 PORT, STORE_PORT = 29400, 29500
 LEASE_S = Timeouts().silence_s
-SIZE = ("--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=0.5")
+SIZE = ("--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=60")
 
 
 @pytest.fixture(scope="module")

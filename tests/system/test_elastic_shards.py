@@ -56,6 +56,7 @@ def check_result(told: dict[tuple[int, int], str], steps: int) -> None:
     numpy.testing.assert_allclose(numpy.frombuffer(b"".join(parts)), one_alone(steps), rtol=1e-9)
 
 
+@pytest.mark.exact
 def test_a_spare_takes_the_shard(
     launch: Launch, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -95,6 +96,7 @@ def test_the_rest_of_a_replica_waits(
     check_result(shards_of(told, steps), steps)
 
 
+@pytest.mark.exact
 def test_a_rank_too_many_is_idle(launch: Launch) -> None:
     told, ends = train(launch, 20, [], "--nproc-per-node", "5")
     assert {each["size"] for each in told} == {4}
@@ -102,16 +104,16 @@ def test_a_rank_too_many_is_idle(launch: Launch) -> None:
     check_result(shards_of(told, 20), 20)
 
 
+@pytest.mark.everyday
 def test_the_last_of_a_shard_is_lost(launch: Launch) -> None:
     directory = str(launch.directory)
     assert launch.run("--nproc-per-node", "2", PROGRAM, directory, "50", "5:1") == 1
     assert "StateLostError: all ranks that held shard 1 of the state were lost" in launch.err
 
 
-@pytest.mark.parametrize("spares", [0, 2])
-def test_an_idle_rank_does_not_go_on_from_its_old_state(launch: Launch, spares: int) -> None:
-    """Both ranks that train are lost, of three; with spares there would be enough for a replica."""
-    flags = ["--nproc-per-node", "3", "--spares", str(spares)]
+def test_an_idle_rank_does_not_go_on_from_its_old_state(launch: Launch) -> None:
+    """Both ranks that train are lost, of three; with the spares there are enough for a replica."""
+    flags = ["--nproc-per-node", "3", "--spares", "2"]
     assert launch.run(*flags, PROGRAM, str(launch.directory), "500", "50:0", "50:1") == 1
     assert "StateLostError: all ranks that had" in launch.err
     assert "Traceback" not in launch.out

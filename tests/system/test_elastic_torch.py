@@ -84,6 +84,7 @@ def by_step(told: list[dict[str, Any]], name: str, steps: int = STEPS) -> list[A
     return [values[step] for step in sorted(values)]
 
 
+@pytest.mark.exact
 def test_the_bits_are_those_of_a_run_without_kills(launch: Launch, seed: int) -> None:
     """Spares take the numbers of the dead. Sums of two are the same in any order."""
     deaths = plan(random.Random(seed), [2, 2])
@@ -121,6 +122,7 @@ def two_alone() -> list[str]:
     return told
 
 
+@pytest.mark.exact
 @pytest.mark.timeout(600 + 60 * KILLS)
 def test_each_option_has_the_bits_of_a_run_without_kills(launch: Launch, seed: int) -> None:
     """A rank dies while a model's bucket in the middle is reduced, of each model in turn."""
@@ -167,6 +169,7 @@ def options_alone(steps: int) -> list[str]:
     return told
 
 
+@pytest.mark.exact
 def test_fewer_ranks_train_with_the_same_batches(launch: Launch, seed: int) -> None:
     deaths = plan(random.Random(seed), [3, 2])
     told = train(launch, "shares", deaths, "--nproc-per-node", "3")
@@ -187,6 +190,7 @@ def test_replicas_in_shards(launch: Launch, seed: int) -> None:
     assert len({each["pid"] for each in told}) == 4 + 1
 
 
+@pytest.mark.exact
 def test_shards_of_spares_have_the_same_bits(launch: Launch, seed: int) -> None:
     """A rank is lost, and then both ranks of a replica at one place in one step."""
     chance = random.Random(seed)

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import pytest
-from tests.conftest import SOON_S
 from tests.system.conftest import Launch
 
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("count", [10, 300_000])
+@pytest.mark.parametrize("count", [10, pytest.param(300_000, marks=pytest.mark.everyday)])
 def test_death_in_the_middle_of_messages(launch: Launch, count: int) -> None:
     """In the envelope, and while the receiver reads the sender's memory."""
     script = launch.script(
-        "import os, sys, threading, time, numpy as np, rallypoint as dist\n"
+        "import os, threading, numpy as np, rallypoint as dist\n"
         "dist.init_process_group()\n"
-        "rank = dist.get_rank()\n"
+        "rank, begun, number = dist.get_rank(), threading.Event(), 0\n"
         f"values = np.ones({count})\n"
-        "if rank == 2:\n"
-        "    threading.Timer(0.3, os._exit, (0,)).start()\n"
+        "def die():\n"
+        "    begun.wait()\n"
+        "    os._exit(0)\n"
+        "if rank == 2: threading.Thread(target=die, daemon=True).start()\n"
         "try:\n"
         "    while True:\n"
-        "        begin = time.monotonic()\n"
         "        if rank == 0: dist.send(values, 1)\n"
         "        dist.recv(values, (rank - 1) % 3)\n"
         "        assert (values == 1).all()\n"
         "        if rank: dist.send(values, (rank + 1) % 3)\n"
+        "        number += 1\n"
+        "        if number == 30: begun.set()\n"
         "except dist.PeerLostError as error:\n"
         "    assert error.rank == 2, error\n"
-        f"    assert time.monotonic() - begin < {SOON_S}\n"
         "    open(f'told.{rank}', 'w').close()\n"
     )
     assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
     assert len(list(launch.directory.glob("told.*"))) == 2
-    assert launch.left_over() == []
 
 
 def test_a_fault_in_a_helper_thread_is_reported(launch: Launch) -> None:
@@ -55,18 +55,17 @@ def test_a_fault_in_a_helper_thread_is_reported(launch: Launch) -> None:
     assert "Fatal Python error: Segmentation fault" in launch.err
 
 
+@pytest.mark.everyday
 def test_the_classic_deadlock_is_explained(launch: Launch) -> None:
     script = launch.script(
-        "import time, numpy as np, rallypoint as dist\n"
+        "import numpy as np, rallypoint as dist\n"
         "from rallypoint.base.errors import DeadlockError\n"
         "dist.init_process_group()\n"
         "rank = dist.get_rank()\n"
-        "begin = time.monotonic()\n"
         "try:\n"
         "    dist.recv(np.ones(3), 1 - rank)\n"
         "except DeadlockError as error:\n"
         "    assert 'rank 0 is in recv from rank 1, tag 0' in str(error), error\n"
-        f"    assert time.monotonic() - begin < {SOON_S}\n"
         "    open(f'told.{rank}', 'w').close()\n"
     )
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
@@ -87,6 +86,7 @@ def test_a_thread_that_may_yet_send_is_no_deadlock(launch: Launch) -> None:
     assert len(list(launch.directory.glob("done.*"))) == 2
 
 
+@pytest.mark.exact
 def test_a_sender_that_was_stopped_goes_on(launch: Launch) -> None:
     """Stopped for a second between and within messages; nothing is lost or spoilt."""
     script = launch.script(
@@ -123,6 +123,7 @@ def stop_me(after_s, for_s):
 """
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
 def test_a_peer_that_is_stopped_in_large_collectives_corrupts_nothing(
     launch: Launch, backend: str, seed: int
@@ -161,13 +162,14 @@ def test_a_peer_that_goes_on_after_the_timeout_touches_nobodys_memory(
 ) -> None:
     script = launch.script(
         f"{STOPPED}"
-        f"dist.init_process_group('{backend}', timeout=timedelta(seconds=1))\n"
+        f"dist.init_process_group('{backend}')\n"
         "arrays = [np.ones(count, np.float32) for _ in range(4)]\n"
         "dist.all_reduce(arrays[0])\n"
+        "dist.group.WORLD.set_timeout(timedelta(seconds=1))\n"
         "if victim: stop_me(0.05, 3)\n"
         "begin = time.monotonic()\n"
         "try:\n"
-        "    while time.monotonic() - begin < 20:\n"
+        "    while time.monotonic() - begin < 60:\n"
         "        works = [dist.all_reduce(array, async_op=True) for array in arrays]\n"
         "        for work in works: work.wait()\n"
         "        right, left = (rank + 1) % 3, (rank - 1) % 3\n"
@@ -181,7 +183,8 @@ def test_a_peer_that_goes_on_after_the_timeout_touches_nobodys_memory(
         "    sys.exit('no error')\n"
         "for array in arrays: array[...] = -7\n"
         "dist.destroy_process_group()\n"
-        "time.sleep(0 if victim else 4)\n"
+        "if victim: open('went on', 'w').close()\n"
+        "while not os.path.exists('went on'): time.sleep(0.01)\n"
         "assert all((array == -7).all() for array in arrays)\n"
         "open(f'done.{rank}', 'w').close()\n"
     )

@@ -53,6 +53,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_bits_do_not_depend_on_how_messages_go(launch: Launch, ranks: int, seed: int) -> None:
     script = launch.script(WORKER)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from tests.system.etcd_cluster import Cluster
 
-from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Agreement,
@@ -40,9 +39,9 @@ pytestmark = pytest.mark.system
 TIMEOUTS = Timeouts(beat_s=0.3, missed_beats=3.0, close_s=5.0, read_s=1.0)
 
 
-@pytest.fixture(params=[1, 3])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path, request.param)
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, 1)
     try:
         with cluster.client() as client:
             client.read("ready/")
@@ -68,7 +67,7 @@ class Agent:
         )
         self.link = _link(setup)
 
-    def say(self, message: Message, *, within_s: float = 20.0) -> Answer:
+    def say(self, message: Message, *, within_s: float = 60.0) -> Answer:
         self.link.send(message)
         deadline = time.monotonic() + within_s
         while select.select([self.link], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -123,24 +122,6 @@ def test_from_the_first_claim_to_the_end(two: tuple[Agent, Agent]) -> None:
     assert a.stand(3, held) == Over(finish=finish)
 
 
-@pytest.mark.parametrize("cluster", [3], indirect=True)
-def test_writes_go_on_when_the_leader_of_etcd_dies(
-    cluster: Cluster, two: tuple[Agent, Agent]
-) -> None:
-    a, _ = two
-    assert isinstance(a.stand(1), Promise)
-    assert isinstance(a.propose(1, a.agreement(0)), Accepted)
-    cluster.kill(cluster.leader())
-    begin = time.monotonic()
-    answers: list[Answer] = []
-    while not answers or not isinstance(answers[-1], Accepted):
-        answers.append(a.propose(1, a.agreement(1)))
-        assert time.monotonic() - begin < 15, answers
-    print(f"accepted {time.monotonic() - begin:.2f} s after the leader's death")
-    assert isinstance(a.propose(1, a.agreement(2)), Accepted)
-
-
-@pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_without_etcd_it_says_who_does_not_answer(
     cluster: Cluster, two: tuple[Agent, Agent]
 ) -> None:
@@ -210,17 +191,3 @@ def test_https_with_certificates(tmp_path: Path, authority: Path) -> None:
             link.close()
     finally:
         cluster.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"protocol": "ftp"}, "it must be http or https"),
-        ({"cacert": "/no/file"}, "set protocol=https as well"),
-        ({"protocol": "https", "cacert": "/no/file"}, "No such file"),
-        ({"protocol": "https", "key": "k"}, "key needs cert"),
-    ],
-)
-def test_wrong_configuration(given: dict[str, str], text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=text):
-        read_tls(given)

@@ -28,8 +28,8 @@ from rallypoint.testing.hosts import Hosts
 # Of each kind; 50 in `make check-long`.
 TIMES = int(os.environ.get("RALLYPOINT_TEST_PARTITIONS", "1"))
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300 + 30 * TIMES)]
-PATIENT = ("--rdzv-conf", "last_call_timeout=10,keep_alive_interval=5,keep_alive_max_attempt=6")
-WATCHFUL = ("--rdzv-conf", "last_call_timeout=10,keep_alive_interval=0.3,keep_alive_max_attempt=5")
+PATIENT = ("--rdzv-conf", "last_call_timeout=60,keep_alive_interval=5,keep_alive_max_attempt=6")
+WATCHFUL = ("--rdzv-conf", "last_call_timeout=60,keep_alive_interval=0.3,keep_alive_max_attempt=5")
 RALLYPOINT = (sys.executable, "-m", "rallypoint")
 WORKER = f"""
 import os, runpy, sys
@@ -163,8 +163,7 @@ def test_a_host_is_cut_off(agents: Agents, seed: int) -> None:
         absence.check(found)
 
 
-@pytest.mark.parametrize("held_s", [0.5, 3.0])
-def test_the_others_agents_are_held_up_as_leases_end(agents: Agents, held_s: float) -> None:
+def test_the_others_agents_are_held_up_as_leases_end(agents: Agents) -> None:
     """By a busy machine, say, for longer than the guardians wait for them."""
     watch = start_three(agents)
     begin_s = time.monotonic()
@@ -172,7 +171,7 @@ def test_the_others_agents_are_held_up_as_leases_end(agents: Agents, held_s: flo
     time.sleep(1.0)  # leases end after 1.2 to 1.5 s
     for number in (2, 3):
         agents.send(number, signal.SIGSTOP)
-    time.sleep(0.5 + held_s)
+    time.sleep(3.5)
     for number in (2, 3):
         agents.send(number, signal.SIGCONT)
     watch.await_size(2, (2, 3))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import time
 from collections import Counter
 
 import pytest
 from tests.system import kill_points
 from tests.system.conftest import Launch
+from tests.system.everyday import wait_until
 from tests.system.test_in_place import (
     await_step,
     begin,
@@ -32,6 +32,7 @@ SPARES = (["--nproc-per-node", "3", "--spares", "2"], 3, CASES // 2)
 JOINS = (["--nproc-per-node", "4"], 3, CASES - CASES // 2)
 
 
+@pytest.mark.exact
 @pytest.mark.timeout(300 + 5 * CASES)
 @pytest.mark.parametrize(("flags", "least", "cases"), [SPARES, JOINS], ids=["spares", "joins"])
 def test_all_have_one_history(
@@ -49,12 +50,13 @@ def test_all_have_one_history(
     wishes = f"kills until min_size={least} {WEIGHTS}"
     begin(launch, *flags, "--max-restarts", "1000", steps=1_000_000, wishes=wishes)
     all_died = {step: len(deaths) for step, deaths in plan.items()}
-    deadline = time.monotonic() + 60 + 4 * cases
-    while (died := kill_points.deaths(launch.directory)) != all_died:
+
+    def have_died() -> bool:
         assert launch.process is not None
         assert launch.process.poll() is None, launch.err
-        assert time.monotonic() < deadline, (died, launch.err)
-        time.sleep(0.05)
+        return kill_points.deaths(launch.directory) == all_died
+
+    wait_until(have_died, within_s=120 + 5 * cases)
     told = max(steps_of(launch.directory), default=0)
     await_step(launch.directory, told + 20, least)
     (launch.directory / "enough").touch()
@@ -66,6 +68,7 @@ def test_all_have_one_history(
     assert bits_of(found) == replayed(found, tmp_path_factory.mktemp("replay"), WEIGHTS)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("point", [kill_points.MEMBERS, "in send"])
 def test_the_only_one_that_has_the_state_dies(launch: Launch, point: str) -> None:
     """While two spares meet it, or get the state from it: nobody goes on with half of one."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
+from tests.system.nodes import launches
 from tests.system.test_in_place import end, ends_of
 
 # In the first round a worker sends itself a signal, or sleeps for late_s (victim=RANK); a newcomer
@@ -60,8 +61,8 @@ def test_a_spare_may_take_its_time_to_build_its_state(launch: Launch) -> None:
     assert "does not answer" not in launch.err
 
 
-@pytest.mark.parametrize("spares", [0, 1])
-@pytest.mark.parametrize("count", [4, 1 << 20])  # in the second, ranks wait for each other in turn
+# In the second, ranks wait for each other in turn.
+@pytest.mark.parametrize(("spares", "count"), [(0, 4), (1, 1 << 20)])
 def test_a_call_that_times_out_costs_one_rank(
     launch: Launch, seed: int, spares: int, count: int
 ) -> None:
@@ -84,32 +85,18 @@ def test_who_comes_a_little_late_stays(launch: Launch) -> None:
     assert "killing" not in launch.err
 
 
-def nodes(tmp_path: Path, port: int, *flags: str, **options: object) -> list[Launch]:
-    """Three nodes of two workers; the first one's agent coordinates."""
-    launches = []
-    for number in range(3):
-        (tmp_path / str(number)).mkdir()
-        launches.append(Launch(tmp_path / str(number)))
-        where = ("--nnodes", "3", "--node-rank", str(number), "--nproc-per-node", "2")
-        meet = ("--master-addr", "127.0.0.1", "--master-port", str(port))
-        begin(launches[-1], *where, *meet, *flags, **options)
-    return launches
-
-
-@pytest.mark.parametrize(
-    "wait", [("--on-hang", "restart", "--hang-after", "1"), ()], ids=["hang", "timeout"]
-)
-def test_a_rank_of_another_node_is_killed_there(
-    tmp_path: Path, free_port: int, seed: int, wait: tuple[str, ...]
-) -> None:
-    """The agent that decides so leaves its own workers alone."""
+def test_a_rank_of_another_node_is_killed_there(tmp_path: Path, free_port: int, seed: int) -> None:
+    """The agent of the first node, which decides so, leaves its own workers alone."""
     victim = random.Random(seed).randrange(2, 6)
-    timeout_s = 60 if wait else 3
-    launches = nodes(tmp_path, free_port, *wait, victim=victim, timeout_s=timeout_s)
     ends: dict[int, tuple[int, int]] = {}
-    for launch in launches:
-        end(launch)
-        ends |= ends_of(launch)
+    with launches(tmp_path, 3) as nodes:
+        for number, node in enumerate(nodes):
+            where = ("--nnodes", "3", "--node-rank", str(number), "--nproc-per-node", "2")
+            meet = ("--master-addr", "127.0.0.1", "--master-port", str(free_port))
+            begin(node, *where, *meet, victim=victim, timeout_s=3)
+        for node in nodes:
+            end(node)
+            ends |= ends_of(node)
     assert sorted(ends.values()) == [(rank, 5) for rank in range(5)]
-    told = [f"killing rank {victim}, as " in launch.err for launch in launches]
+    told = [f"killing rank {victim}, as " in node.err for node in nodes]
     assert told == [number == victim // 2 for number in range(3)]

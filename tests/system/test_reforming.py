@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import SOON_S
 
 from rallypoint.store.server import StoreServer
 
@@ -76,21 +75,19 @@ def ranks(
                 process.communicate()
 
 
-@pytest.mark.parametrize(("victim", "backend"), [(0, "tcp"), (2, "shm")])
-def test_survivors_keep_process_group_and_memory(victim: int, backend: str) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+@pytest.mark.parametrize(
+    ("victim", "backend"), [(0, "tcp"), pytest.param(2, "shm", marks=pytest.mark.everyday)]
+)
+def test_survivors_keep_process_group_and_memory(victim: int, backend: str, seed: int) -> None:
     with ranks(4, "killed", seed, backend=backend) as members:
-        time.sleep(chance.uniform(0, 0.3))
-        killed = time.monotonic()
+        for each in members:
+            each.told("works")
         members[victim].process.kill()
         left = [each for rank, each in enumerate(members) if rank != victim]
         for rank, each in enumerate(left):
             told = each.told()
             assert told["lost"] == [victim] and told["rank"] == rank
             assert told["pid"] == each.process.pid
-            assert told["good"] - killed < SOON_S
             assert each.process.wait(60) == 0
 
 
@@ -133,9 +130,7 @@ def test_a_thousand_rounds_in_one_process() -> None:
 
 
 @pytest.mark.parametrize(("deaths", "backend"), [(1, "shm"), (2, "tcp")])
-def test_survivors_agree_whoever_dies(deaths: int, backend: str) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+def test_survivors_agree_whoever_dies(deaths: int, backend: str, seed: int) -> None:
     chance = random.Random(seed)
     with ranks(4, "agreeing", deaths, backend=backend) as members:
         for _ in range(deaths):

@@ -25,7 +25,7 @@ from rallypoint.store.store import Store
 
 pytestmark = pytest.mark.system
 
-MEETINGS = int(os.environ.get("RALLYPOINT_TEST_MEETINGS", "3"))
+MEETINGS = int(os.environ.get("RALLYPOINT_TEST_MEETINGS", "1"))
 LEAST, MOST, BEAT_S = 2, 4, 0.05
 EVENTS, ROUNDS, LONGEST_S = 20, 4, 120.0  # so many of each happen, however slow the machine is
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import SOON_S
 from tests.system.etcd_cluster import Cluster
 from tests.system.meetings import Call, Programs, meet, until
 
@@ -19,7 +17,6 @@ from rallypoint.rendezvous import (
     DynamicRendezvousHandler,
     RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousParameters,
     RendezvousStateError,
@@ -43,7 +40,7 @@ pytestmark = pytest.mark.system
 Make = Callable[..., RendezvousHandler]
 
 
-@pytest.fixture(params=["hash", "file", "prefix", "tcp"])
+@pytest.fixture
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
     """Opens the same store each time, as each node would."""
     with StoreServer() as server:
@@ -105,15 +102,24 @@ def _over(
     store: Store,
     least: int = 2,
     most: int = 3,
-    join_s: float = 20,
+    join_s: float = 300,
     last_call_s: float = 0.5,
     run_id: str = "r",
+    missed_beats: float = 20,
 ) -> DynamicRendezvousHandler:
+    """With a lease of 30 s: only where a node dies silently is it to be short."""
     timeout = RendezvousTimeout(
         join=timedelta(seconds=join_s), last_call=timedelta(seconds=last_call_s)
     )
     return DynamicRendezvousHandler.from_backend(
-        run_id, store, "any", least, most, timeout=timeout, keep_alive_interval=0.5
+        run_id,
+        store,
+        "any",
+        least,
+        most,
+        timeout=timeout,
+        keep_alive_interval=1.5,
+        keep_alive_max_attempt=missed_beats,
     )
 
 
@@ -121,19 +127,22 @@ def _c10d(
     port: int,
     least: int = 2,
     most: int = 3,
-    join_s: float = 20,
+    join_s: float = 300,
     last_call_s: float = 1,
     run_id: str = "r",
     **config: object,
 ) -> RendezvousHandler:
-    timeouts = {"join_timeout": int(join_s), "last_call_timeout": round(last_call_s)}
+    config |= {"join_timeout": int(join_s), "last_call_timeout": round(last_call_s)}
+    config |= {"keep_alive_interval": 1.5, "keep_alive_max_attempt": 20}
     return get_rendezvous_handler(
-        RendezvousParameters(
-            "c10d", f"127.0.0.1:{port}", run_id, least, most, None, **timeouts, **config
-        )
+        RendezvousParameters("c10d", f"127.0.0.1:{port}", run_id, least, most, None, **config)
     )
 
 
+EVERYDAY = [pytest.param(name, marks=pytest.mark.everyday) for name in ("file", "tcp")]
+
+
+@pytest.mark.parametrize("open_store", ["hash", "prefix", *EVERYDAY], indirect=True)
 def test_every_store_holds_a_rendezvous(make_in: Make) -> None:
     first, second = make_in(), make_in()
     places = meet(first, second)
@@ -156,11 +165,10 @@ def test_every_store_holds_a_rendezvous(make_in: Make) -> None:
         make_in().next_rendezvous()
 
 
+@pytest.mark.everyday
 def test_complete_at_once_when_all_are_there(make: Make) -> None:
-    handlers = [make(last_call_s=20) for _ in range(3)]
-    began = time.monotonic()
+    handlers = [make(last_call_s=1000) for _ in range(3)]
     places = meet(*handlers)
-    assert time.monotonic() - began < SOON_S
     assert sorted(place.rank for place in places) == [0, 1, 2]
     assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0, 0]
     infos = {place.bootstrap_store_info for place in places}
@@ -168,26 +176,6 @@ def test_complete_at_once_when_all_are_there(make: Make) -> None:
     assert all(handler.use_agent_store for handler in handlers)
     with TCPStore(info.master_addr, info.master_port) as store:
         assert store.list_keys() == [] or all("rendezvous" in key for key in store.list_keys())
-
-
-def test_a_spare_node_waits_as_long_as_it_takes(make: Make) -> None:
-    first, second = make(most=2), make(most=2)
-    meet(first, second)
-    spare = Call(make(most=2, join_s=1))
-    time.sleep(2.5)
-    assert spare.waits
-    assert [first.num_nodes_waiting(), second.num_nodes_waiting()] == [0, 0]
-    first.set_closed()
-    with pytest.raises(RendezvousGracefulExitError, match="closed"):
-        spare.result()
-
-
-def test_who_never_comes_back_is_not_waited_for_without_end(make: Make) -> None:
-    first, second = make(), make()
-    meet(first, second)
-    late = make(join_s=1)
-    with pytest.raises(RendezvousTimeoutError, match="have not rejoined"):
-        late.next_rendezvous()
 
 
 def test_too_few_is_told_with_numbers_and_can_be_tried_again(make: Make) -> None:
@@ -223,6 +211,7 @@ def test_closing_is_told_to_those_who_run_wait_and_come_later(make: Make) -> Non
             handler.next_rendezvous()
 
 
+@pytest.mark.parametrize("make", ["store"], indirect=True)
 def test_shutdown_closes_for_all(make: Make) -> None:
     first, second = make(most=2), make(most=2)
     meet(first, second)
@@ -231,10 +220,12 @@ def test_shutdown_closes_for_all(make: Make) -> None:
     assert second.shutdown()
 
 
+@pytest.mark.parametrize("make", ["store"], indirect=True)
 def test_a_handler_that_nobody_holds_any_more_leaves(make: Make) -> None:
+    first: Any
     first, second = make(), make()
     meet(first, second)
-    third = _like(second)
+    third = _over(first._store.clone())  # no fixture holds it
     call = Call(third)
     until(first.num_nodes_waiting)
     meet(first, second)
@@ -244,14 +235,7 @@ def test_a_handler_that_nobody_holds_any_more_leaves(make: Make) -> None:
     assert [place.world_size for place in meet(first, second)] == [2, 2]
 
 
-def _like(handler: Any) -> Any:
-    """Another node of the same rendezvous, that no fixture holds."""
-    if isinstance(handler, DynamicRendezvousHandler):
-        return _over(handler._store.clone())
-    return _c10d(int(handler._params.endpoint.rpartition(":")[2]))
-
-
-@pytest.fixture(params=["tcp", "file", "c10d"])
+@pytest.fixture
 def programs(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> Iterator[Programs]:
     with StoreServer() as server:
         where = {
@@ -264,7 +248,9 @@ def programs(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> 
         programs.kill_all()
 
 
-@pytest.mark.parametrize("victim", ["a", "c"], ids=["first", "last"])
+@pytest.mark.parametrize(
+    ("programs", "victim"), [("tcp", "a"), ("file", "c"), ("c10d", "a")], indirect=["programs"]
+)
 def test_a_killed_process_is_missed_and_can_be_replaced(programs: Programs, victim: str) -> None:
     programs.start("a")
     programs.start("b")
@@ -280,6 +266,7 @@ def test_a_killed_process_is_missed_and_can_be_replaced(programs: Programs, vict
     programs.finish(left)
 
 
+@pytest.mark.parametrize("programs", ["tcp", "c10d"], indirect=True)
 def test_a_process_that_was_suspended_is_a_newcomer(programs: Programs) -> None:
     for name in "abc":
         programs.start(name)
@@ -308,14 +295,15 @@ def test_what_cannot_be_read_or_reached_is_said(tmp_path: Path) -> None:
     client.close()
 
 
+@pytest.mark.parametrize("open_store", ["tcp"], indirect=True)
 def test_others_go_on_with_the_next_round_when_all_have_left(make_in: Make) -> None:
-    handlers: list[Any] = [make_in(), make_in()]
+    handlers: list[Any] = [make_in(missed_beats=2), make_in(missed_beats=2)]
     before = meet(*handlers)
     before[0].store.set("k", "v")
     for handler in handlers:  # as when nobody holds the handler any more
         handler._node.end()
-        assert handler._node.join(SOON_S)
-    after = meet(make_in(), make_in())
+        assert handler._node.join(60)
+    after = meet(make_in(missed_beats=2), make_in(missed_beats=2))
     assert {place.world_size for place in after} == {2}
     assert after[0].store.prefix != before[0].store.prefix
     assert not after[0].store.check(["k"])
@@ -332,15 +320,16 @@ def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
     store, name = HashStore(), JobKeys.of("r", 0).claim
     client = StoreClient(store, "rallypoint.rendezvous/r/state")
     client.transact(revisions={}, puts={name: pack(claim)})
-    hasty = _over(store, least=1, most=1, join_s=2)
+    hasty = _over(store, least=1, most=1, join_s=2, missed_beats=2)
     with pytest.raises(RendezvousTimeoutError, match=f":{free_port}. coordinates, but does not"):
         hasty.next_rendezvous()
-    handler = _over(store, least=1, most=1)
+    handler = _over(store, least=1, most=1, missed_beats=2)
     assert handler.next_rendezvous().world_size == 1
     for each in (hasty, handler, other):
         each.shutdown()
 
 
+@pytest.mark.everyday
 def test_c10d_says_why_a_node_is_not_let_in(
     free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,11 +363,12 @@ def test_c10d_meets_in_a_file_too(tmp_path: Path) -> None:
     second.shutdown()
 
 
+@pytest.mark.everyday
 def test_static_nodes_meet_by_rank_again_and_again(free_port: int) -> None:
-    def make(rank: int, timeout: int = 20) -> RendezvousHandler:
+    def make(rank: int, patience_s: int = 300) -> RendezvousHandler:
         return get_rendezvous_handler(
             RendezvousParameters(
-                "static", f"127.0.0.1:{free_port}", "r", 2, 2, rank=rank, timeout=timeout
+                "static", f"127.0.0.1:{free_port}", "r", 2, 2, rank=rank, timeout=patience_s
             )
         )
 
@@ -391,7 +381,7 @@ def test_static_nodes_meet_by_rank_again_and_again(free_port: int) -> None:
     second = make(1)  # as a process that was started again
     again = meet(first, second)
     assert not again[1].store.check(["k"])
-    lonely = make(1, timeout=1)
+    lonely = make(1, patience_s=1)
     with pytest.raises(RendezvousTimeoutError, match="missing rank 0"):
         lonely.next_rendezvous()
     assert not second.is_closed()

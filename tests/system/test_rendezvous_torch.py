@@ -35,7 +35,8 @@ def _torchs(port: int) -> Make:
             timeout=dynamic_rendezvous.RendezvousTimeout(
                 join=timedelta(seconds=join_s), last_call=timedelta(seconds=1)
             ),
-            keep_alive_interval=1,
+            keep_alive_interval=2,
+            keep_alive_max_attempt=15,
         )
 
     return make
@@ -54,7 +55,8 @@ def _ours(stores: list[TCPStore], port: int) -> Make:
             timeout=RendezvousTimeout(
                 join=timedelta(seconds=join_s), last_call=timedelta(seconds=1)
             ),
-            keep_alive_interval=1,
+            keep_alive_interval=2,
+            keep_alive_max_attempt=15,
         )
 
     return make
@@ -74,14 +76,14 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Make]]:
 
 
 def _grows(make: Make) -> Iterator[object]:
-    first, second = make(2, 3, 20), make(2, 3, 20)
+    first, second = make(2, 3, 300), make(2, 3, 300)
     places = meet(first, second)
     yield sorted((place.rank, place.world_size) for place in places)
     yield first.num_nodes_waiting()
     places[0].store.set("k", "v")
     yield bytes(places[1].store.get("k"))
     yield len({str(_address_of(place)) for place in places})
-    third = make(2, 3, 20)
+    third = make(2, 3, 300)
     call = Call(third)
     until(lambda: first.num_nodes_waiting() and second.num_nodes_waiting())
     yield first.num_nodes_waiting(), second.num_nodes_waiting()

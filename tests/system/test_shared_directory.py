@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.system.everyday import wait_until
 from tests.system.nodes import Agents
 
 from rallypoint.testing.hosts import Hosts
@@ -36,6 +36,7 @@ def files(agents: Agents, kind: str) -> list[Path]:
     return sorted((agents.directory / "meeting").glob(f"{kind}.*"))
 
 
+@pytest.mark.everyday
 @pytest.mark.repeated
 def test_all_that_start_at_once_begin_one_job(agents: Agents) -> None:
     for number in (1, 2, 3, 4):
@@ -44,22 +45,6 @@ def test_all_that_start_at_once_begin_one_job(agents: Agents) -> None:
     assert [path.name for path in files(agents, "founder")] == ["founder.0"], agents.story()
     assert len(files(agents, "agent")) == 4
     agents.finish((1, 2, 3, 4))
-    assert list((agents.directory / "meeting").iterdir()) == []  # for the next job
-
-
-def wait_for_size(agents: Agents, numbers: tuple[int, ...], *, after: int) -> int:
-    """Until workers on exactly these hosts make up a round newer than `after`; its number."""
-    size = len(numbers)
-    deadline = time.monotonic() + 60
-    while True:
-        up = agents.up()
-        told = [up.get(f"host{number}.0", "-1 ?").split() for number in numbers]
-        rounds = {int(words[0]) for words in told}
-        sizes = {words[1].rpartition("/")[2] for words in told}
-        if len(rounds) == 1 and min(rounds) > after and sizes == {str(size)}:
-            return min(rounds)
-        assert time.monotonic() < deadline, (up, agents.story())
-        time.sleep(0.02)
 
 
 def test_any_may_be_lost_and_is_replaced(agents: Agents) -> None:
@@ -67,12 +52,12 @@ def test_any_may_be_lost_and_is_replaced(agents: Agents) -> None:
     flags = ("--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=1")
     for number in (1, 2, 3):
         agents.start(number, *flags)
-    newest = wait_for_size(agents, (1, 2, 3), after=-1)
+    newest = agents.wait_for_size((1, 2, 3))
     for lost, left in ((1, (2, 3)), (2, (1, 3)), (3, (1, 2))):
         assert agents.end_all(lost) == []
-        newest = wait_for_size(agents, left, after=newest)
+        newest = agents.wait_for_size(left, after=newest)
         agents.start(lost, *flags)
-        newest = wait_for_size(agents, (1, 2, 3), after=newest)
+        newest = agents.wait_for_size((1, 2, 3), after=newest)
     assert [path.name for path in files(agents, "founder")] == ["founder.0"]
     assert len(files(agents, "agent")) == 6  # of three that were killed, too
     agents.finish((1, 2, 3))
@@ -101,22 +86,22 @@ def test_of_two_the_one_that_is_left_goes_on_with_a_new_one(agents: Agents, foun
     wait_for_files(agents, "founder", 1)
     other = 3 - founder
     agents.start(other, *flags, "--node-rank", str(other - 1))
-    wait_for_size(agents, (1, 2), after=-1)
+    agents.wait_for_size((1, 2))
     assert agents.end_all(1) == []
     agents.start(3, *flags)
-    wait_for_size(agents, (2, 3), after=-1)
+    agents.wait_for_size((2, 3))
     agents.finish((2, 3))
 
 
 def test_two_jobs_of_one_name_become_one_when_they_meet(agents: Agents) -> None:
     flags = ("--nnodes", "1:3", "--rdzv-conf", CONF)
     agents.start(1, *flags)
-    wait_for_size(agents, (1,), after=-1)
+    agents.wait_for_size((1,))
     agents.hosts.partition([1], [2])
     agents.start(2, *flags)
-    wait_for_size(agents, (2,), after=-1)
+    agents.wait_for_size((2,))
     agents.hosts.heal()
-    wait_for_size(agents, (1, 2), after=0)
+    agents.wait_for_size((1, 2), after=0)
     agents.finish((1, 2))
 
 
@@ -144,12 +129,13 @@ def test_a_node_that_leaves_takes_its_address_along(agents: Agents) -> None:
     flags = ("--nnodes", "1:2", "--rdzv-conf", CONF)
     for number in (1, 2):
         agents.start(number, *flags)
-    newest = wait_for_size(agents, (1, 2), after=-1)
+    newest = agents.wait_for_size((1, 2))
     agents.send(1, signal.SIGTERM)
     assert agents.ended(1) == 143
-    wait_for_size(agents, (2,), after=newest)
+    agents.wait_for_size((2,), after=newest)
     assert len(files(agents, "agent")) == 1
     agents.finish((2,))
+    assert list((agents.directory / "meeting").iterdir()) == []  # for the next job
 
 
 def test_a_directory_that_cannot_be_used(agents: Agents) -> None:
@@ -159,7 +145,4 @@ def test_a_directory_that_cannot_be_used(agents: Agents) -> None:
 
 
 def wait_for_files(agents: Agents, kind: str, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(files(agents, kind)) < count:
-        assert time.monotonic() < deadline, agents.story()
-        time.sleep(0.02)
+    wait_until(lambda: len(files(agents, kind)) >= count)

@@ -39,6 +39,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.everyday
 def test_needs_no_import_by_the_user() -> None:
     done = python(ALONE)
     assert (done.returncode, done.stderr) == (0, "")
@@ -68,6 +69,7 @@ def test_import_of_torch_loads_nothing_heavy_of_ours() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.everyday
 def test_whatever_is_wrong_with_us_import_torch_works() -> None:
     done = python(
         "import torch.distributed as dist\n"  # the hook has run; now as on a broken installation
@@ -130,6 +132,41 @@ open(f"done.{os.environ['RANK']}", "w").close()
     assert len(list(launch.directory.glob("done.*"))) == 2
 
 
+@pytest.mark.everyday
+def test_ddp_trains_as_one_process_does(launch: Launch) -> None:
+    script = launch.script("""
+import copy, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("rallypoint")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+alone = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+data = torch.randn(20, ranks, 4, 8)
+
+def train(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = (model(batch) - batch.sum(-1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+ours = DistributedDataParallel(copy.deepcopy(alone))
+train(ours, data[:, rank])
+losses = train(alone, data.flatten(1, 2))
+assert losses[-1] < losses[0] / 2, losses
+for found, expected in zip(ours.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(found, expected)
+open(f"trained.{rank}", "w").close()
+""")
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
+    assert len(list(launch.directory.glob("trained.*"))) == 2
+
+
+@pytest.mark.everyday
 def test_mismatch_names_the_users_lines(launch: Launch) -> None:
     script = launch.script("""
 import torch, torch.distributed as dist
@@ -161,6 +198,7 @@ else:
     assert "all_reduce(float32[3], SUM) at worker.py:10" in launch.err
 
 
+@pytest.mark.exact
 def test_own_hook_averages_in_any_dtype_and_group(launch: Launch) -> None:
     script = launch.script("""
 import torch, torch.distributed as dist

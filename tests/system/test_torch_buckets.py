@@ -74,6 +74,7 @@ def train(launch: Launch, ranks: int, name: str) -> list[Any]:
     ]
 
 
+@pytest.mark.exact
 def test_gradients_are_the_same(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all three ranks, and with two of them."""
     ranks = 3

@@ -45,6 +45,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {backend: launch(backend, directory) for backend in ("rallypoint", "gloo")}
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("name", FEATURES)
 def test_computes_the_same_as_with_gloo(name: str, results: dict[str, dict[str, Any]]) -> None:
     ours, gloos = results["rallypoint"][name], results["gloo"][name]

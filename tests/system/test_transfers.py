@@ -20,10 +20,13 @@ def ways(directory: Path) -> set[str]:
     return {way for rank in range(RANKS) for way in (directory / str(rank)).read_text().split()}
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("direct", "expected"),
-    [("", {"read"}), ("0", {"broadcast", "messages"})],
-    ids=["read", "messages"],
+    [
+        pytest.param("", {"read"}, id="read"),
+        pytest.param("0", {"broadcast", "messages"}, id="messages", marks=pytest.mark.everyday),
+    ],
 )
 def test_on_one_host(launch: Launch, seed: int, direct: str, expected: set[str]) -> None:
     words = ("--nproc-per-node", str(RANKS), PROGRAM, str(launch.directory), str(seed))
@@ -33,6 +36,7 @@ def test_on_one_host(launch: Launch, seed: int, direct: str, expected: set[str])
     assert ways(launch.directory) == expected
 
 
+@pytest.mark.exact
 def test_on_two_hosts(needs_hosts: None, tmp_path: Path, seed: int) -> None:
     """From the own host if there is a source, otherwise from all of them."""
     with Hosts(2) as hosts:
@@ -91,4 +95,4 @@ def test_what_is_not_confirmed_is_no_state(launch: Launch, victim: int) -> None:
     assert launch.process.wait(60) == 1
     told = {rank: launch.directory / f"told.{rank}" for rank in range(3) if rank != victim}
     assert {path.read_text() for path in told.values()} == {f"lost {victim}"}
-    assert launch.left_over(within_s=2) == []
+    launch.expect_nothing_left()

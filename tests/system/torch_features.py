@@ -9,6 +9,7 @@ them down. Nothing here knows which backend it runs on.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -389,6 +390,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(results))
     dist.destroy_process_group()
+    if backend == "gloo":
+        os._exit(0)  # else one of its threads may abort the process (pytorch/pytorch#190489)
 
 
 if __name__ == "__main__":

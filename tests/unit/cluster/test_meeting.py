@@ -6,12 +6,13 @@ import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+from tests.ports import reserved_port, reserved_ports
 from tests.unit.cluster.pmi_server import PmiServer
 
 from rallypoint.base.errors import (
@@ -25,6 +26,7 @@ from rallypoint.cluster import meeting
 from rallypoint.cluster.meeting import Meeting, announce, open_launched, pmi, withdraw
 from rallypoint.cluster.meeting.waiting import Waiting
 from rallypoint.cluster.places.process import Process, find_process
+from rallypoint.store import session
 from rallypoint.store.client import TCPStore
 
 SOON = timedelta(seconds=60)
@@ -36,6 +38,7 @@ def as_a_new_process() -> Iterator[None]:
     with (
         patch.object(meeting, "_meeting", new=None),
         patch.object(meeting, "_announced", new=()),
+        patch.object(meeting, "_FIRST_TRY_S", new=60.0),  # of a store that does not answer
         patch.object(pmi, "_cut_short", new=set()),
         patch("atexit.register"),
     ):
@@ -73,12 +76,6 @@ def step(rank: int, size: int, run_id: str, ports: list[int]) -> tuple[Process, 
         place="a step", by="X", rank=rank, size=size, run_id=run_id, endpoints=endpoints
     )
     return process, {}
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in held]
 
 
 # Through a launcher.
@@ -184,18 +181,22 @@ def test_mpi4py_passes_on_if_it_is_there_and_the_same_job() -> None:
 
 
 def test_a_step_meets_at_one_of_its_ports() -> None:
-    ports = free_ports(3)
-    with socket.create_server(("127.0.0.1", ports[0])):
-        found = meet_all(*(step(rank, 2, "a", ports) for rank in range(2)))
-    assert {each.port for each in found} == {ports[1]}
+    def open_store(host: str, port: int, timeout: timedelta, **named: Any) -> TCPStore:
+        limit = timedelta(seconds=0.1) if port == ports[0] else timeout
+        return TCPStore(host, port, timeout=limit, **named)
+
+    with reserved_ports(3) as ports, patch.object(meeting, "TCPStore", open_store):
+        with socket.create_server(("127.0.0.1", ports[0])):  # and never answers
+            found = meet_all(*(step(rank, 2, "a", ports) for rank in range(2)))
+        assert {each.port for each in found} == {ports[1]}
     for each in found:
         close(each)
 
 
 def test_two_steps_with_the_same_ports_do_not_mix() -> None:
-    ports = free_ports(4)
-    jobs = [step(rank, 3, run_id, ports) for run_id in "ab" for rank in (2, 1, 0)]
-    found = meet_all(*jobs)
+    with reserved_ports(4) as ports:
+        jobs = [step(rank, 3, run_id, ports) for run_id in "ab" for rank in (2, 1, 0)]
+        found = meet_all(*jobs)
     assert len({each.port for each in found[:3]}) == 1
     assert len({each.port for each in found[3:]}) == 1
     assert found[0].port != found[3].port
@@ -211,14 +212,20 @@ def test_no_port_of_a_step_is_free() -> None:
 
 
 def test_rank_0_does_not_come() -> None:
-    process, environ = step(1, 2, "a", free_ports(1))
-    with pytest.raises(StoreConnectionError, match=r"rank 1 could not reach rank 0's store at 127"):
+    refused = pytest.raises(StoreConnectionError, match=r"rank 1 could not reach rank 0's store at")
+    with reserved_port() as port, refused:
+        process, environ = step(1, 2, "a", [port])
         meeting._meet(process, timedelta(seconds=0.2), environ)
 
 
 def test_another_rank_does_not_come() -> None:
-    process, environ = step(0, 2, "a", free_ports(1))
-    with pytest.raises(StoreTimeoutError, match="1 of 2 ranks; missing: 1"):
+    """Only the wait for it is short."""
+    with (
+        patch.object(session, "_CANCEL_S", 60.0),
+        reserved_port() as port,
+        pytest.raises(StoreTimeoutError, match="1 of 2 ranks; missing: 1"),
+    ):
+        process, environ = step(0, 2, "a", [port])
         meeting._meet(process, timedelta(seconds=0.2), environ)
 
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,9 +25,26 @@ def ip(*words: str) -> Any:
     return json.loads(done.stdout or "[]")
 
 
+def settled(look: Callable[[], Any]) -> tuple[Any, Any]:
+    """What iproute2 shows and what `look` finds while nobody changes this machine's network."""
+    while True:
+        before, found = ip("addr"), look()
+        shown = ip("addr")
+        if _without_lifetimes(before) == _without_lifetimes(shown):
+            return shown, found
+
+
+def _without_lifetimes(shown: Any) -> Any:
+    for each in shown:
+        for address in each["addr_info"]:
+            for name in ("valid_life_time", "preferred_life_time"):
+                address.pop(name, None)
+    return shown
+
+
 def test_interfaces_are_those_that_iproute2_shows() -> None:
-    shown = ip("addr")
-    found = {each.name: each for each in netlink.read_interfaces()}
+    shown, interfaces = settled(netlink.read_interfaces)
+    found = {each.name: each for each in interfaces}
     assert list(found) == [each["ifname"] for each in shown]
     for each in shown:
         mine = found[each["ifname"]]

@@ -31,7 +31,11 @@ FOUND = f"cmd=get_result rc=0 value={TEXT}\n"
 @pytest.fixture(autouse=True)
 def descriptors_are_new() -> Iterator[None]:
     """The kernel gives their numbers again; and this process ends later."""
-    with patch.object(pmi, "_cut_short", new=set()), patch("atexit.register"):
+    with (
+        patch.object(pmi, "_cut_short", new=set()),
+        patch.object(pmi, "_FAREWELL_S", new=60.0),
+        patch("atexit.register"),
+    ):
         yield
 
 

@@ -47,6 +47,12 @@ def environ(prefix: Path, note: Path) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that does not get its turn is not killed."""
+    monkeypatch.setattr(pmix, "_FAREWELL_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
 def leave() -> Iterator[list[Callable[[], None]]]:
     """What each process does at its end, which here is the test's."""
     ends: list[Callable[[], None]] = []

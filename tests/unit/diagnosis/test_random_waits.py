@@ -1,8 +1,10 @@
-"""Ten thousand random jobs that stand still: the same ranks are named as by trying everything."""
+"""Thousands of random jobs that stand still: the same ranks are named as by trying everything."""
 
 from __future__ import annotations
 
 import random
+
+import pytest
 
 from rallypoint.base.recorded_call import Call, Group
 from rallypoint.diagnosis.explain import explanation_of, needs_of
@@ -14,13 +16,14 @@ from rallypoint.diagnosis.waits import find_waits
 from tests.unit.diagnosis.jobs import NOW_S, job, looked, ns, process, sleeping, stack, worker
 from tests.unit.diagnosis.toy_ranks import Begun, Toy, broken, healthy, truth
 
-_JOBS = 10_000
+_OF_SO_MANY = pytest.mark.parametrize("jobs", [3_000, pytest.param(10_000, marks=pytest.mark.long)])
 _TORCH = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 
 
-def test_who_must_move(seed: int) -> None:
+@_OF_SO_MANY
+def test_who_must_move(jobs: int, seed: int) -> None:
     seen = {"roots": 0, "deadlocks": 0, "mismatches": 0, "choices": 0}
-    for number in range(_JOBS):
+    for number in range(jobs):
         draw = random.Random(f"{seed}/{number}")
         toy = broken(draw)
         toy.run(draw)
@@ -52,13 +55,14 @@ def test_who_must_move(seed: int) -> None:
         seen["deadlocks"] += bool(circles)
         seen["mismatches"] += len(ranks) < len(expected.roots)
         seen["choices"] += any(len(c) > 1 for each in needs.values() for c in each)
-    assert min(seen.values()) > _JOBS // 200, seen  # each of these has been tried
+    assert min(seen.values()) > jobs // 200, seen  # each of these has been tried
 
 
-def test_the_healthy_are_left_alone(seed: int) -> None:
+@_OF_SO_MANY
+def test_the_healthy_are_left_alone(jobs: int, seed: int) -> None:
     """Asked at any time, whether they move between the looks or wait for a moment."""
     waited = 0
-    for number in range(_JOBS // 5):
+    for number in range(jobs // 5):
         draw = random.Random(f"{seed}/{number}")
         toy = healthy(draw)
         toy.run(draw, steps=draw.randint(0, 20))
@@ -76,7 +80,7 @@ def test_the_healthy_are_left_alone(seed: int) -> None:
         toy.run(draw)
         at_rest = facts_of(toy, draw)
         assert looked(at_rest).kind is Kind.NO_HANG, toy
-    assert waited > _JOBS // 50
+    assert waited > jobs // 50
 
 
 def program_counters(toy: Toy) -> list[tuple[int, bool]]:

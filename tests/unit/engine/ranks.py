@@ -7,11 +7,16 @@ memory, those of different hosts are connected by TCP, from the start or ("late"
 from __future__ import annotations
 
 import os
+import platform
+import signal
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rallypoint._native import region_bytes
@@ -33,6 +38,7 @@ TRANSPORTS: dict[str, Callable[[int, int], int]] = {
 # What is read where it lies: as ranks of one process do, as those of several do, and from arenas.
 REACHES = {"shared": (7, True), "read": (7, False), "tried": (3, False), "arenas": (1, False)}
 TRANSPORTS |= dict.fromkeys(REACHES, TRANSPORTS["shm"])
+FUTEX = {"x86_64": "202", "aarch64": "98"}
 chosen_transport = "shm"  # unless a test says otherwise; see conftest.py
 
 
@@ -80,7 +86,7 @@ def connect_late(hosts: Sequence[int], streams: int) -> list[tuple[list[FarPeer]
             streams=streams,
             congestion="",
             long_congestion="",
-            silence_s=5,
+            silence_s=200,
             endpoints=endpoints,
             neighbours=[(peer, controls[rank, peer]) for peer in neighbours(rank, len(hosts))],
         )
@@ -135,6 +141,47 @@ def move(communicator: Communicator, source: int, target: int, tag: int, array: 
     return communicator.receive(source, tag, array) - source
 
 
+def sleeps(thread_id: int) -> bool:
+    """Whether that thread of this process sleeps in a wait of the engine: on a bell in a region."""
+    task = Path(f"/proc/self/task/{thread_id}")
+    try:
+        number, *arguments = (task / "syscall").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    if number != FUTEX[platform.machine()]:
+        return False
+    place = int(arguments[0], 16)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, _, last = line.partition(" ")[0].partition("-")
+        if int(first, 16) <= place < int(last, 16):
+            return "memfd:test" in line
+    return False
+
+
+@contextmanager
+def struck(handler: Callable[..., object]) -> Iterator[None]:
+    """In the first wait of the engine within the block, this thread gets a signal, and calls
+    `handler` then."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread_id, is_over = threading.get_native_id(), threading.Event()
+
+    def strike() -> None:
+        while not is_over.is_set():
+            if sleeps(thread_id):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                return
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
 @contextmanager
 def communicators_of(
     ranks: int,
@@ -142,7 +189,7 @@ def communicators_of(
     override: str | Mapping[Collective, str] = "",
     custom: Program | None = None,
     per_host: int = 0,
-    timeout_s: float = 30,
+    timeout_s: float = 200,
     synchronous_send: bool = False,
     transport: str | None = None,
     streams: int = 1,
@@ -183,9 +230,16 @@ def communicators_of(
         communicator.set_reach(PeerMemoryAccess(reach), knows_itself=knows_itself)
     try:
         yield communicators
-    finally:
-        for communicator in communicators:
-            communicator.leave()
+    finally:  # at once: each waits until what it has sent is acknowledged
+        _side_by_side([communicator.leave for communicator in communicators])
+
+
+def _side_by_side(calls: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def run_ranks(ranks: int, main: Callable[[Communicator], Any], **options: Any) -> Sequence[Any]:
@@ -205,11 +259,7 @@ def run_ranks(ranks: int, main: Callable[[Communicator], Any], **options: Any) -
                 errors.append(error)
                 communicators[rank].abort()
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _side_by_side([partial(run, rank) for rank in range(ranks)])
     if errors:
         raise errors[0]
     return results

@@ -5,6 +5,7 @@ The peer is the test itself, which proves itself as process_group/mesh.py does.
 
 from __future__ import annotations
 
+import gc
 import hmac
 import os
 import random
@@ -20,7 +21,6 @@ import numpy as np
 import pytest
 
 from rallypoint._native import region_bytes
-from rallypoint.base.worker_env import SILENCE_S
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh
 from rallypoint.process_group.formation.mesh import GREETING, Pass
 from rallypoint.store.token import NONCE, PROOF, client_proof, server_proof
@@ -37,7 +37,7 @@ class Late:
     def __init__(self, rank: int) -> None:
         self.rank, self.peer = rank, 1 - rank
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.listener.settimeout(20)
+        self.listener.settimeout(200)
         theirs = socket.create_server(("127.0.0.1", 0))
         theirs.setblocking(False)
         self.address = theirs.getsockname()
@@ -49,7 +49,7 @@ class Late:
             rank=rank,
             ranks=2,
             plan=planner(rank, 2, "", None),
-            timeout_s=20,
+            timeout_s=200,
             spins=0,
             yields=10,
             peers=[FarPeer(self.peer, 4711, -1, -1, [])],
@@ -60,7 +60,7 @@ class Late:
                 1,
                 "",
                 "",
-                SILENCE_S,
+                200,
                 [(self.peer, *self.listener.getsockname())],
                 [(self.peer, control.detach())],
             ),
@@ -71,7 +71,7 @@ class Late:
     def called(self) -> tuple[socket.socket, int, bytes]:
         """Somebody who calls us: what for, and the random bytes that are to be signed."""
         sock, _ = self.listener.accept()
-        sock.settimeout(20)
+        sock.settimeout(200)
         greeting = receive(sock, len(GREETING) + HEAD.size + NONCE)
         assert greeting.startswith(GREETING)
         caller, purpose = HEAD.unpack_from(greeting, len(GREETING))
@@ -81,7 +81,7 @@ class Late:
     def greet(self, purpose: int, admission: Pass = PASS) -> tuple[socket.socket, bytes, bytes]:
         """A call of ours, what remains to be sent, and what must come then."""
         sock = socket.create_connection(self.address)
-        sock.settimeout(20)
+        sock.settimeout(200)
         ours = os.urandom(NONCE)
         sock.sendall(GREETING + HEAD.pack(self.peer, purpose) + ours)
         theirs = receive(sock, NONCE)
@@ -91,7 +91,7 @@ class Late:
     def close(self) -> None:
         self.communicator.abort()
         if self.send.is_alive():
-            self.send.join(20)
+            self.send.join(200)
         self.communicator.leave()
         self.control.close()
         self.listener.close()
@@ -100,6 +100,7 @@ class Late:
 @contextmanager
 def no_descriptors_left() -> Iterator[None]:
     """For this process, until the end of the block."""
+    gc.collect()  # so that nothing closes one meanwhile
     lowest = os.dup(0)
     os.close(lowest)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -140,7 +141,7 @@ def test_it_calls_when_it_has_something_to_send(late: Late) -> None:
         sock.sendall(server_proof(key, theirs, ours))
         purposes.add(purpose)
         socks.append((purpose, sock))
-    late.send.join(20)
+    late.send.join(200)
     mail = next(sock for purpose, sock in socks if purpose == MAIL)
     assert receive(mail, 4) == b"RLPM"
     for _, sock in socks:
@@ -150,7 +151,7 @@ def test_it_calls_when_it_has_something_to_send(late: Late) -> None:
 def test_a_lack_of_descriptors_may_pass(late: Late) -> None:
     with no_descriptors_left():
         late.send.start()
-        late.send.join(0.3)
+        late.send.join(0.1)
         assert late.send.is_alive()
     for _ in range(2):
         sock, _, _ = late.called()
@@ -162,7 +163,7 @@ def test_a_rank_without_descriptors_blames_itself(late: Late) -> None:
     """And not the rank that it cannot call."""
     with no_descriptors_left():
         late.send.start()
-        late.send.join(20)
+        late.send.join(200)
     assert not late.send.is_alive()
     error = late.communicator.error("send")
     assert error.rank == late.rank
@@ -193,7 +194,7 @@ def test_only_those_who_know_the_secret_get_in(late: Late, seed: int) -> None:
         if purpose == MAIL:
             mail = sock
     late.send.start()
-    late.send.join(20)
+    late.send.join(200)
     assert receive(mail, 4) == b"RLPM"
     mail.close()
     sock.close()
@@ -208,7 +209,7 @@ def test_who_has_not_proved_itself_gives_way(late: Late) -> None:
         sock.sendall(proof)
         assert receive(sock, PROOF) == expected
         socks.append(sock)
-    late.send.join(20)
+    late.send.join(200)
     for sock in [*socks, *(sock for sock, *_ in calls)]:
         sock.close()
 
@@ -230,7 +231,7 @@ def test_of_two_that_have_the_higher_ranks_call_stands(late: Late) -> None:
         if not answer:
             theirs.sendall(server_proof(key, nonce, ours))
         socks += [theirs, sock]
-    late.send.join(20)
+    late.send.join(200)
     assert not late.send.is_alive()
     for sock in socks:
         sock.close()

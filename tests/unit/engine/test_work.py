@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
-import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -18,7 +15,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, MismatchError, PeerEr
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator, ReduceOp
 from rallypoint.engine.work import Work
 from rallypoint.schedule.program import Collective
-from tests.unit.engine.ranks import begin, communicators_of, move, post, run_ranks
+from tests.unit.engine.ranks import begin, communicators_of, move, post, run_ranks, struck
 
 
 def all_reduce(communicator: Communicator, values: Any, **options: Any) -> Work:
@@ -62,7 +59,7 @@ def test_completes_without_anybody_waiting() -> None:
                 done.set()
 
             works[-1].add_done_callback(back)
-            assert done.wait(20)
+            assert done.wait(200)
             assert all((array == 2).all() for array in values)
 
     run_ranks(2, main)
@@ -82,6 +79,8 @@ def test_arrays_live_until_the_end_and_no_longer() -> None:
     class Array(np.ndarray[Any, Any]):
         """Can be referred to weakly."""
 
+    is_seen = threading.Event()
+
     def main(communicator: Communicator) -> None:
         values = np.ones(200_000).view(Array)
         gone = weakref.ref(values)
@@ -89,13 +88,14 @@ def test_arrays_live_until_the_end_and_no_longer() -> None:
             work = all_reduce(communicator, values)
             del values
             assert gone() is not None
+            is_seen.set()
             sync = np.zeros(1)
             communicator.run(Collective.BROADCAST, 0, 1, sync, sync)
             work.wait()
             assert gone() is None
         else:
             sync = np.zeros(1)
-            time.sleep(0.05)
+            is_seen.wait(200)
             all_reduce(communicator, values)
             communicator.run(Collective.BROADCAST, 0, 1, sync, sync)
 
@@ -122,7 +122,7 @@ def test_callbacks_and_what_finishes_run_once() -> None:
             if late:
                 work.wait()
             work.add_done_callback(back)
-            assert done.wait(20)
+            assert done.wait(200)
             work.wait()
             assert calls == ["finish", "callback"]
 
@@ -166,7 +166,7 @@ def test_every_operation_under_way_fails_with_the_group(way: str) -> None:
                     told.set()
 
                 work.add_done_callback(back)
-                assert told.wait(10)
+                assert told.wait(200)
                 assert isinstance(errors[0], PeerLostError)
         assert all(work.is_completed() for work in works)
 
@@ -300,14 +300,8 @@ def test_a_work_may_be_released_while_someone_waits_for_it() -> None:
 
     with communicators_of(2, is_alone=False) as (own, other):
         work = post(own, False, 1, 0, got)
-        before = signal.signal(signal.SIGUSR1, complete_and_release)
-        alarm = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
-        try:
-            alarm.start()
+        with struck(complete_and_release):
             work.wait()
-        finally:
-            alarm.join()
-            signal.signal(signal.SIGUSR1, before)
     assert got[0] == 1
 
 

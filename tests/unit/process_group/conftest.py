@@ -13,6 +13,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks.be_patient(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     chosen = getattr(request, "param", "shm")
     monkeypatch.setattr(ranks, "chosen_backend", chosen)

@@ -7,7 +7,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
+from rallypoint.engine import communicator, segment
+from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.opening import form_world
+from rallypoint.process_group.groups import accounts
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.store.hash import HashStore
@@ -21,8 +26,22 @@ def make_believe_host() -> str:
     return threading.current_thread().name
 
 
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that does not get its turn is neither late nor a stranger, and its calls end."""
+    monkeypatch.setattr(segment, "_HELLO_TIMEOUT_S", 200.0)
+    monkeypatch.setattr(mesh, "_STRANGER_S", 200.0)
+    monkeypatch.setattr(communicator, "_MOST_S", 200.0)
+    monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))
+
+
+def await_at_barrier(group: ProcessGroup, rank: int, number: int) -> None:
+    """Wait until that rank of the group has come to its monitored barrier of that number."""
+    prefix = f"{group.world.prefix}/monitored_barrier/{group.group_name}"
+    group.world.store.wait([f"{prefix}/{number}/{rank}"])
+
+
 def run_ranks(
-    ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 30, override: str = ""
+    ranks: int, main: Callable[[ProcessGroup], Any], *, timeout_s: float = 200, override: str = ""
 ) -> list[Any]:
     """Run `main` on each rank; return the results, or raise the first error: others follow it."""
     store = HashStore(timeout=timedelta(seconds=timeout_s))

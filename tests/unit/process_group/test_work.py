@@ -55,7 +55,7 @@ def test_future_calls_back_and_chains() -> None:
             assert (half.wait() == 1).all() and half.done()
             seen = threading.Event()
             work.get_future().add_done_callback(lambda _: seen.set())  # noqa: B023
-            assert seen.wait(10)
+            assert seen.wait(200)
             failing = half.then(lambda _: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 failing.wait()
@@ -88,7 +88,7 @@ def test_waiting_may_time_out_and_go_on() -> None:
     def main(group: ProcessGroup) -> None:
         array = np.ones(3)
         if group.rank() == 1:
-            gate.wait(10)
+            gate.wait(200)
             dist.all_reduce(array, group=group)
             return
         work = dist.all_reduce(array, group=group, async_op=True)
@@ -108,7 +108,7 @@ def test_timeout_of_one_call() -> None:
 
     def main(group: ProcessGroup) -> None:
         if group.rank() == 1:
-            gate.wait(10)
+            gate.wait(200)
             return
         try:
             with pytest.raises(dist.CollectiveTimeoutError, match="rank 1"):

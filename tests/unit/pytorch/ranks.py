@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 
-def run_ranks(ranks: int, main: Callable[[Any], Any], *, timeout_s: float = 30) -> list[Any]:
+def run_ranks(ranks: int, main: Callable[[Any], Any], *, timeout_s: float = 200) -> list[Any]:
     """Run `main(group)` on each rank; return the results, or raise the error of the lowest rank."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import _DistributedBackendOptions

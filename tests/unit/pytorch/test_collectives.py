@@ -14,7 +14,6 @@ torch: Any = pytest.importorskip("torch")
 from torch.distributed._functional_collectives import AsyncCollectiveTensor  # noqa: E402
 
 from rallypoint.base.errors import InvalidTypeError  # noqa: E402
-from tests.conftest import SOON_S  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
 
 c10d: Any = torch._C._distributed_c10d
@@ -428,9 +427,9 @@ def test_memory_in_use_outlives_its_tensor() -> None:
     def main(group: Any) -> None:
         tensor = torch.zeros(4)
         if group.rank() == 1:
-            assert has_swapped[0].wait(SOON_S)
+            assert has_swapped[0].wait(200)
             group.send([tensor], 0, 0).wait()
-            assert has_swapped[1].wait(SOON_S)
+            assert has_swapped[1].wait(200)
             group.allreduce([tensor]).wait()
             return
         begins: Any = (lambda: group.recv([tensor], 1, 0), lambda: group.allreduce([tensor]))

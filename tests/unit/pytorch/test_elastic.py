@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +19,8 @@ pytestmark = pytest.mark.needs_torch
 
 
 @pytest.fixture
-def _group() -> Iterator[None]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+def _group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group(init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -19,19 +19,24 @@ from rallypoint.base.errors import (  # noqa: E402
     PeerError,
     PeerLostError,
 )
+from rallypoint.process_group.calls import collectives  # noqa: E402
+from tests.unit.process_group.ranks import await_at_barrier  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
 
 c10d: Any = torch._C._distributed_c10d
 pytestmark = pytest.mark.needs_torch
 
 
-def test_monitored_barrier_names_all_that_are_missing() -> None:
+def test_monitored_barrier_names_all_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of torch's, which asks for gloo by name; and the group is as good as before."""
+    monkeypatch.setattr(collectives, "_GRACE", timedelta(seconds=200))
     told = threading.Barrier(2)
 
     def main(group: Any) -> None:
         group.monitored_barrier()
         if group.rank() in (0, 2):
+            if group.rank() == 0:
+                await_at_barrier(group.engine_group, 2, 1)
             with pytest.raises(CollectiveTimeoutError, match=r"1, 3"):
                 group.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks=True)
             told.wait()
@@ -63,7 +68,7 @@ def test_timeouts_of_a_group_and_of_a_call() -> None:
 
     def main(group: Any) -> None:
         if group.rank() == 1:
-            over.wait(10)
+            over.wait(200)
             return
         try:
             group.set_timeout(timedelta(seconds=0.1))
@@ -94,7 +99,7 @@ def test_abort_ends_the_waits_of_all() -> None:
             assert work.is_completed() and not work.is_success()
             assert isinstance(work.exception(), PeerError)
         else:
-            waits.wait(10)
+            waits.wait(200)
             group.abort()
             with pytest.raises(NotInitializedError):
                 group.allreduce([torch.ones(2)])
@@ -130,7 +135,7 @@ def test_works_wait_only_as_long_as_asked() -> None:
     def main(group: Any) -> None:
         value = torch.ones(1)
         if group.rank() == 1:
-            gate.wait(10)
+            gate.wait(200)
             group.send([value], 0, 3).wait()
             return
         work = group.recv([value.zero_()], 1, 3)
@@ -210,7 +215,7 @@ def test_a_sparse_all_reduce_waits_as_long_as_it_may() -> None:
 
     def main(group: Any) -> None:
         if group.rank() == 1:
-            over.wait(10)
+            over.wait(200)
             return
         options = c10d.AllreduceOptions()
         options.timeout = timedelta(seconds=0.1)

@@ -81,8 +81,11 @@ class Suite:
         (self.folder / "tests" / "system" / "test_planted.py").write_text(BEGIN + text)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        # In folders of their own: pytest tidies up those of other runs.
         pytest = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider"]
-        first = [*pytest, "--numprocesses", "2", "--failures", str(self.failures), "tests"]
+        first = [*pytest, f"--basetemp={self.folder}/first", "--numprocesses", "2", "tests"]
+        first += ["--failures", str(self.failures)]
+        pytest.append(f"--basetemp={self.folder}/second")
         done = subprocess.run(first, cwd=self.folder, check=False, capture_output=True, text=True)
         assert done.returncode == 1, done.stdout + done.stderr
         (self.folder / "again").touch()

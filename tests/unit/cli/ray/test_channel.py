@@ -8,7 +8,6 @@ import select
 from collections.abc import Iterator
 
 import pytest
-from tests.conftest import SOON_S
 from tests.unit.cli.ray.actors import Actor, ray
 
 from rallypoint.cli.ray.channel import Channel
@@ -57,14 +56,13 @@ def read_all(fd: int) -> bytes:
     return found
 
 
-def has_ended(channel: Channel, within_s: float) -> bool:
+def has_ended(channel: Channel, within_s: float | None = None) -> bool:
     return bool(select.select([channel.ended], [], [], within_s)[0])
 
 
 def join(channel: Channel) -> None:
     for thread in channel.threads:
-        thread.join(SOON_S)
-        assert not thread.is_alive()
+        thread.join()
 
 
 def test_what_is_written_comes_back_in_order(actor: Actor) -> None:
@@ -77,7 +75,7 @@ def test_what_is_written_comes_back_in_order(actor: Actor) -> None:
     os.close(channel.stdin)
     assert read_all(channel.stdout) == b"two three\n" + many
     assert read_all(channel.stderr) == b"done\n"
-    assert has_ended(channel, SOON_S)
+    assert has_ended(channel)
     assert not channel.is_lost
     assert channel.why("") == "the program there exited before it answered"
     channel.close()
@@ -89,7 +87,7 @@ def test_the_actor_is_lost(actor: Actor) -> None:
     os.write(channel.stdin, b"up")
     assert os.read(channel.stdout, 2) == b"up"
     actor.kill("\nThe actor died.\n\tclass_name: Shell\n")
-    assert has_ended(channel, SOON_S)
+    assert has_ended(channel)
     assert channel.is_lost
     assert channel.why("") == "The actor died"
     os.close(channel.stdin)
@@ -100,7 +98,7 @@ def test_the_actor_is_lost(actor: Actor) -> None:
 
 def test_the_program_cannot_be_started(actor: Actor) -> None:
     channel = Channel(actor, ray(), "another.program")
-    assert has_ended(channel, SOON_S)
+    assert has_ended(channel)
     why = channel.why("python: No module named 'rallypoint'")
     assert why == "install Rallypoint there as well, for the Python that runs Ray"
     assert channel.why("") == "ModuleNotFoundError: No module named 'another.program'"
@@ -114,7 +112,7 @@ def test_it_is_ended_from_here(actor: Actor) -> None:
     channel = Channel(actor, ray(), MODULE)
     channel.end()
     assert actor.is_killed
-    assert has_ended(channel, SOON_S)
+    assert has_ended(channel)
     os.close(channel.stdin)
     assert read_all(channel.stdout) + read_all(channel.stderr) == b""
     channel.close()
@@ -127,7 +125,7 @@ def test_nobody_reads_any_more(actor: Actor) -> None:
     os.close(channel.stdout)
     os.close(channel.stderr)
     os.write(channel.stdin, b"for nobody")
-    assert has_ended(channel, SOON_S)
+    assert has_ended(channel)
     assert not channel.is_lost
     os.close(channel.stdin)
     channel.close()

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.conftest import SOON_S
 
 from rallypoint.cli.ray.shell import Shell
 
@@ -91,7 +90,7 @@ def test_it_ends_with_the_raylet() -> None:
         assert select.select([program], [], [], 0)[0] == []
         raylet.send_signal(signal.SIGKILL)
         assert actor.wait() == 1
-        assert select.select([program], [], [], SOON_S)[0] == [program]
+        assert select.select([program], [], [])[0] == [program]
         os.close(program)
         actor.stdout.close()
     finally:

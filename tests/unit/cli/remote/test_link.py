@@ -38,7 +38,7 @@ class Pipes:
         """All that came through."""
         os.close(self.source)
         self.lines.finish()
-        assert self._sink.flush(10.0)
+        assert self._sink.flush(60)
         self.outlet.close()
         self.files.close()
         self.selector.close()

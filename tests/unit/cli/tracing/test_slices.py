@@ -103,10 +103,8 @@ def random_job(chance: random.Random) -> JobTrace:
 
 
 @pytest.mark.parametrize("repeat", range(200))
-def test_random_jobs(repeat: int) -> None:
-    seed = random.randrange(1 << 30) + repeat
-    print("seed", seed)
-    job = random_job(random.Random(seed))
+def test_random_jobs(repeat: int, seed: int) -> None:
+    job = random_job(random.Random(f"{seed}/{repeat}"))
     trace = read(job)
 
     expected: Counter[tuple[object, ...]] = Counter()

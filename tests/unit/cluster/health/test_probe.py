@@ -7,14 +7,18 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.ports import reserved_port
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE
+from rallypoint.cluster.health import listener as listener_module
+from rallypoint.cluster.health import probe as probe_module
 from rallypoint.cluster.health.facts import ConnectOutcome
 from rallypoint.cluster.health.listener import ProbeListener, TokenRefusedError, admit, listen
 from rallypoint.cluster.health.probe import (
     GREETING,
     Target,
+    _stream,
     probe_all,
     probe_endpoint,
     prove,
@@ -22,6 +26,16 @@ from rallypoint.cluster.health.probe import (
 )
 
 SECRET = b"of this examination"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that does not get its turn is no silent node."""
+    monkeypatch.setattr(probe_module, "CONNECT_S", 60.0)
+    for module in (probe_module, listener_module):
+        monkeypatch.setattr(module, "TALK_S", 60.0)
+        monkeypatch.setattr(module, "STALL_S", 60.0)
+    monkeypatch.setattr(probe_module, "_stream", lambda *_: 1000.0)
 
 
 @pytest.fixture
@@ -36,19 +50,27 @@ def test_a_node_that_is_reached(listener: ProbeListener) -> None:
     (probe,) = probe_all(0, [target], SECRET)
     assert (probe.source, probe.target, probe.outcome) == (0, 1, ConnectOutcome.REACHED)
     assert (probe.stalls, probe.other_address) == (False, "")
-    assert probe.latency_us > 0 < probe.mbit_s
+    assert probe.latency_us > 0
+    assert probe.mbit_s == 1000.0
+
+
+def test_a_stream(listener: ProbeListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a caller that does not get its turn nothing may come while the listener counts."""
+    monkeypatch.setattr(listener_module, "STALL_S", 0.2)
+    place = ("127.0.0.1", listener.port)
+    while not _stream(*place, secret_of(SECRET, 1), 0.05):
+        pass
+    assert _stream(*place, b"another", 0.05) == 0.0
 
 
 def test_only_the_node_itself_counts(listener: ProbeListener) -> None:
     target = Target(number=1, address="127.0.0.2", port=listener.port, others=("127.0.0.1",))
     (probe,) = probe_all(0, [target], SECRET)
     assert probe.outcome is ConnectOutcome.REACHED  # all of 127.0.0.0/8 is this machine
-    held = socket.create_server(("127.0.0.1", 0))
-    port = held.getsockname()[1]
-    held.close()
     mistaken = Target(number=3, address="127.0.0.1", port=listener.port)
-    refused = Target(number=2, address="127.0.0.1", port=port)
-    probes = probe_all(0, [target, refused, mistaken], SECRET)
+    with reserved_port() as port:
+        refused = Target(number=2, address="127.0.0.1", port=port)
+        probes = probe_all(0, [target, refused, mistaken], SECRET)
     assert [(each.target, each.outcome) for each in probes] == [
         (1, ConnectOutcome.REACHED),
         (2, ConnectOutcome.REFUSED),
@@ -78,13 +100,12 @@ def test_the_port_range_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_endpoints(listener: ProbeListener) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        free = held.getsockname()[1]
-    assert probe_endpoint(0, "127.0.0.1", free).outcome is ConnectOutcome.REFUSED
-    listener.listen_too(free)
-    assert probe_endpoint(0, "127.0.0.1", free).outcome is ConnectOutcome.REACHED
-    with pytest.raises(OSError, match="in use"):
+    with reserved_port() as free:
+        assert probe_endpoint(0, "127.0.0.1", free, 60.0).outcome is ConnectOutcome.REFUSED
         listener.listen_too(free)
+        assert probe_endpoint(0, "127.0.0.1", free, 60.0).outcome is ConnectOutcome.REACHED
+        with pytest.raises(OSError, match="in use"):
+            listener.listen_too(free)
     assert probe_endpoint(0, "no-such-host.invalid", free).outcome is ConnectOutcome.UNKNOWN
 
 

@@ -68,9 +68,7 @@ def test_a_round_is_judged_once() -> None:
     assert contacts.judge_at is None
 
 
-def test_without_them_nobody_complains_and_they_are_few() -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+def test_without_them_nobody_complains_and_they_are_few(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(200):
         nodes = range(chance.randint(2, 8))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from rallypoint.launch.agent import recovery as recovery_module
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.worker_group import Exit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
@@ -24,13 +25,21 @@ SEAT = Seat(
 )
 
 
+CLOCK_S = 1000.0  # of the time of day, when the monotonic clock began
+
+
+@pytest.fixture(autouse=True)
+def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = SimpleNamespace(time=lambda: CLOCK_S + 3.0, monotonic=lambda: 3.0)
+    monkeypatch.setattr(recovery_module, "time", both)
+
+
 def group(*lost_at: float) -> WorkerGroup:
     """A group of which these were lost, at times of the monotonic clock."""
     workers = WorkerGroup(range(4))
     workers.started()
-    clock_s = time.time() - time.monotonic()
     for rank, at in enumerate(lost_at):
-        workers.exited(Exit(rank=rank, pid=100 + rank, time_s=at + clock_s, signal=9))
+        workers.exited(Exit(rank=rank, pid=100 + rank, time_s=at + CLOCK_S, signal=9))
     return workers
 
 

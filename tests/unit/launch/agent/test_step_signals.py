@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.conftest import SOON_S
 
 from rallypoint.launch.agent.step_signals import HELD_S, StepSignals
 
@@ -92,14 +90,9 @@ def test_the_probe_ends_with_its_agent_however_that_ends() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + SOON_S
-    while not is_over(int(done.stdout)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_over(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+        probe = os.pidfd_open(int(done.stdout))
+    except ProcessLookupError:
+        return
+    select.select([probe], [], [])
+    os.close(probe)

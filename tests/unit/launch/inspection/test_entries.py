@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,13 +21,14 @@ from rallypoint.launch.inspection.entries import Entry, describe_agent, running_
 ABOUT = describe_agent(
     run_id="try", meets_at="", command=("python", "a b.py"), logs="", began=1.5, nnodes="1"
 )
+OTHER = {"run_id": "other"}
 AGENT = """
-import sys, time
+import json, signal, sys
 from rallypoint.launch.inspection import entries
 entries._own_places = lambda: ("/nowhere", sys.argv[1])
-entry = entries.Entry({"run_id": "other"})
+entry = entries.Entry(json.loads(sys.argv[2]))
 print("ready", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -41,10 +42,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def running_agent(place: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", AGENT, str(place)], stdout=subprocess.PIPE, text=True
-    ) as agent:
+def running_agent(place: Path, about: Mapping[str, str] = OTHER) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-c", AGENT, str(place), json.dumps(about)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as agent:
         try:
             assert agent.stdout is not None
             assert agent.stdout.readline() == "ready\n"
@@ -79,21 +79,10 @@ def test_nothing_is_left_after_a_close(place: Path) -> None:
 
 
 def test_a_description_comes_back_as_it_was(place: Path) -> None:
-    pid = os.fork()
-    if pid == 0:
-        entry = Entry(ABOUT)
-        time.sleep(60)
-        entry.close()
-    try:
-        deadline = time.monotonic() + 20
-        while not running_agents() and time.monotonic() < deadline:
-            time.sleep(0.01)
+    with running_agent(place, ABOUT):
         (found,) = running_agents()
         assert dict(found.about) == ABOUT
         assert found.command == ("python", "a b.py")
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o702])

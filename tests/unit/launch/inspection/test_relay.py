@@ -143,9 +143,7 @@ def test_who_coordinates_hears_of_lost_contact(had_formed: bool) -> None:
     assert agents.told == [(0, lost)]
 
 
-def test_nonsense_is_left_out() -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+def test_nonsense_is_left_out(seed: int) -> None:
     chance = random.Random(seed)
     agents = Agents(3)
     words: list[object] = [

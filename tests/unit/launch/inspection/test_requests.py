@@ -7,7 +7,6 @@ import os
 import random
 import selectors
 import socket
-import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -69,9 +68,7 @@ def answer(agent: Agent, request: bytes) -> dict[str, object]:
         program.sendall(request)
         data = b""
         program.setblocking(False)
-        deadline = time.monotonic() + 20
         while not data.endswith(b"\n"):
-            assert time.monotonic() < deadline
             agent.work()
             try:
                 part = program.recv(1 << 20)
@@ -107,9 +104,7 @@ def test_long_answers_wait_for_their_readers(agent: Agent) -> None:
     assert answer(agent, b'{"ask": "status"}\n') == {"text": "x" * (5 << 20)}
 
 
-def test_nonsense_is_refused_and_harms_nobody(agent: Agent) -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+def test_nonsense_is_refused_and_harms_nobody(agent: Agent, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(200):
         line = bytes(chance.randrange(256) for _ in range(chance.randrange(1, 50)))

@@ -44,7 +44,7 @@ def test_any_number_of_receives_before_the_sends_that_they_wait_for() -> None:
         assert all(work is not None and work.wait() for work in works)
         assert got[:, 0].tolist() == list(range(count))
 
-    run_ranks(2, main, timeout_s=10)
+    run_ranks(2, main)
 
 
 def test_but_not_for_ever_more() -> None:

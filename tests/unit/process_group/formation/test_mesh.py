@@ -7,7 +7,9 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,9 +21,31 @@ from rallypoint.process_group.formation.communicator import _MOST_STREAMS as MOS
 from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.finding import NetworkLook
 from rallypoint.process_group.formation.mesh import GREETING, Pass, Place, connect_all, listen
+from tests.ports import reserved_port
 
 CONGESTION = Congestion({})
 PASS = Pass("run/0/0", b"s" * 32, b"token")
+
+
+class Clock:
+    """The time, which a test can advance."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.by_s
+
+
+clock = Clock()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not get its turn is no stranger, and time is up only when a test says so."""
+    monkeypatch.setattr(mesh, "_STRANGER_S", 600.0)
+    monkeypatch.setattr(mesh, "time", clock)
+    monkeypatch.setattr(clock, "by_s", 0.0)
 
 
 def connect_ranks(
@@ -29,10 +53,12 @@ def connect_ranks(
     *,
     passes: Sequence[Pass] = (),
     streams: int = 2,
-    patience_s: float = 20,
     before: Callable[[dict[int, Place]], Any] = lambda _: None,
 ) -> list[Any]:
-    """Connect ranks as threads; for each, its peers or its error."""
+    """Connect ranks as threads; for each, its peers or its error.
+
+    The lowest, which calls nobody, waits in vain for others that have failed: until time is up.
+    """
     listeners = [listen("127.0.0.1", CONGESTION) for _ in range(count)]
     places = {
         rank: Place("127.0.0.1", each.getsockname()[1], 100 + rank)
@@ -51,7 +77,7 @@ def connect_ranks(
                 admission=passes[rank] if passes else PASS,
                 streams=streams,
                 congestion=CONGESTION,
-                deadline=time.monotonic() + patience_s,
+                deadline=clock.monotonic() + 200,
                 check=lambda: None,
                 look=NetworkLook(),
             )
@@ -61,8 +87,13 @@ def connect_ranks(
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
     for thread in threads:
         thread.start()
-    for thread in threads:
+    for thread in threads[1:]:
         thread.join()
+    if any(isinstance(each, Exception) for each in outcomes[1:]):
+        clock.by_s = 1000.0
+        with suppress(OSError):  # which wakes it
+            socket.create_connection((places[0].address, places[0].port)).close()
+    threads[0].join()
     return outcomes
 
 
@@ -121,13 +152,14 @@ def test_strangers_hold_nobody_up(seed: int) -> None:
     "other", [Pass("run/1/0", b"s" * 32, b"token"), Pass("run/0/0", b"t" * 32, b"token")]
 )
 def test_another_round_or_secret_gets_in_nowhere(other: Pass) -> None:
-    _, caller = connect_ranks(2, passes=[PASS, other], patience_s=0.5)
-    assert isinstance(caller, PeerLostError | CollectiveTimeoutError)
+    listener, caller = connect_ranks(2, passes=[PASS, other])
+    assert isinstance(caller, PeerLostError)
+    assert isinstance(listener, CollectiveTimeoutError)
 
 
 def test_another_token_is_explained() -> None:
     other = Pass(PASS.name, PASS.secret, b"")
-    listener, caller = connect_ranks(2, passes=[PASS, other], patience_s=0.5)
+    listener, caller = connect_ranks(2, passes=[PASS, other])
     assert isinstance(caller, PeerLostError)
     assert "RALLYPOINT_TOKEN is the same" in str(caller)
     assert isinstance(listener, CollectiveTimeoutError)
@@ -135,9 +167,8 @@ def test_another_token_is_explained() -> None:
 
 
 def test_a_rank_that_is_gone_is_named() -> None:
-    with listen("127.0.0.1", CONGESTION) as gone:
-        port = gone.getsockname()[1]
-    with pytest.raises(HostError, match=rf"rank 10 at 127.0.0.1:{port} \(Connection refused\)"):
+    refused = pytest.raises(HostError, match=r"rank 10 at 127.0.0.1:\d+ \(Connection refused\)")
+    with reserved_port() as port, refused:
         connect_all(
             listen("127.0.0.1", CONGESTION),
             rank=1,
@@ -146,7 +177,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
             admission=PASS,
             streams=1,
             congestion=CONGESTION,
-            deadline=time.monotonic() + 5,
+            deadline=clock.monotonic() + 200,
             check=lambda: None,
             look=NetworkLook(),
         )
@@ -157,15 +188,18 @@ def test_a_host_without_a_route_is_called_again(
     monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     """The kernel says so for up to three seconds after a cable was plugged in again."""
-    monkeypatch.setattr(mesh, "_NO_ROUTE_S", 1.0)
-    back_at = time.monotonic() + (0.5 if comes_back else 60)
+    monkeypatch.setattr(mesh, "_NO_ROUTE_S", 600.0 if comes_back else 0.1)
+    monkeypatch.setattr(mesh, "_CALL_EVERY_S", 0.02)
     connect_ex = socket.socket.connect_ex
+    calls: Counter[int] = Counter()
 
     def connect(sock: socket.socket, address: tuple[str, int]) -> int:
-        return errno.EHOSTUNREACH if time.monotonic() < back_at else connect_ex(sock, address)
+        calls[threading.get_ident()] += 1
+        is_back = comes_back and calls[threading.get_ident()] > 20
+        return connect_ex(sock, address) if is_back else errno.EHOSTUNREACH
 
     monkeypatch.setattr(socket.socket, "connect_ex", connect)
-    outcomes = connect_ranks(3, patience_s=3)
+    outcomes = connect_ranks(3)
     if comes_back:
         check_and_close(outcomes)
     else:

@@ -26,7 +26,7 @@ from rallypoint.store.prefix import PrefixStore
 from tests.unit.process_group import ranks as of_ranks
 from tests.unit.process_group.ranks import run_ranks
 
-WAIT = timedelta(seconds=30)
+WAIT = timedelta(seconds=200)
 
 
 def again(group: ProcessGroup, rank: int, size: int, prefix: str, **named: Any) -> None:
@@ -213,11 +213,11 @@ def test_only_a_default_group() -> None:
 
 def test_options_time_outs_and_counts_follow() -> None:
     def main(group: ProcessGroup) -> None:
-        group.set_timeout(timedelta(seconds=25))
+        group.set_timeout(timedelta(seconds=250))
         summed(group, 1)
         dist.all_reduce(np.ones(1), group=group, algorithm="ring")
-        again(group, group.rank(), 2, "next", timeout=timedelta(seconds=10))
-        assert group.timeout == timedelta(seconds=25)
+        again(group, group.rank(), 2, "next")
+        assert group.timeout == timedelta(seconds=250)
         assert group.algorithms.options.override == "recursive_doubling"
         assert group.communicator.begun == 0
         dist.all_reduce(np.ones(1), group=group, algorithm="ring")
@@ -225,7 +225,7 @@ def test_options_time_outs_and_counts_follow() -> None:
         with pytest.raises(dist.MismatchError) as raised:
             dist.all_reduce(np.ones(1), group=group, algorithm="ring" if group.rank() else None)
         assert raised.value.calls.keys() == {0, 1}
-        again(group, group.rank(), 2, "after", timeout=timedelta(seconds=10))
+        again(group, group.rank(), 2, "after")
         assert summed(group, 1) == 2
 
     run_ranks(2, main, override="recursive_doubling")
@@ -312,13 +312,14 @@ def test_a_hundred_rounds_leave_nothing() -> None:
                 work = dist.all_reduce(np.ones(1000), group=group, async_op=True)
                 assert work is not None and work.wait() and summed(group, 1) == 2
             again(group, group.rank(), 2, next(names))
-            dist.barrier(group=group)
             gc.collect()
-            seen.append(held())
+            dist.barrier(group=group)
+            if group.rank() == 0:
+                seen.append(held())
             dist.barrier(group=group)
         return seen
 
-    for warm, _, last in run_ranks(2, main):
-        # The other rank, a thread of this process, may be about to close something.
-        assert all(after <= before + 3 for before, after in zip(warm[:3], last[:3], strict=True))
-        assert (last[3] - warm[3]) * os.sysconf("SC_PAGESIZE") <= 2 << 20
+    (warm, _, last), _ = run_ranks(2, main)
+    # Threads and the allocator keep a little for later.
+    assert all(after <= before + 3 for before, after in zip(warm[:3], last[:3], strict=True))
+    assert (last[3] - warm[3]) * os.sysconf("SC_PAGESIZE") <= 2 << 20

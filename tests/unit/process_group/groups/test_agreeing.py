@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import rallypoint as dist
 from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.formation.subgroups import form_group
+from rallypoint.process_group.groups import agreeing
 from rallypoint.process_group.groups.group import ProcessGroup
 from tests.unit.process_group.ranks import run_ranks
 
@@ -59,8 +59,6 @@ def test_revoking_reaches_calls_that_wait_and_later_ones() -> None:
         me, part = group.rank(), form_group(group.world, [0, 1, 2])
         assert isinstance(part, ProcessGroup)
         if me == 2:
-            while part.communicator.begun == 0 and threading.active_count() < 2:
-                pass
             dist.revoke_process_group(part)
         calls: list[Callable[[], object]] = [
             lambda: dist.all_reduce(np.ones(1), group=part),
@@ -84,11 +82,32 @@ def test_revoking_reaches_calls_that_wait_and_later_ones() -> None:
     run_ranks(3, main)
 
 
-def test_who_does_not_come_in_time_counts_as_lost() -> None:
-    late = threading.Event()
+class Clock:
+    """Time passes only while ranks 0 and 2 have come to the same decision, and quickly then."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self.group: ProcessGroup | None = None
+
+    def monotonic(self) -> float:
+        if self._came(0) == self._came(2):
+            self._now += 1000.0
+        return self._now
+
+    def _came(self, rank: int) -> list[bool]:
+        assert self.group is not None
+        keys = [f"{self.group.prefix}/{name}/{rank}" for name in ("agree/1", "shrink/1")]
+        return [self.group.world.store.check([key]) for key in keys]
+
+
+def test_who_does_not_come_in_time_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, clock = threading.Event(), Clock()
+    monkeypatch.setattr(agreeing, "time", clock)
 
     def main(group: ProcessGroup) -> int:
-        group.set_timeout(timedelta(seconds=0.3))
+        clock.group = group
+        assert group.communicator is not None
+        group.communicator.set_timeout(0.1)  # of the first attempt, without the store
         if group.rank() == 1:
             late.wait()
             with pytest.raises(dist.RevokedError, match="without this rank"):

@@ -16,7 +16,7 @@ from rallypoint.process_group.calls import collectives
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
 from tests.unit.process_group import ranks
-from tests.unit.process_group.ranks import run_ranks
+from tests.unit.process_group.ranks import await_at_barrier, run_ranks
 
 
 def test_members_reduce_and_others_pass_by() -> None:
@@ -149,9 +149,14 @@ def test_sizes_of_all_to_all_that_disagree() -> None:
         assert "rank 1 has 40 bytes for rank 2, which expects 8" in text
 
 
-def test_monitored_barrier_names_who_is_late_and_harms_nothing() -> None:
+def test_monitored_barrier_names_who_is_late_and_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only rank 0 waits for a short time: for those that have not come when rank 2 has."""
+    monkeypatch.setattr(collectives, "_GRACE", timedelta(seconds=200))
+
     def main(world: ProcessGroup) -> None:
-        short = timedelta(seconds=0.2)
+        short = timedelta(seconds=0.1)
         for _ in range(3):
             dist.monitored_barrier(world)
         if world.rank() in (1, 3):
@@ -159,6 +164,8 @@ def test_monitored_barrier_names_who_is_late_and_harms_nothing() -> None:
             with pytest.raises(dist.CollectiveTimeoutError, match=r"missing after .*: 1, 3 "):
                 dist.monitored_barrier(world, short)
         else:
+            if world.rank() == 0:
+                await_at_barrier(world, 2, 3)
             with pytest.raises(
                 dist.CollectiveTimeoutError, match=r"missing after .*: 1, 3 "
             ) as caught:
@@ -174,14 +181,18 @@ def test_monitored_barrier_names_who_is_late_and_harms_nothing() -> None:
 def test_monitored_barrier_has_one_verdict_also_if_rank_0_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collectives, "_GRACE", timedelta(seconds=0.1))
+    """Only rank 1 waits for a short time, and gives up when rank 2 has come."""
+    monkeypatch.setattr(collectives, "_GRACE", timedelta(0))
     told = threading.Barrier(3)
 
     def main(world: ProcessGroup) -> None:
         if world.rank() == 0:
             told.wait()  # the others have given up
+        elif world.rank() == 1:
+            await_at_barrier(world, 2, 0)
+        wait = timedelta(seconds=0.1 if world.rank() == 1 else 200)
         with pytest.raises(dist.CollectiveTimeoutError, match=r"missing after .*: 0 ") as caught:
-            dist.monitored_barrier(world, timedelta(seconds=0.1))
+            dist.monitored_barrier(world, wait)
         assert caught.value.rank == 0
         if world.rank() > 0:
             told.wait()
@@ -190,17 +201,21 @@ def test_monitored_barrier_has_one_verdict_also_if_rank_0_is_late(
     run_ranks(3, main)
 
 
-def test_monitored_barrier_speaks_as_torch_does() -> None:
+def test_monitored_barrier_speaks_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs look for these words, and its tests."""
+    monkeypatch.setattr(collectives, "_GRACE", timedelta(seconds=200))
     told = threading.Barrier(4)
 
     def main(world: ProcessGroup) -> None:
         short, first = timedelta(seconds=0.1), "Rank 2 failed to pass monitoredBarrier in 0.1 s"
-        for wait, tells_all, words in (
+        cases = (
             (short, False, first),
             (short, True, first.replace("Rank 2", "Ranks 2, 3")),
             (timedelta(0), False, "Rank 0 timed out in monitoredBarrier after 0 s"),
-        ):
+        )
+        for number, (wait, tells_all, words) in enumerate(cases):
+            if world.rank() == 0 and wait:
+                await_at_barrier(world, 1, number)
             if world.rank() == 0 or (world.rank() == 1 and wait):
                 with pytest.raises(dist.CollectiveTimeoutError) as caught:
                     dist.monitored_barrier(world, wait, tells_all)

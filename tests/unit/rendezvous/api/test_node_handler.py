@@ -197,6 +197,6 @@ def test_what_ends_a_thread_is_told_to_whoever_waits() -> None:
     node.changed = monitor
     monitor.notify_all = told.set  # type: ignore[method-assign]
     node.start()
-    assert node.join(10)
+    assert node.join(200)
     assert told.is_set()
     assert str(node.error) == "no way"

@@ -1,4 +1,4 @@
-"""What an etcd gateway, or a proxy before it, answers with another HTTP status than 200."""
+"""Answers with another HTTP status than 200, of an etcd gateway or a proxy before it; TLS files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rallypoint.base.errors import StoreError
-from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
+from rallypoint.base.errors import InvalidArgumentError, StoreError
+from rallypoint.rendezvous.keyvalue import etcd_client
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls
 
+PATIENT_S = 60.0
 GOOD = b'{"header": {"revision": "7"}, "kvs": []}'
 
 
@@ -31,7 +33,7 @@ def gateway() -> Iterator[ThreadingHTTPServer]:
     answers: list[tuple[int, bytes]] = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.answers = answers  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
     server.shutdown()
@@ -40,14 +42,45 @@ def gateway() -> Iterator[ThreadingHTTPServer]:
 
 def test_a_proxys_error_is_tried_again(gateway: ThreadingHTTPServer) -> None:
     gateway.answers += [(502, b"{}"), (503, b'{"message": "later"}'), (200, GOOD)]  # type: ignore[attr-defined]
-    client = EtcdClient([("127.0.0.1", gateway.server_port)], timeout_s=10)
+    place = ("127.0.0.1", gateway.server_port)
+    client = EtcdClient([place], try_timeout_s=PATIENT_S, timeout_s=10 * PATIENT_S)
     assert client.read("x/")
     client.close()
 
 
-def test_errors_all_the_time_are_told(gateway: ThreadingHTTPServer) -> None:
+class Clock:
+    """The time, which passes only while somebody sleeps."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, for_s: float) -> None:
+        self.now += for_s
+
+
+def test_errors_all_the_time_are_told(
+    gateway: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_client, "time", Clock())
     gateway.answers.append((502, b'{"header": {}}'))  # type: ignore[attr-defined]
-    client = EtcdClient([("127.0.0.1", gateway.server_port)], timeout_s=0.5)
+    place = ("127.0.0.1", gateway.server_port)
+    client = EtcdClient([place], try_timeout_s=PATIENT_S, timeout_s=0.1)
     with pytest.raises(StoreError, match="HTTP status 502"):
         client.read("x/")
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"protocol": "ftp"}, "it must be http or https"),
+        ({"cacert": "/no/file"}, "set protocol=https as well"),
+        ({"protocol": "https", "cacert": "/no/file"}, "No such file"),
+        ({"protocol": "https", "key": "k"}, "key needs cert"),
+    ],
+)
+def test_wrong_configuration(given: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        read_tls(given)

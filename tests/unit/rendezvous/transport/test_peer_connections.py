@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.conftest import SOON_S
+from tests.ports import reserved_port
 
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.transport import link
@@ -67,6 +67,13 @@ class Agent(Receiver):
         return any(what == "gone" for _, what in self.told)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does not get its turn is no silent peer: only what is stalled ends."""
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 600.0)
+    monkeypatch.setattr(connections, "SILENCE_S", 600.0)
+
+
 @pytest.fixture
 def pair() -> Iterator[tuple[Agent, Agent]]:
     """Two agents that have spoken with each other."""
@@ -81,9 +88,7 @@ def pair() -> Iterator[tuple[Agent, Agent]]:
 
 
 def until(is_so: Callable[[], bool], *agents: Agent) -> None:
-    end = time.monotonic() + SOON_S
     while not is_so():
-        assert time.monotonic() < end
         for agent in agents:
             agent.board.poll(0.01)
 
@@ -129,7 +134,7 @@ def test_nothing_is_begun_while_it_closes(pair: tuple[Agent, Agent]) -> None:
     for _ in range(4):
         one.board.send("other", None, bytes(4 << 20))  # more than the kernel takes
     other.close()
-    one.close(SOON_S)
+    one.close(60)
     assert ("other", "gone") not in one.told
     for _ in range(20):
         third.board.poll(0.01)
@@ -177,11 +182,12 @@ def test_who_is_refused_does_not_take_the_other_for_dead() -> None:
 
 def test_who_is_slow_does_not_take_the_other_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has proved itself, but its key has not come."""
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.5)
     one, other = Agent("one"), Agent("other")
     monkeypatch.setattr(one.board, "_key", "")  # an empty frame says nothing
     one.board.call(other.at, b"")
     until(lambda: one.board._who.get(other.at) == "other", one, other)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.1)
+    other.board._set_alarm()
     until(lambda: not one.board._keys, one, other)
     assert not one.has_told_of_an_end()
     one.close()
@@ -245,11 +251,13 @@ def test_a_connection_whose_flow_was_dropped_is_replaced(
             drop_packets_to(old)
     us, them = (one, other) if sender == "caller" else (other, one)
     # Half: what is unacknowledged may have been sent a while after the last acknowledgement.
-    assert STALLED_S / 2 <= beat_until_answered(us, them) < SOON_S / 2
+    assert beat_until_answered(us, them) >= STALLED_S / 2
     assert the_link(one, "other") not in olds
     assert the_link(other, "one") not in olds
     until(lambda: all(old._sock.fileno() == -1 for old in olds), one, other)
-    assert beat_until_answered(them, us) < STALLED_S
+    news = [the_link(one, "other"), the_link(other, "one")]
+    beat_until_answered(them, us)
+    assert [the_link(one, "other"), the_link(other, "one")] == news
     assert not one.has_told_of_an_end()
     assert not other.has_told_of_an_end()
 
@@ -279,16 +287,14 @@ def test_both_may_replace_it_at_once(pair: tuple[Agent, Agent]) -> None:
 def test_an_end_after_a_replacement_is_told_at_once(
     pair: tuple[Agent, Agent], who_ends: str
 ) -> None:
-    """Nobody waits for the old connection, which would be silent for long."""
+    """Nobody waits for the old connection, which would be silent for ten minutes."""
     one, other = pair
     for old in (the_link(one, "other"), the_link(other, "one")):
         drop_packets_to(old)
     beat_until_answered(one, other)
     ended, left = (one, other) if who_ends == "caller" else (other, one)
-    began = time.monotonic()
     ended.close()
     until(lambda: (ended.key, "gone") in left.told, left)
-    assert time.monotonic() - began < SOON_S / 2
 
 
 def test_a_slow_agent_keeps_its_connection(pair: tuple[Agent, Agent]) -> None:
@@ -296,10 +302,13 @@ def test_a_slow_agent_keeps_its_connection(pair: tuple[Agent, Agent]) -> None:
     one, other = pair
     old = the_link(one, "other")
     end = time.monotonic() + 4 * STALLED_S
-    while time.monotonic() < end:
-        one.board.send("other", other.at, bytes(100 << 10))
+    while time.monotonic() < end or not old._unsent:
+        one.board.send("other", other.at, b"" if old._unsent else bytes(100 << 10))
         one.board.poll(0.01)
         assert not one.board._calls
+    while old._unsent:
+        other.board.poll()
+        one.board.poll()
     beat_until_answered(one, other)
     assert the_link(one, "other") is old
 
@@ -311,6 +320,7 @@ def test_an_idle_connection_is_kept_and_costs_nothing(
     one, other = pair
     beat_until_answered(one, other)
     until(lambda: not one.board._selector.select(0), one, other)
+    monkeypatch.setattr(one.board, "_stalled_s", 90.0)
     monkeypatch.setattr(link.Link, "_info", None)
     old = the_link(one, "other")
     later = Later()
@@ -350,8 +360,6 @@ def test_silence_stays_silence_while_nobody_answers(pair: tuple[Agent, Agent]) -
     one, other = pair
     old = the_link(one, "other")
     drop_packets_to(old)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = Endpoint(host="127.0.0.1", port=free.getsockname()[1])
     calls = 0
 
     def has_called_in_vain() -> bool:
@@ -362,7 +370,9 @@ def test_silence_stays_silence_while_nobody_answers(pair: tuple[Agent, Agent]) -
         calls += was_calling and not one.board._calls
         return calls >= 3
 
-    until(has_called_in_vain)
+    with reserved_port() as port:
+        nobody = Endpoint(host="127.0.0.1", port=port)
+        until(has_called_in_vain)
     assert the_link(one, "other") is old
     assert one.told == [("other", "hello")]
     deliver_packets_to(old)
@@ -406,5 +416,5 @@ def test_answers_take_the_newest_connection(pair: tuple[Agent, Agent]) -> None:
     old = the_link(one, "other")
     drop_packets_to(the_link(other, "one"))
     old._broke(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
-    assert beat_until_answered(one, other) < SOON_S / 2
+    beat_until_answered(one, other)
     assert len(other.board._links["one"]) == 2

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from rallypoint.launch.inspection.tracing import collect
 
 
@@ -23,6 +25,23 @@ class Worker:
         self.looks += 1
 
 
+class Clock:
+    """The time, which passes only while somebody sleeps."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, for_s: float) -> None:
+        self.now += for_s
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "time", Clock())
+
+
 def test_names_are_waited_for() -> None:
     workers: list[Any] = [Worker(named_after=3), Worker(named_after=0)]
     collect._learn_names(workers)
@@ -33,5 +52,5 @@ def test_names_that_do_not_come_are_given_up() -> None:
     stuck, dead = Worker(named_after=1_000_000), Worker(named_after=1_000_000, pid=0)
     workers: list[Any] = [stuck, dead]
     collect._learn_names(workers)
-    assert 1 < stuck.looks < 1000
+    assert stuck.looks == pytest.approx(collect._NAMES_S / collect._BETWEEN_S, abs=1)
     assert dead.looks == 0

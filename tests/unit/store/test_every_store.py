@@ -17,7 +17,7 @@ from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.store import Store
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=60)
 MIXES = [
     "hash",
     "file",

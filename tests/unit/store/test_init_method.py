@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from datetime import timedelta
@@ -15,7 +16,7 @@ from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import Presence, await_ranks, open_store, say_here
 from rallypoint.store.server import StoreServer
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=60)
 
 
 def test_env_means_the_launchers_store() -> None:
@@ -38,10 +39,9 @@ def test_env_means_the_launchers_store() -> None:
 
 
 def test_tcp_rank_0_serves() -> None:
-    with StoreServer(log_fd=-1) as reserve:
-        port = reserve.port
-    url = f"tcp://127.0.0.1:{port}"
-    first = open_store(f"{url}?rank=0&world_size=2", timeout=TIMEOUT, environ={})
+    first = open_store("tcp://127.0.0.1:0?rank=0&world_size=2", timeout=TIMEOUT, environ={})
+    assert isinstance(first.store, TCPStore)
+    url = f"tcp://127.0.0.1:{first.store.port}"
     second = open_store(url, rank=1, world_size=2, timeout=TIMEOUT, environ={})
     first.store.set("k", "v")
     assert second.store.get("k") == b"v"
@@ -81,28 +81,35 @@ def test_what_is_wrong_is_named(method: str, words: str) -> None:
 
 def test_missing_ranks_are_named_once_by_the_lowest() -> None:
     store = HashStore(TIMEOUT)
-    lines: list[tuple[int, str]] = []
-    every = timedelta(seconds=0.1)
+    say_here(store, Presence(store, "init", range(4)).key(3))  # so that rank 1 never misses it
+    lines: queue.Queue[tuple[int, str]] = queue.Queue()
 
-    def wait(rank: int) -> None:
-        def report(line: str) -> None:
-            lines.append((rank, line))
-
-        await_ranks(
-            store.clone(), "init", rank=rank, world_size=4, timeout=TIMEOUT,
-            report=report, report_every=every,
-        )  # fmt: skip
-
-    threads = [threading.Thread(target=wait, args=(rank,)) for rank in (1, 3)]
-    for thread in threads:
+    def start(rank: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=await_ranks,
+            args=(store.clone(), "init"),
+            kwargs={
+                **{"rank": rank, "world_size": 4, "timeout": TIMEOUT},
+                **{"report_every": timedelta(milliseconds=20)},
+                "report": lambda line: lines.put((rank, line)),
+            },
+        )
         thread.start()
-    while not lines:
-        threads[0].join(0.02)
-    assert all(rank == 1 and "missing: 0, 2" in line for rank, line in lines)
-    for rank in (0, 2):
-        wait(rank) if rank == 2 else threading.Thread(target=wait, args=(0,)).start()
+        return thread
+
+    def expect(rank: int, words: str) -> None:
+        reporter, line = lines.get(timeout=60)
+        assert reporter == rank
+        assert words in line
+
+    threads = [start(1)]
+    expect(1, "missing: 0, 2")
+    threads.append(start(3))
+    for _ in range(5):
+        expect(1, "missing: 0, 2")
+    threads += [start(2), start(0)]
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 

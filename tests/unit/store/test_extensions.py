@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import select
+import signal
 import socket
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +15,7 @@ from datetime import timedelta
 import pytest
 from tests.conftest import need_ipv6
 from tests.store_twin.messages import Request, encode_request
-from tests.system.meetings import until
+from tests.system.everyday import wait_until
 
 from rallypoint import _native
 from rallypoint.base.errors import (
@@ -29,7 +29,7 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.watch import KeyEvent, Watch
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=60)
 
 
 def client(server: StoreServer, token: bytes | None = None) -> TCPStore:
@@ -45,7 +45,7 @@ def server() -> Iterator[StoreServer]:
 def gather(watch: Watch, count: int) -> list[KeyEvent]:
     events: list[KeyEvent] = []
     while len(events) < count:
-        more = watch.events(20.0)
+        more = watch.events(60.0)
         assert more, f"only {events}"
         events += more
     return events
@@ -68,7 +68,7 @@ def test_a_watch_tells_what_is_there_and_what_changes(server: StoreServer) -> No
         ]
         assert watch.events(0.0) == []
         store.set("w/big", "x" * 3_000_000)
-        assert select.select([watch], [], [], 20)[0]
+        assert select.select([watch], [], [], 60)[0]
         assert gather(watch, 1)[0].value == b"x" * 3_000_000
         watch.close()
 
@@ -99,7 +99,7 @@ def test_a_store_in_a_ring_of_objects_is_let_go_of_quietly(server: StoreServer) 
         warnings.simplefilter("error")  # what is raised in a finalizer fails the test
         gc.collect()
     with TCPStore("127.0.0.1", server.port) as look:
-        until(lambda: not look.check(["here"]))
+        wait_until(lambda: not look.check(["here"]))
 
 
 def test_a_new_round_ends_the_old_one(server: StoreServer) -> None:
@@ -117,18 +117,20 @@ def test_a_new_round_ends_the_old_one(server: StoreServer) -> None:
             except StoreFencedError as error:
                 failures.append(error)
 
+        _, _, requests = server.counters()
         waiter = threading.Thread(target=wait)
         waiter.start()
-        time.sleep(0.2)  # until it waits; too early would only be another path to the same error
+        # Until it waits; too early would only be another path to the same error.
+        wait_until(lambda: server.counters()[2] > requests)
         new.enter("job", 2)
-        waiter.join(20)
+        waiter.join(60)
         assert "round 1 of '/job' ended when round 2 began" in str(failures[0])
         assert not new.check(["k"])
         old.set("k", "stale")  # no reply; the next operation tells
         with pytest.raises(StoreFencedError, match=r"get of 'k'.*join the new round"):
             old.get("k")
         with pytest.raises(StoreFencedError):
-            watch.events(20.0)
+            watch.events(60.0)
         with pytest.raises(StoreFencedError):
             old.enter("job", 1)
         old.enter("job", 2)
@@ -152,7 +154,7 @@ def test_a_token_opens_the_store_and_nothing_else_does() -> None:
         requests = server.counters()[2]
         with socket.create_connection(("127.0.0.1", server.port)) as raw:
             raw.sendall(encode_request(Request(wire.Opcode.NUM_KEYS)) * 10)
-            raw.settimeout(20)
+            raw.settimeout(60)
             assert raw.recv(100) == wire.u32(wire.TOKEN_REFUSED)
             assert raw.recv(100) == b""
         assert server.counters()[2] == requests
@@ -229,20 +231,21 @@ def test_a_forked_child_lets_go_of_server_and_clients() -> None:
     if child == 0:
         try:
             store.get("k")
-        except StoreConnectionError:
-            os.write(write, b"refused")
-        server.close()
-        time.sleep(30)
-        os._exit(0)
+        except BaseException as error:
+            os.write(write, type(error).__name__.encode())
+            server.close()
+            signal.pause()
+        finally:
+            os._exit(1)
     try:
-        assert os.read(read, 100) == b"refused"
+        assert os.read(read, 100) == b"StoreConnectionError"
         assert store.get("k") == b"v"
         store.close()
         server.close()
         with StoreServer(port=server.port, log_fd=-1) as again:
             assert again.port == server.port
     finally:
-        os.kill(child, 9)
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(read)
         os.close(write)
