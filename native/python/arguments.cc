@@ -78,6 +78,22 @@ bool Arguments::fit(std::vector<Block>& blocks, std::uint32_t wanted, bool uneve
   return true;
 }
 
+bool Arguments::cut(std::vector<Block>& side, const std::vector<std::uint64_t>& sizes,
+                    std::uint64_t rows) {
+  if (side.size() != 1) return false;
+  const Block whole = side[0];
+  const std::uint64_t row = rows == 0 ? 0 : whole.items / rows;
+  std::uint64_t begin = 0;
+  side.clear();
+  for (const std::uint64_t size : sizes) {
+    if (size > rows - begin) return false;
+    side.push_back({whole.at + begin * row * item_bytes(*dtype), size * row});
+    begin += size;
+  }
+  has_lists = true;
+  return begin == rows;
+}
+
 bool Arguments::are_apart() const {
   const std::uint64_t item = item_bytes(*dtype);
   const auto overlap = [&](const Block& one, const Block& other) {

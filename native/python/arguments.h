@@ -29,6 +29,8 @@ struct Arguments {
   // Arranges the blocks as `program` has them, and sets their places in the call, whose count must
   // be known. Returns whether they fit.
   bool fit(const Program& program, bool uneven);
+  // Cuts the array of a side into parts of so many of its rows. Returns whether they add up.
+  bool cut(std::vector<Block>& side, const std::vector<std::uint64_t>& sizes, std::uint64_t rows);
   // Whether no input shares memory with an output.
   bool are_apart() const;
   // Whether blocks of one side differ in length.

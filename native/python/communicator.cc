@@ -163,25 +163,35 @@ bool PythonCommunicator::read_memory(std::uint32_t rank, nb::bytes addresses, nb
 }
 
 int PythonCommunicator::run(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-                            nb::handle input, nb::handle output) {
+                            nb::handle input, nb::handle output, double timeout_s) {
   if (is_held_) return kBadBuffer;
   const View target(output, true);
-  if (input.is(output)) return run(collective, op, root, target, target);
-  return run(collective, op, root, View(input, false), target);
+  if (input.is(output)) return run(collective, op, root, target, target, timeout_s);
+  return run(collective, op, root, View(input, false), target, timeout_s);
 }
 
 int PythonCommunicator::run_apart(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-                                  nb::handle input, nb::handle output) {
+                                  nb::handle input, nb::handle output, double timeout_s) {
   if (is_held_) return kBadBuffer;
   const bool many_in = PyList_CheckExact(input.ptr());
   const bool many_out = PyList_CheckExact(output.ptr());
-  if (many_in && many_out) return run_lists(collective, op, root, input, output);
-  if (many_in) return run_list(collective, op, root, input, output, true);
-  if (many_out) return run_list(collective, op, root, output, input, false);
+  if (many_in && many_out) return run_lists(collective, op, root, input, output, timeout_s);
+  if (many_in) return run_list(collective, op, root, input, output, true, timeout_s);
+  if (many_out) return run_list(collective, op, root, output, input, false, timeout_s);
   const View source(input, false);
   const View target(output, true);
   if (overlap(source, target)) return kBadBuffer;
-  return run(collective, op, root, source, target);
+  return run(collective, op, root, source, target, timeout_s);
+}
+
+int PythonCommunicator::run_cut(std::uint32_t collective, const Cut& input, const Cut& output,
+                                double timeout_s) {
+  if (is_held_) return kBadBuffer;
+  Arguments given;
+  const bool is_good = given.take(input.array, output.array, {}, false) &&
+                       given.cut(given.inputs, input.sizes, input.rows) &&
+                       given.cut(given.outputs, output.sizes, output.rows);
+  return is_good ? run_uneven(given, collective, 0, 0, timeout_s) : kBadBuffer;
 }
 
 nb::object PythonCommunicator::submit(std::uint32_t collective, std::uint32_t op,
@@ -202,7 +212,7 @@ nb::object PythonCommunicator::submit(std::uint32_t collective, std::uint32_t op
   std::uint64_t bytes = 0;
   const int code = prepare(*work, collective, op, root, factor, uneven, bytes);
   if (code != 0) return nb::int_(code);
-  work->call.timeout_s = timeout_s < 0 ? timeout_s_ : timeout_s;
+  work->call.timeout_s = limit(timeout_s);
   work->communicator = communicator_;
   work->site = site_;
   ++begun_;
@@ -214,19 +224,20 @@ nb::object PythonCommunicator::submit(std::uint32_t collective, std::uint32_t op
   return nb::cast(work);
 }
 
-int PythonCommunicator::send(std::uint32_t to, std::int32_t tag, nb::handle buffer) {
+int PythonCommunicator::send(std::uint32_t to, std::int32_t tag, nb::handle buffer,
+                             double timeout_s) {
   if (is_held_) return kBadBuffer;
   const View view(buffer, false);
   Transfer transfer;
-  if (!fill(transfer, true, static_cast<int>(to), tag, view, timeout_s_)) return kBadBuffer;
+  if (!fill(transfer, true, static_cast<int>(to), tag, view, limit(timeout_s))) return kBadBuffer;
   return static_cast<int>(carry_out(transfer));
 }
 
-int PythonCommunicator::receive(int from, std::int32_t tag, nb::handle buffer) {
+int PythonCommunicator::receive(int from, std::int32_t tag, nb::handle buffer, double timeout_s) {
   if (is_held_) return kBadBuffer;
   const View view(buffer, true);
   Transfer transfer;
-  if (!fill(transfer, false, from, tag, view, timeout_s_)) return kBadBuffer;
+  if (!fill(transfer, false, from, tag, view, limit(timeout_s))) return kBadBuffer;
   const Trouble trouble = carry_out(transfer);
   if (trouble != Trouble::none) return kFailed - static_cast<int>(trouble);
   return static_cast<int>(transfer.peer);
@@ -240,7 +251,7 @@ nb::object PythonCommunicator::post(bool sends, int peer, std::int32_t tag, nb::
   if (as >= 0) dtype = static_cast<DType>(as);
   View view(buffer, !sends, dtype, plain);
   work->is_transfer = true;
-  if (!fill(work->transfer, sends, peer, tag, view, timeout_s < 0 ? timeout_s_ : timeout_s)) {
+  if (!fill(work->transfer, sends, peer, tag, view, limit(timeout_s))) {
     return nb::int_(kBadBuffer);
   }
   work->views.push_back(std::move(view));
@@ -286,7 +297,7 @@ bool PythonCommunicator::end_calls(double most_s) {
 }
 
 int PythonCommunicator::run(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-                            const View& source, const View& target) {
+                            const View& source, const View& target, double timeout_s) {
   const std::optional<DType> dtype = common_dtype(source, target);
   if (!dtype || op >= kReduceOps || needs_factor(op)) return kBadBuffer;
   if (!applies(op, *dtype)) return kBadOperator;
@@ -298,12 +309,13 @@ int PythonCommunicator::run(std::uint32_t collective, std::uint32_t op, std::uin
     return kBadBuffer;
   }
   return carry_out({&program, operator_of(collective, op, root, *dtype), block / item_bytes(*dtype),
-                    source.data(), target.data(), timeout_s_},
+                    source.data(), target.data(), limit(timeout_s)},
                    bytes);
 }
 
 int PythonCommunicator::run_list(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-                                 nb::handle arrays, nb::handle single, bool is_input) {
+                                 nb::handle arrays, nb::handle single, bool is_input,
+                                 double timeout_s) {
   const View view(single, is_input);
   if (!view.dtype() || op >= kReduceOps || needs_factor(op)) return kBadBuffer;
   if (!applies(op, *view.dtype())) return kBadOperator;
@@ -326,20 +338,26 @@ int PythonCommunicator::run_list(std::uint32_t collective, std::uint32_t op, std
   if (blocks.empty() || blocks.size() != listed || others != 1) return kBadBuffer;
   const auto [input, output] =
       is_input ? std::pair(blocks[0].at, view.data()) : std::pair(view.data(), blocks[0].at);
-  Call call{&program,  operator_of(collective, op, root, *view.dtype()), items, input, output,
-            timeout_s_};
+  Call call{&program,        operator_of(collective, op, root, *view.dtype()), items, input, output,
+            limit(timeout_s)};
   (is_input ? call.input_blocks : call.output_blocks) = blocks.data();
   return carry_out(call, view.bytes() * listed);
 }
 
 int PythonCommunicator::run_lists(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-                                  nb::handle input, nb::handle output) {
+                                  nb::handle input, nb::handle output, double timeout_s) {
   Arguments given;
-  if (!given.take(input, output, {}, false) || !is_plain(given, true)) return kBadBuffer;
+  if (!given.take(input, output, {}, false)) return kBadBuffer;
+  return run_uneven(given, collective, op, root, timeout_s);
+}
+
+int PythonCommunicator::run_uneven(Arguments& given, std::uint32_t collective, std::uint32_t op,
+                                   std::uint32_t root, double timeout_s) {
+  if (!is_plain(given, true)) return kBadBuffer;
   std::uint64_t bytes = 0;
   const int code = prepare(given, collective, op, root, 1, true, bytes);
   if (code != 0) return code;
-  given.call.timeout_s = timeout_s_;
+  given.call.timeout_s = limit(timeout_s);
   return carry_out(given.call, std::max(given.input_bytes(), given.output_bytes()));
 }
 

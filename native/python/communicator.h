@@ -56,13 +56,21 @@ class PythonCommunicator {
   void hold(bool is_held) { is_held_ = is_held; }
   std::uint64_t begun() const { return begun_; }
 
+  // `timeout_s` is the group's if negative, here and below.
   int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, nanobind::handle input,
-          nanobind::handle output);
+          nanobind::handle output, double timeout_s = -1);
   // The same for arrays that have not been checked yet, which must not overlap. One side may be a
   // list with an array for each rank, all of the same form as the one on the other side. If both
   // are lists, arrays may have any lengths.
   int run_apart(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-                nanobind::handle input, nanobind::handle output);
+                nanobind::handle input, nanobind::handle output, double timeout_s = -1);
+  // The same for an input and an output of so many rows, of which each rank has a part.
+  struct Cut {
+    nanobind::handle array;
+    std::vector<std::uint64_t> sizes;
+    std::uint64_t rows;
+  };
+  int run_cut(std::uint32_t collective, const Cut& input, const Cut& output, double timeout_s);
   // The general form, in the background: arrays or lists of arrays, one for each block, of any
   // lengths. `plain`: arrays that have not been checked yet, as for `run_apart`, or, if `in_place`,
   // one that is both input and output; the memory that tensors have now is kept. `waits`: waits
@@ -71,9 +79,9 @@ class PythonCommunicator {
                           nanobind::handle input, nanobind::handle output, int as, double factor,
                           bool uneven, double timeout_s, bool plain, bool in_place, bool waits);
 
-  int send(std::uint32_t to, std::int32_t tag, nanobind::handle buffer);
+  int send(std::uint32_t to, std::int32_t tag, nanobind::handle buffer, double timeout_s = -1);
   // -1: from any rank. Returns the sender, or a negative code.
-  int receive(int from, std::int32_t tag, nanobind::handle buffer);
+  int receive(int from, std::int32_t tag, nanobind::handle buffer, double timeout_s = -1);
   nanobind::object post(bool sends, int peer, std::int32_t tag, nanobind::handle buffer, int as,
                         double timeout_s, bool plain);
 
@@ -87,11 +95,14 @@ class PythonCommunicator {
 
  private:
   int run(std::uint32_t collective, std::uint32_t op, std::uint32_t root, const View& source,
-          const View& target);
+          const View& target, double timeout_s);
   int run_list(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-               nanobind::handle arrays, nanobind::handle single, bool is_input);
+               nanobind::handle arrays, nanobind::handle single, bool is_input, double timeout_s);
   int run_lists(std::uint32_t collective, std::uint32_t op, std::uint32_t root,
-                nanobind::handle input, nanobind::handle output);
+                nanobind::handle input, nanobind::handle output, double timeout_s);
+  int run_uneven(Arguments& given, std::uint32_t collective, std::uint32_t op, std::uint32_t root,
+                 double timeout_s);
+  double limit(double timeout_s) const { return timeout_s < 0 ? timeout_s_ : timeout_s; }
   // Whether arrays can be used without a copy, and need no checks but their own.
   bool is_plain(const Arguments& given, bool uneven) const;
   // Choose the program, and make the call with it. Returns 0 or an error code. `bytes` is the size

@@ -43,19 +43,27 @@ void bind_engine(nb::module_& module) {
       .def("set_reach", &PythonCommunicator::set_reach, nb::arg("reach"),
            nb::arg("knows_itself") = true)
       .def("read_memory", &PythonCommunicator::read_memory)
-      .def("run",
-           nb::overload_cast<std::uint32_t, std::uint32_t, std::uint32_t, nb::handle, nb::handle>(
-               &PythonCommunicator::run),
-           nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none())
-      .def("run_apart", &PythonCommunicator::run_apart, nb::arg(), nb::arg(), nb::arg(),
-           nb::arg().none(), nb::arg().none())
+      .def(
+          "run",
+          [](PythonCommunicator& self, std::uint32_t collective, std::uint32_t op,
+             std::uint32_t root, nb::handle input,
+             nb::handle output) { return self.run(collective, op, root, input, output); },
+          nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none())
+      .def(
+          "run_apart",
+          [](PythonCommunicator& self, std::uint32_t collective, std::uint32_t op,
+             std::uint32_t root, nb::handle input,
+             nb::handle output) { return self.run_apart(collective, op, root, input, output); },
+          nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none())
       .def("submit", &PythonCommunicator::submit, nb::arg("collective"), nb::arg("op"),
            nb::arg("root"), nb::arg("source").none(), nb::arg("target").none(),
            nb::arg("dtype") = -1, nb::arg("factor") = 1.0, nb::arg("uneven") = false,
            nb::arg("timeout_s") = -1.0, nb::arg("plain") = false, nb::arg("in_place") = false,
            nb::arg("waits") = false)
-      .def("send", &PythonCommunicator::send)
-      .def("receive", &PythonCommunicator::receive)
+      .def("send", [](PythonCommunicator& self, std::uint32_t to, std::int32_t tag,
+                      nb::handle buffer) { return self.send(to, tag, buffer); })
+      .def("receive", [](PythonCommunicator& self, int from, std::int32_t tag,
+                         nb::handle buffer) { return self.receive(from, tag, buffer); })
       .def("post", &PythonCommunicator::post, nb::arg("sends"), nb::arg("peer"), nb::arg("tag"),
            nb::arg("buffer"), nb::arg("dtype") = -1, nb::arg("timeout_s") = -1.0,
            nb::arg("plain") = false)

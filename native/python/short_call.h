@@ -34,6 +34,9 @@ enum class Role : int {
   background,
   algorithm,
   tag,
+  timeout,
+  source_splits,  // lists of how many rows of an array are each rank's
+  target_splits,
 };
 
 // What the package itself knows, and keeps for as long as the process lives.
@@ -42,11 +45,14 @@ struct Known {
   PyTypeObject* group;         // ProcessGroup
   PyTypeObject* op;            // ReduceOp
   PyTypeObject* communicator;  // PythonCommunicator
+  PyTypeObject* timedelta;     // datetime.timedelta
   PyObject* defaults;          // the namespace that has the default group,
   PyObject* default_group;     // by this name
   PyObject* at_once;           // names of a group's attributes
   PyObject* ranks;
-  PyObject* error;  // makes the exception for a call that failed
+  PyObject* total_seconds;  // the name of a method of timedelta
+  PyObject* error;          // makes the exception for a call that failed,
+  PyObject* work;           // and the work of one that has begun
 };
 extern Known known;
 

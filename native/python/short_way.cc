@@ -1,8 +1,7 @@
-// A function of Python's that communicates, and a short way for its usual form: arrays that the
-// engine takes as they are, no time-out of its own, nothing in the background. Then none of the
-// function's code runs, which would take longer than all the rest of a small call. Every other form
-// of the call, and whatever the engine refuses, is left to the function: to carry out, or to raise
-// an error for.
+// A function of Python's that communicates, and a short way for its usual forms: arrays that the
+// engine takes as they are. Then none of the function's code runs, which would take longer than all
+// the rest of a small call. Every other form of the call, and whatever the engine refuses, is left
+// to the function: to carry out, or to raise an error for.
 
 #include "python/short_way.h"
 
@@ -146,19 +145,24 @@ void bind_short_way(nb::module_& module) {
   module.attr("ShortWay") = nb::steal(reinterpret_cast<PyObject*>(make_type()));
   module.def(
       "know",
-      [](nb::handle array, nb::handle group, nb::handle op, nb::handle defaults, nb::handle error) {
-        for (nb::handle each : {array, group, op, defaults, error}) each.inc_ref();
+      [](nb::handle array, nb::handle group, nb::handle op, nb::handle timedelta,
+         nb::handle defaults, nb::handle error, nb::handle work) {
+        for (nb::handle each : {array, group, op, timedelta, defaults, error, work}) each.inc_ref();
         known = {type_of(array),
                  type_of(group),
                  type_of(op),
                  type_of(nb::type<PythonCommunicator>()),
+                 type_of(timedelta),
                  defaults.ptr(),
                  PyUnicode_InternFromString("_default"),
                  PyUnicode_InternFromString("at_once"),
                  PyUnicode_InternFromString("ranks"),
-                 error.ptr()};
+                 PyUnicode_InternFromString("total_seconds"),
+                 error.ptr(),
+                 work.ptr()};
       },
-      nb::arg("array"), nb::arg("group"), nb::arg("op"), nb::arg("defaults"), nb::arg("error"));
+      nb::arg("array"), nb::arg("group"), nb::arg("op"), nb::arg("timedelta"), nb::arg("defaults"),
+      nb::arg("error"), nb::arg("work"));
 }
 
 }  // namespace rallypoint::python

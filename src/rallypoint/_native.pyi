@@ -139,10 +139,14 @@ def know(
     array: type,
     group: type,
     op: type,
+    timedelta: type,
     defaults: dict[str, object],
     error: Callable[..., BaseException],
+    work: Callable[..., object],
 ) -> None:
-    """What all short ways need: types, the namespace of ``_default``, and what makes errors."""
+    """What all short ways need: types, the namespace of ``_default``, and what makes errors and
+    works.
+    """
 
 class Communicator:
     """One rank's end of a communicator; see rallypoint.engine.communicator."""

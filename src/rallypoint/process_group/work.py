@@ -110,7 +110,8 @@ class OneWork(EngineWork):
         self._communicator = group.communicator
         self.operation = called.operation
         self._finish = finish
-        self._lock = threading.Lock()
+        if finish is not None:
+            self._lock = threading.Lock()
         self._group = group
         self._called = called
         self._outputs = outputs

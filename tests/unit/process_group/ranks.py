@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.engine import communicator, segment
+from rallypoint.engine import communicator
 from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.groups import accounts
@@ -28,7 +28,6 @@ def make_believe_host() -> str:
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that does not get its turn is neither late nor a stranger, and its calls end."""
-    monkeypatch.setattr(segment, "_HELLO_TIMEOUT_S", 200.0)
     monkeypatch.setattr(mesh, "_STRANGER_S", 200.0)
     monkeypatch.setattr(communicator, "_MOST_S", 200.0)
     monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))

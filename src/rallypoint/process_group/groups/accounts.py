@@ -91,7 +91,7 @@ class Site(NamedTuple):
         frame = sys._getframe(skip)
         while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
             frame = frame.f_back
-        return cls(frame.f_code, frame.f_lasti)
+        return tuple.__new__(cls, (frame.f_code, frame.f_lasti))
 
     def __str__(self) -> str:
         here = os.getcwd() + os.sep  # noqa: PTH109 - a string is what is needed

@@ -1,4 +1,4 @@
-"""Calls of the usual form run no Python code; every other form is the function's own."""
+"""Calls of the usual forms run no Python code; every other form is the function's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pydoc
 import random
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -94,18 +95,71 @@ def _python_calls(function: Callable[[], object]) -> list[str]:
     return [name for name in seen if not name.endswith("<lambda>")]  # the test's own
 
 
+@pytest.mark.parametrize("form", ["usual", "with a timeout", "roots by their ranks in the group"])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_the_usual_form_runs_no_python_code_and_is_right(name: str) -> None:
+def test_the_usual_forms_run_no_python_code_and_are_right(name: str, form: str) -> None:
     call, root = SHORT[name], random.Random(name).randrange(RANKS)
 
     def main(group: ProcessGroup) -> None:
         for _ in range(2):  # the program of a call is made at the first one
             given, result, wanted = _usual(name, group.rank(), root)
+            if form == "with a timeout":
+                given["timeout"] = group.timeout
+            elif form != "usual":
+                given = {
+                    f"group_{key}" if key in ("src", "dst") else key: given[key] for key in given
+                }
             seen = _python_calls(partial(call, **given, group=group))
             np.testing.assert_array_equal(result, wanted)
         assert seen == []
 
     run_ranks(RANKS, main)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
+def test_parts_of_any_length_run_no_python_code(shape: tuple[int, ...], seed: int) -> None:
+    """Rank i sends lengths[i][j] rows to rank j."""
+
+    def main(group: ProcessGroup) -> None:
+        me = group.rank()
+        for turn in range(3):
+            lengths = np.random.default_rng(seed + turn).integers(0, 4, (RANKS, RANKS))
+            to, from_ = lengths[me].tolist(), lengths[:, me].tolist()
+            output = np.full((sum(from_), *shape), -1.0)
+            source = np.repeat(10.0 * me + np.arange(RANKS), to)
+            given = np.array(
+                np.broadcast_to(source.reshape(-1, *[1] * len(shape)), (sum(to), *shape))
+            )
+            call = partial(dist.all_to_all_single, output, given, from_, to, group)
+            seen = _python_calls(call)
+            assert (np.repeat(10.0 * np.arange(RANKS) + me, from_) == output.T).all()
+        assert seen == []
+
+    run_ranks(RANKS, main)
+
+
+@pytest.mark.parametrize("timeout", [timedelta(0), timedelta(seconds=-1), 5, "1"])
+def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
+    def main(group: ProcessGroup) -> None:
+        with pytest.raises((InvalidArgumentError, InvalidTypeError)):
+            dist.all_reduce(np.ones(1), group=group, timeout=timeout)
+
+    run_ranks(2, main)
+
+
+def test_a_work_says_what_was_called_and_where() -> None:
+    def main(group: ProcessGroup) -> str:
+        array = np.ones(2 + group.rank())
+        work = dist.all_reduce(array, dist.ReduceOp.MAX, group, async_op=True)
+        assert work is not None
+        assert work.result()[0] is array
+        with pytest.raises(MismatchError) as caught:
+            work.wait()
+        return str(caught.value)
+
+    for text in run_ranks(2, main):
+        assert "all_reduce(float64[2], MAX) at " in text
+        assert "test_short_way.py:" in text
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -221,6 +221,6 @@ def test_strangers_that_say_nothing_keep_nobody_out() -> None:
             for _ in range(mesh._MOST_STRANGERS + 50):
                 strangers.append(socket.create_connection((place.address, place.port)))
 
-    check_and_close(connect_ranks(3, before=crowd, patience_s=60))
+    check_and_close(connect_ranks(3, before=crowd))
     for each in strangers:
         each.close()
