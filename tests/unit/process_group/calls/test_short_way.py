@@ -106,9 +106,8 @@ def test_the_usual_forms_run_no_python_code_and_are_right(name: str, form: str) 
             if form == "with a timeout":
                 given["timeout"] = group.timeout
             elif form != "usual":
-                given = {
-                    f"group_{key}" if key in ("src", "dst") else key: given[key] for key in given
-                }
+                in_group = {"src": "group_src", "dst": "group_dst"}
+                given = {in_group.get(key, key): value for key, value in given.items()}
             seen = _python_calls(partial(call, **given, group=group))
             np.testing.assert_array_equal(result, wanted)
         assert seen == []
