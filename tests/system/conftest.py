@@ -86,15 +86,16 @@ class Launch:
 
     def wait_for(self, name: str, count: int = 1) -> list[Path]:
         """Until `count` files in the directory match `name`."""
+        assert self.process is not None
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        while True:
+            has_ended = self.process.poll() is not None
             found = list(self.directory.glob(name))
             if len(found) >= count:
                 return found
-            assert self.process is not None
-            assert self.process.poll() is None, f"launcher ended early: {self.err}"
+            assert not has_ended, f"launcher ended early: {self.err}"
+            assert time.monotonic() < deadline, f"no {count} {name} after 60 s; stderr: {self.err}"
             time.sleep(0.01)
-        raise AssertionError(f"no {count} {name} after 60 s; stderr: {self.err}")
 
     def wait_for_file(self, name: str) -> None:
         """Until that file is there, launch or not."""

@@ -140,7 +140,7 @@ def test_notebook(tmp_path: Path, is_file: bool) -> None:
 @pytest.mark.everyday
 def test_every_example_is_tested_and_listed() -> None:
     listed = (EXAMPLES / "README.md").read_text()
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     tested = {*re.findall(r'"([\w/.-]+\.(?:py|yaml|sbatch))"', tests)}
     tested |= {f"examples/{name}.py" for name in TOLD}
     names = {path.name for path in map(Path, tested)}
