@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.system.conftest import Launch
+from tests.system.everyday import wait_until
 
 from rallypoint.base.call_trace import CallTrace
 from rallypoint.base.flight_record import read_groups, read_pages
@@ -125,6 +126,40 @@ def record_of(launch: Launch) -> int:
         if FLIGHT_RECORD_NAME in str(link.readlink()):
             return os.open(link, os.O_RDWR)
     raise AssertionError("the launcher holds no flight records")
+
+
+MANY = """
+import glob, threading, time, numpy as np, rallypoint as dist
+dist.init_process_group()
+array = np.zeros(1)
+if dist.get_rank() == 0:
+    opened = [dist.irecv(np.zeros(1), 1, tag=tag) for tag in range(40)]
+    waiting = threading.Thread(target=opened[30].wait)
+    waiting.start()
+    open("ready", "w").close()
+    dist.recv(array, 1, tag=77)
+    for work in opened: work.wait()
+    waiting.join()
+else:
+    while not glob.glob("go"): time.sleep(0.01)
+    for tag in [77, *range(40)]: dist.send(array, 0, tag=tag)
+dist.barrier()
+"""
+
+
+def test_what_threads_wait_for_is_recorded_however_many_messages_are_open(launch: Launch) -> None:
+    launch.start("--nproc-per-node", "2", launch.script(MANY))
+    launch.wait_for("ready")
+    record = record_of(launch)
+
+    def recorded() -> set[int]:
+        return {call.root for group in read_groups(record, 0) for call in group.transfers}
+
+    wait_until(lambda: recorded() >= {30, 77})
+    (launch.directory / "go").touch()
+    assert launch.process is not None
+    assert launch.process.wait(60) == 0
+    os.close(record)
 
 
 def test_ends_of_calls(launch: Launch) -> None:

@@ -381,6 +381,31 @@ def test_a_stopped_rank_spoils_nothing(two: Hosts, tmp_path: Path) -> None:
     job.end()
 
 
+@pytest.mark.parametrize("what", ["all_reduce", "messages"])
+def test_a_timeout_counts_time_without_progress(two: Hosts, tmp_path: Path, what: str) -> None:
+    """Over a link of 40 Mbit/s: each call takes longer than its timeout, and bytes always move."""
+    for host in two.hosts:
+        shape = ("tbf", "rate", "40mbit", "burst", "64kbit", "latency", "100ms")
+        host.run("tc", "qdisc", "add", "dev", "eth0", "root", *shape)
+    call = {
+        "all_reduce": "dist.all_reduce(a)",
+        "messages": (
+            "works = [dist.isend(a, 1) if rank == 0 else dist.irecv(a, 0) for _ in range(4)]; "
+            "[work.wait() for work in works]"
+        ),
+    }[what]
+    script = BEGIN.replace("seconds=60", "seconds=3") + (
+        f"a = np.ones({10_000_000 if what == 'all_reduce' else 1_250_000}, np.float32)\n"
+        "begin = time.monotonic()\n"
+        f"{call}\n"
+        f"assert (a == {'2' if what == 'all_reduce' else '1'}).all()\n"
+        "tell(time.monotonic() - begin)\n"
+    )
+    job = Job(two, (1, 2), script, tmp_path)
+    assert min(float(job.told(rank)) for rank in (0, 1)) > 3
+    job.end()
+
+
 @pytest.mark.everyday
 def test_different_calls_on_different_hosts_are_explained(two: Hosts, tmp_path: Path) -> None:
     script = BEGIN + (
