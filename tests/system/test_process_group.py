@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -321,6 +322,32 @@ def test_ctrl_c_reaches_a_rank_that_waits(launch: Launch) -> None:
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
     assert (launch.directory / "interrupted").exists()
     assert (launch.directory / "told").exists()
+
+
+LATE = """
+import os, time, numpy as np, rallypoint as dist
+dist.init_process_group()
+array = np.zeros(1)
+for _ in range(2): dist.all_reduce(array)
+os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0 if SHARED else dist.get_rank()]})
+for _ in range(2): dist.all_reduce(array)
+begin, used = time.monotonic(), time.process_time()
+for _ in range(100):
+    if dist.get_rank() == 1: time.sleep(0.005)
+    dist.all_reduce(array)
+share = (time.process_time() - used) / (time.monotonic() - begin)
+if dist.get_rank() == 0: assert share < 0.5, share
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_rank_whose_peer_is_late_leaves_the_core_to_others(launch: Launch, cores: int) -> None:
+    """A busy machine makes its share smaller, never larger."""
+    if len(os.sched_getaffinity(0)) < cores:
+        pytest.skip("needs two cores")
+    script = launch.script(LATE.replace("SHARED", str(cores == 1)))
+    assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
 
 
 @pytest.mark.everyday
