@@ -74,7 +74,7 @@ import json, socket
 from datetime import timedelta
 from rallypoint.base import worker_hook
 launcher, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-worker_hook.control_fd = ours.fileno()
+worker_hook.control = worker_hook.ControlSocket(ours.fileno())
 """
 # Rank 1 comes to a call once rank 0 has complained three times.
 WAITS = """
