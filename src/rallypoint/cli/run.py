@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
+from rallypoint.base.printable import printable
 from rallypoint.base.worker_env import AS_GLOO, HANG_AFTER_S, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.log_flags import notes_of, read_logs
@@ -59,17 +60,17 @@ def perform(
             os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
         if job.talk is not Talk.QUIET:
             for note in [*notes, *note_on_threads(job)]:
-                print(f"{PROGRAM}: {note}", file=sys.stderr)
+                print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
         from rallypoint.launch.agent.loop import run as run_job
 
         return run_job(job)
     except (UsageError, InvalidArgumentError) as error:
         text = str(error).removeprefix(f"{PROGRAM}: ")
         note = inherited_note(text, words, flags, os.environ)
-        print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
+        print(printable(f"{PROGRAM}: {text}{note}"), file=sys.stderr)
         return 2
     except HostError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(printable(f"{PROGRAM}: {error}"), file=sys.stderr)
         return 1
 
 

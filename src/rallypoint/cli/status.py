@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import Call
 from rallypoint.cli.jobs.choice import RunningJob, perform
@@ -38,19 +39,17 @@ def status(words: Sequence[str]) -> int:
 
 def _tell(job: RunningJob, _: Mapping[str, str]) -> int:
     looks = look_everywhere(job.agents)
-    print(_title(looks.status))
+    print(printable(_title(looks.status)))
     nodes = looks.second.nodes
     rows = [_row(worker, node) for node in nodes for worker in node.workers]
     if rows:
         print(*table(_HEAD, rows, right="r r rr"), sep="\n")
     for node in nodes:
         if node.silent_s is not None:
-            print(
-                f"node {node.node_rank} ({node.host}) has not answered for {node.silent_s:.1f} s:"
-                f" {name_ranks(node.ranks)}"
-            )
+            silent = f"has not answered for {node.silent_s:.1f} s: {name_ranks(node.ranks)}"
+            print(printable(f"node {node.node_rank} ({node.host}) {silent}"))
     for note in looks.notes:
-        print(note)
+        print(printable(note))
     return 0
 
 

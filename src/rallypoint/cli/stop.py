@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.printable import printable
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag
 from rallypoint.launch.inspection.client import NoAnswerError, ask
@@ -34,7 +35,7 @@ def _stop(job: RunningJob, values: Mapping[str, str]) -> int:
         return 0
     for agent in asked:
         _wait_for(agent.pid)
-    print(f"{job} has ended", file=sys.stderr)
+    print(printable(f"{job} has ended"), file=sys.stderr)
     return 0
 
 

@@ -82,6 +82,8 @@ def worker_program(
             f" {PROGRAM} {example.get(way, 'train.py')}"
         )
     _check_script(command[0], way, is_run_once=is_run_once)
+    if command[0].startswith("-") and command[0] != "-" and way in ("", "--run-path"):
+        command = [f"./{command[0]}", *command[1:]]  # Python would take it as an option
     if way == "--no-python":
         return tuple(command)
     # -u as in torchrun, so that what a worker printed before it died is not lost.

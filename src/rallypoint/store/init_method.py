@@ -14,6 +14,7 @@ from datetime import timedelta
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
+from rallypoint.base.printable import printable
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store
@@ -290,7 +291,7 @@ def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
 
 def to_stderr(line: str) -> None:
     """Print a line to the rank's standard error."""
-    print(f"rallypoint: {line}", file=sys.stderr, flush=True)
+    print(printable(f"rallypoint: {line}"), file=sys.stderr, flush=True)
 
 
 def _open_env(

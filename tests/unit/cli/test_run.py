@@ -101,7 +101,7 @@ def test_impossible_numbers_of_workers(text: str) -> None:
         count_workers({"--nproc-per-node": text}, {})
 
 
-def test_the_workers_program(tmp_path: Path) -> None:
+def test_the_workers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = str(tmp_path / "train.py")
     Path(script).touch()
     python = {"PYTHON_EXEC": "/py"}
@@ -114,6 +114,9 @@ def test_the_workers_program(tmp_path: Path) -> None:
     assert program("pkg.train", "--x", module="1") == ("/py", "-u", "-m", "pkg.train", "--x")
     assert program("sh", "-c", "x", no_python="1") == ("sh", "-c", "x")
     assert program("-", "x") == ("/py", "-u", "-", "x")
+    monkeypatch.chdir(tmp_path)
+    Path("-c").touch()
+    assert program("-c", "x") == ("/py", "-u", "./-c", "x")
     (tmp_path / "__main__.py").touch()
     assert program(str(tmp_path)) == ("/py", "-u", str(tmp_path))
     assert program(script, run_path="1", no_python="1")[:3] == ("/py", "-u", "-c")

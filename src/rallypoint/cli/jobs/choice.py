@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
+from rallypoint.base.printable import printable
 from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.launch.inspection.entries import Found, running_agents
@@ -135,5 +136,6 @@ def _listed(jobs: Sequence[RunningJob]) -> str:
 
 
 def _refuse(program: str, error: Exception, status: int) -> int:
-    print(f"{program}: {str(error).removeprefix(f'{program}: ')}", file=sys.stderr)
+    text = printable(str(error).removeprefix(f"{program}: "))
+    print(f"{program}: {text}", file=sys.stderr)
     return status
