@@ -12,7 +12,13 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
 from rallypoint.store.client import TCPStore
 from rallypoint.store.hash import HashStore
-from rallypoint.store.init_method import Presence, await_ranks, open_store, say_here
+from rallypoint.store.init_method import (
+    Presence,
+    await_ranks,
+    missing_ranks,
+    open_store,
+    say_here,
+)
 from rallypoint.store.server import StoreServer
 
 TIMEOUT = timedelta(seconds=20)
@@ -104,6 +110,11 @@ def test_missing_ranks_are_named_once_by_the_lowest() -> None:
     for thread in threads:
         thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_none_is_missing_if_the_last_has_just_come() -> None:
+    assert missing_ranks({0, 2}, range(4)) == "2 of 4 ranks; missing: 1, 3"
+    assert missing_ranks({0, 1}, (5, 7)) == "the last of 2 ranks, which has just joined"
 
 
 def test_ranks_that_never_come_are_named_in_the_error() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -444,3 +446,38 @@ def test_callbacks_that_wait_for_each_other_end_with_the_process(launch: Launch)
     assert launch.run("--nproc-per-node", "2", script) != 0  # rank 1 had waited for a message
     assert time.monotonic() - begin < 30, launch.err
     assert "told PeerLostError" in launch.out, launch.out + launch.err
+
+
+STRAY = """
+import os, subprocess, sys, rallypoint as dist
+if sys.argv[1:] == ["stray"]:
+    dist.init_process_group()
+    sys.exit("it has joined")
+dist.init_process_group()
+if dist.get_rank() == 1:
+    stray = subprocess.run([sys.executable, __file__, "stray"], stderr=subprocess.PIPE, text=True)
+    with open("told", "w") as file:
+        file.write(stray.stderr)
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+dist.barrier()
+"""
+
+
+@pytest.mark.everyday
+def test_a_process_that_has_only_inherited_a_rank_is_told_so(launch: Launch) -> None:
+    assert launch.run("--nproc-per-node", "2", launch.script(STRAY)) == 0, launch.err
+    pid, told = ((launch.directory / name).read_text() for name in ("pid", "told"))
+    assert told.splitlines()[-1] == (
+        f"rallypoint.base.errors.InvalidArgumentError: rank 1 of this job is process {pid} on "
+        f"{os.uname().nodename}, which is in its group; a process that has only inherited that "
+        "RANK must not join: unset RANK, or give it a rank of its own."
+    )
+
+
+@pytest.mark.everyday
+def test_a_rank_may_be_several_processes_one_after_the_other(launch: Launch) -> None:
+    launch.script("import rallypoint as dist\ndist.init_process_group()\ndist.barrier()\n", "a.py")
+    both = launch.script(f"#!/bin/sh\n{sys.executable} a.py && exec {sys.executable} a.py\n", "b")
+    Path(both).chmod(0o755)
+    assert launch.run("--nproc-per-node", "2", "--no-python", both) == 0, launch.err

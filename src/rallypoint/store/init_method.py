@@ -130,8 +130,11 @@ def await_ranks(
             reported = time.monotonic()
             line = f"waited {reported - started:.0f} s for {missing_ranks(came, names)}"
             if is_last:
+                advice = "look for their first error"
+                if len(came) == world_size:
+                    advice = "give init_process_group a longer timeout"
                 raise StoreTimeoutError(
-                    f"{line}; look for their first error",
+                    f"{line}; {advice}",
                     endpoint=error.endpoint,
                     operation="await_ranks",
                     key=name,
@@ -282,11 +285,10 @@ def lost_while_forming(rank: int) -> PeerLostError:
 def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
     """Who of the ranks with these names is not there yet."""
     missing = [name for rank, name in enumerate(names) if rank not in there]
+    if not missing:
+        return f"the last of {len(names)} ranks, which has just joined"
     listed = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
-    return (
-        f"{len(missing)} of {len(names)} ranks; "
-        f"missing: {listed or 'none, the last one has just joined'}"
-    )
+    return f"{len(missing)} of {len(names)} ranks; missing: {listed}"
 
 
 def to_stderr(line: str) -> None:
