@@ -23,6 +23,9 @@ from rallypoint.launch.job import STOP_SIGNALS, Job, OnHang, Talk
 
 PROGRAM = "rallypoint run"
 LAUNCHER = ("-m", "rallypoint", "run")
+# Flags that no script has for itself.
+_ONLY_OURS = ("--nproc-per-node", "--nnodes", "--node-rank", "--max-restarts", "--standalone",
+              "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf")  # fmt: skip
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # PyTorch's variable
 
 
@@ -152,8 +155,24 @@ def read_job(
         *notes_of(logs),
         *([binding_note] if binding_note else []),
     ]
+    if behind := _behind(command):
+        notes.insert(0, behind)
     meaningless = _meaningless(values)
     return job, [*notes, *meaningless] if job.talk is Talk.VERBOSE else notes
+
+
+def _behind(command: Sequence[str]) -> str:
+    """A note on launcher flags among the script's arguments, where they have no effect."""
+    script, *arguments = command
+    names = [word.partition("=")[0] for word in arguments]
+    found = [name for name in names if name.replace("_", "-") in _ONLY_OURS]
+    if not found or "rallypoint" in script or "torch" in script:  # another launcher
+        return ""
+    listed = ", ".join(dict.fromkeys(found))
+    return (
+        f"{listed} {'is' if len(set(found)) == 1 else 'are'} behind {script}, and so passed to it;"
+        f" write launcher flags before it, as in: {PROGRAM} {found[0]} ... {script}"
+    )
 
 
 def _as_gloo(environ: Mapping[str, str]) -> Mapping[str, str]:
