@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rallypoint.base.durations import brief
 from rallypoint.base.errors import HostError
 from rallypoint.base.printable import printable
 from rallypoint.cli.jobs.choice import RunningJob, perform
@@ -66,7 +67,7 @@ def _trace_running(job: RunningJob, values: Mapping[str, str]) -> int:
             seen = trace_everywhere(job.agents, seconds, is_over.is_set)
         if not any(node.workers for node in seen.nodes):
             raise HostError(f"{job} has no workers yet; `rallypoint status` says why.")
-        _write(path, seen, f"{max(map(_traced_s, seen.nodes)):.1f} s of")
+        _write(path, seen, f"{brief(max(map(_traced_s, seen.nodes)))} of")
     return 0
 
 
