@@ -135,6 +135,6 @@ def test_a_rank_that_ends_as_it_says_that_it_has_come_is_missed() -> None:
         with TCPStore("127.0.0.1", server.port, timeout=TIMEOUT) as other:
             other.set_ephemeral(presence.key(1), "")
             presence.check_all()  # all have come
-        with pytest.raises(PeerLostError, match="rank 5 died or gave up") as caught:
+        with pytest.raises(PeerLostError, match="rank 5 ended or gave up") as caught:
             presence.wait(["never"], time.monotonic() + TIMEOUT.total_seconds())
         assert caught.value.rank == 5

@@ -276,7 +276,7 @@ class Presence:
 def lost_while_forming(rank: int) -> PeerLostError:
     """A rank has come and gone."""
     return PeerLostError(
-        f"rank {rank} died or gave up while the group was forming; look for its first error",
+        f"rank {rank} ended or gave up while the group was forming; look for its first error",
         rank=rank,
         operation="init_process_group",
     )
