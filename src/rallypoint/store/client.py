@@ -215,8 +215,7 @@ class TCPStore(Store):
         if block and self.is_ours:
             request = b"\x41" + packed
             return self._session.wait(
-                *("queue_pop", [key], request, Connection.receive_blob, self._session.timeout_s),
-                takes=True,
+                "queue_pop", [key], request, Connection.receive_blob, self._session.timeout_s
             )
         deadline = time.monotonic() + self._session.timeout_s
         while True:

@@ -1,9 +1,7 @@
 """One request and its reply at a time over one connection, with errors that name operation and key.
 
 An interrupted exchange closes the connection: its late reply could be mistaken for that to the next
-request. A wait whose time is up is cancelled. If the server does not answer that either, as it does
-not run for a while, the wait ends all the same, and its reply is owed: the next operation takes it
-first, and waits for it as long as for its own.
+request.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 from rallypoint.base.errors import (
@@ -26,7 +23,7 @@ from rallypoint.store.wire import ErrorCode, Status
 
 T = TypeVar("T")
 
-_CANCEL_S = 1.0  # beyond a wait's own time, for the answer to CANCEL_WAIT
+_CANCEL_S = 10.0  # an answer to CANCEL_WAIT may take that long, or as long as any other
 
 
 class _WaitCanceledError(Exception):
@@ -41,7 +38,6 @@ class Session:
         self.ours = connection.ours
         self._endpoint = connection.endpoint
         self._connection: Connection | None = connection
-        self._owed: Callable[[Connection], object] | None = None  # reads the reply to a late wait
         self._lock = threading.Lock()
 
     def interrupt(self) -> None:
@@ -80,8 +76,7 @@ class Session:
     ) -> int:
         """As `exchange`, for a short request and a reply that is one number: the fast path."""
         with self._lock:
-            connection = self._connection if self._owed is None else None
-            connection = connection or self._usable(operation, key)
+            connection = self._connection or self._usable(operation, key)
             try:
                 reply = connection.exchange(request, self.ours + layout.size, self.timeout_s)
                 if self.ours and reply[0]:
@@ -115,13 +110,8 @@ class Session:
         request: bytes,
         read: Callable[[Connection], T],
         timeout_s: float,
-        *,
-        takes: bool = False,
     ) -> T:
-        """As `exchange`, for a reply that the server owes only once something has happened.
-
-        `takes`: the reply brings what is nowhere else afterwards, so that it cannot come too late.
-        """
+        """As `exchange`, for a reply that the server owes only once something has happened."""
         key = _first(keys)
         with self._lock:
             connection = self._usable(operation, key)
@@ -131,17 +121,22 @@ class Session:
                 try:
                     connection.await_byte()
                 except TimeoutError:
-                    return self._cancel(connection, operation, key, read, takes=takes)
+                    return self._cancel(connection, operation, key, read)
                 if connection.ours:
                     self._check_status(connection, connection.receive_u8(), operation, key)
                 return read(connection)
             except _WaitCanceledError:
                 raise self._timed_out(operation, keys, timeout_s) from None
             except OSError as error:
-                raise self._lost(operation, key, error, timeout_s + _CANCEL_S) from error
+                waited_s = timeout_s + self._cancel_s
+                raise self._lost(operation, key, error, waited_s) from error
             except BaseException as error:
                 self._give_up(error)
                 raise
+
+    @property
+    def _cancel_s(self) -> float:
+        return max(_CANCEL_S, self.timeout_s)
 
     def _cancel(
         self,
@@ -149,28 +144,10 @@ class Session:
         operation: str,
         key: str | None,
         read: Callable[[Connection], T],
-        *,
-        takes: bool,
     ) -> T:
         """End a wait whose time is up, or return its result if that was on its way already."""
-        connection.start(_CANCEL_S)
+        connection.start(self._cancel_s)
         connection.send(b"\x0c")
-        try:
-            connection.await_byte()
-        except TimeoutError:
-            if takes:
-                raise
-            self._owed = partial(self._reply_to_cancelled, operation, key, read)
-            raise _WaitCanceledError from None
-        return self._reply_to_cancelled(operation, key, read, connection)
-
-    def _reply_to_cancelled(
-        self,
-        operation: str,
-        key: str | None,
-        read: Callable[[Connection], T],
-        connection: Connection,
-    ) -> T:
         if not connection.ours:
             if connection.peek() == wire.WAIT_CANCELED:
                 connection.receive_u8()
@@ -210,9 +187,6 @@ class Session:
         )
 
     def _usable(self, operation: str, key: str | None) -> Connection:
-        """The connection, with no reply to come."""
-        if self._connection is not None and self._owed is not None:
-            self._take_owed(self._connection, operation, key)
         if self._connection is None:
             raise StoreConnectionError(
                 f"{self._where(operation, key)} is not possible: the connection was closed or "
@@ -222,23 +196,6 @@ class Session:
                 key=key,
             )
         return self._connection
-
-    def _take_owed(self, connection: Connection, operation: str, key: str | None) -> None:
-        read, self._owed = self._owed, None
-        assert read is not None
-        try:
-            connection.start(self.timeout_s)
-            read(connection)
-        except _WaitCanceledError:
-            return
-        except StoreError as error:  # of the wait, which has ended; the connection is fine
-            if isinstance(error, StoreConnectionError):
-                raise
-        except OSError as error:
-            raise self._lost(operation, key, error, self.timeout_s) from error
-        except BaseException as error:
-            self._give_up(error)
-            raise
 
     def _give_up(self, error: BaseException) -> None:
         """Drop the connection where an exchange broke off in the middle."""
@@ -263,11 +220,9 @@ class Session:
         self, operation: str, keys: Sequence[str], timeout_s: float
     ) -> StoreTimeoutError:
         names = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
-        advice = "check the process that should have set it"
-        if self._owed is not None:
-            advice = "the server does not answer either: check that it is still running"
         return StoreTimeoutError(
-            f"{operation} of {names} at {self._endpoint} timed out after {timeout_s:g} s; {advice}",
+            f"{operation} of {names} at {self._endpoint} timed out after {timeout_s:g} s; "
+            "check the process that should have set it",
             endpoint=self._endpoint,
             operation=operation,
             key=_first(keys),

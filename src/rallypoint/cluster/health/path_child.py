@@ -1,5 +1,5 @@
 """Examines one path and prints the result as JSON. A separate program, because it may hang; it says
-so first, since until then nothing but the machine can have been slow.
+first that it begins, since a busy machine may take long to start it.
 
     python path_child.py PATH [script]
 

@@ -19,13 +19,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
 
-from rallypoint.base.errors import (
-    InvalidArgumentError,
-    StoreConnectionError,
-    StoreTimeoutError,
-)
+from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
 from rallypoint.store.client import TCPStore
-from rallypoint.store.init_method import OpenStore, say_here, shows_deaths
+from rallypoint.store.init_method import OpenStore, say_here, shows_deaths, to_stderr
 from rallypoint.store.store import Store
 
 _PAUSE_S = 0.02  # a server that ends takes so long, or longer
@@ -55,7 +51,6 @@ def meet(
     again. `base` is the beginning of the keys of all worlds.
 
     Raises:
-        InvalidArgumentError: another process has this rank.
         StoreConnectionError: the store cannot be reached.
         StoreTimeoutError: rank 0 did not join.
     """
@@ -76,18 +71,22 @@ def meet(
 
 
 def _take_rank(place: OpenStore, base: str) -> None:
-    """Leave word that this process has its rank, unless another one has it."""
+    """Leave word that this process has its rank; say so if another one has it.
+
+    It may join all the same: children of all ranks can form a group of their own.
+    """
     if not isinstance(place.store, TCPStore) or not shows_deaths(place.store):
         return
     key, me = f"{base}/process/{place.rank}", f"{os.getpid()} on {os.uname().nodename}"
     until = time.monotonic() + _ENDING_S
     while (holder := place.store.compare_set(key, me, me).decode(errors="replace")) != me:
         if time.monotonic() > until:
-            raise InvalidArgumentError(
-                f"rank {place.rank} of this job is process {holder}, which is in its group; a"
-                " process that has only inherited that RANK must not join: unset RANK, or give it a"
-                " rank of its own."
+            to_stderr(
+                f"rank {place.rank} of this job is process {holder}, which is in its group, and"
+                " this one waits for a group of others; if it has only inherited RANK, unset that,"
+                " or give it a rank of its own"
             )
+            return
         time.sleep(_PAUSE_S)
     place.store.set_ephemeral(key, me)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from rallypoint.base.durations import brief
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.flapping import Flapping, ShortLives
@@ -408,7 +409,7 @@ class Coordinator:
             return self._admit()
         is_told = self.wake_at is not None
         self._wake_by(due_at)
-        text = f"{', '.join(current.joining)} will join in {due_at - now:.1f} s"
+        text = f"{', '.join(current.joining)} will join in {brief(due_at - now)}"
         if is_told or due_at <= now + BATCH_S:
             return Decision((), text)
         return Decision((Notice(f"{text}, as {self._short_lives.text}"),), text)
