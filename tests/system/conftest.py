@@ -156,9 +156,10 @@ def parent_of(entry: Path) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What failed jobs leave is not to be found where the user's are."""
+def _own_jobs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither running jobs nor what failed ones leave are seen by others, or among the user's."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    os.environ["RALLYPOINT_RUN_DIR"] = str(tmp_path_factory.mktemp("jobs"))
 
 
 @pytest.fixture

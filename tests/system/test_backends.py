@@ -157,7 +157,7 @@ def test_gloo_across_hosts(ours: Mapping[str, Any], needs_hosts: None, tmp_path:
         assert all(told == own[name] for name, told in other.items() if ":" not in told)
 
 
-GLOO_AT_ONCE = "PeerLostError: rank 1 died during all_reduce (gloo says: "
+GLOO_AT_ONCE = "PeerLostError: rank 1 ended during all_reduce (gloo says: "
 LEFT = "PeerLostError: rank 1 had left the group when all_reduce needed it"
 LATE = "CollectiveTimeoutError: all_reduce was not completed by {} within 2 s; check what the other"
 STUCK = "CollectiveTimeoutError: recv was not completed by {} within 2 s; check what the other"

@@ -53,7 +53,7 @@ def told(launch: Launch) -> str:
     lines = launch.err.splitlines()
     first = lines.index("  operations at that time:") + 1
     own = [line.strip() for line in lines[first:] if line.startswith("    ")]
-    return re.sub(r"\d+\.\d s", "T", "\n".join(own))
+    return re.sub(r"\d[\d.]* m?s\b", "T", "\n".join(own))
 
 
 def operations(launch: Launch) -> dict[int, dict[str, Any]]:

@@ -119,3 +119,51 @@ def test_a_main_module_that_workers_cannot_import_is_not_tried_again(launch: Lau
     assert launch.start(launcher=(str(path),)).wait(60) == 1
     assert "program.py cannot be imported: No module named 'not_there'" in launch.err
     assert "restart 1" not in launch.err
+
+
+MISTAKES = {
+    "no guard": (
+        "rallypoint.spawn(work, nprocs=2)",
+        "InvalidArgumentError: the script starts processes when it is imported, which each of these"
+        ' does; put that call below `if __name__ == "__main__":`',
+    ),
+    "not launched": (
+        "if __name__ == '__main__': rallypoint.spawn(rallypoint.init_process_group, nprocs=2)",
+        "InvalidArgumentError: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set",
+    ),
+    "an exception": (
+        "if __name__ == '__main__': rallypoint.spawn(work, args=({},), nprocs=2)",
+        "KeyError: 'lost'",
+    ),
+    "a loss": (
+        "if __name__ == '__main__': rallypoint.spawn(os._exit, nprocs=2)",
+        "WorkersFailedError: process 1 exited with code 1, and the others were terminated",
+    ),
+    "an odd exception": (
+        "if __name__ == '__main__': rallypoint.spawn(odd, nprocs=2)",
+        "Odd: <exception str() failed>",
+    ),
+}
+
+
+@pytest.mark.exact
+@pytest.mark.everyday
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_last_once_and_briefly(launch: Launch, mistake: str) -> None:
+    call, told = MISTAKES[mistake]
+    text = f"""
+import os, rallypoint
+class Odd(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+def odd(number):
+    raise Odd()
+def work(number, found={{}}):
+    return found["lost"]
+{call}
+"""
+    assert launch.start(launcher=(launch.script(text, "program.py"),)).wait(60) == 1
+    lines = launch.err.splitlines()
+    assert told in lines[-1]
+    assert len(lines) <= 15
+    assert sum("/rallypoint/" in line for line in lines) <= 1

@@ -74,7 +74,7 @@ import json, socket
 from datetime import timedelta
 from rallypoint.base import worker_hook
 launcher, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-worker_hook.control_fd = ours.fileno()
+worker_hook.control = worker_hook.ControlSocket(ours.fileno())
 """
 # Rank 1 comes to a call once rank 0 has complained three times.
 WAITS = """
@@ -111,7 +111,7 @@ KINDS = [
 ]
 HANGS = re.compile(
     r"rallypoint: the job hangs: rank 1 never entered all_reduce #3 of default group: .*"
-    r" at worker\.py:\d+; ranks? [02].* at worker\.py:\d+ \(\d+\.\d s\)\.\n"
+    r" at worker\.py:\d+; ranks? [02].* at worker\.py:\d+ \(\d[\d.]* m?s\)\.\n"
 )
 
 
@@ -128,12 +128,45 @@ def start(launch: Launch, kind: str, body: str, *flags: str) -> None:
     launch.start(*words)
 
 
+# Rank 0 has raised an exception, and cannot end; nobody waits for it in a call.
+RAISES = """
+def work():
+    {work}
+if rank == 0:
+    threading.Thread(target=work).start()
+    raise ValueError("bad sample 17")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.everyday
+@pytest.mark.parametrize(
+    ("work", "keeps"),
+    [
+        ("dist.barrier()", r"waits in barrier #3 at worker\.py:\d+"),
+        ("import queue; queue.Queue().get()", r"waits for a queue of its own process at worker"),
+    ],
+)
+def test_a_rank_that_raised_and_cannot_end_is_told(launch: Launch, work: str, keeps: str) -> None:
+    start(launch, "N", RAISES.format(work=work), "--hang-after", "1")
+    line = rf"the job hangs: rank 0 raised ValueError: bad sample 17 and cannot end: .* {keeps}"
+    wait_until(lambda: re.search(line, launch.err))
+    assert launch.process is not None
+    assert launch.process.poll() is None
+    pid = str(launch.process.pid)
+    wait_until(lambda: explain(pid).returncode == 3)
+    launch.process.send_signal(signal.SIGTERM)
+    launch.process.wait(60)
+    assert "job failed: rank 0 raised ValueError: bad sample 17" in launch.err
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_told_and_that_the_job_goes_on(launch: Launch, kind: str) -> None:
     start(launch, kind, COMES_LATE, "--hang-after", "1")
     wait_until(lambda: HANGS.search(launch.err))
     (launch.directory / "go").touch()
-    over = re.compile(r"the job goes on: rank [02] is no longer waiting, after \d+\.\d s\n")
+    over = re.compile(r"the job goes on: rank [02] is no longer waiting, after \d[\d.]* m?s\n")
     wait_until(lambda: over.search(HANGS.split(launch.err)[-1]))
     assert launch.process is not None
     assert launch.process.wait(60) == 0, launch.err

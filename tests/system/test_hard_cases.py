@@ -96,3 +96,32 @@ assert [store.get("0"), store.get("1")] == [mine, mine]
     ]
     results = [(process.communicate(timeout=100)[1], process.returncode) for process in processes]
     assert results == [(b"", 0)] * 50
+
+
+FORMING = """
+import os, pathlib, time, numpy as np, rallypoint as dist
+rank = int(os.environ["RANK"])
+pathlib.Path(f"up.{rank}").touch()
+while rank == 1 and not os.path.exists("go"):
+    time.sleep(0.01)
+dist.init_process_group()
+array = np.ones(4)
+dist.all_reduce(array)
+assert array[0] == 2
+"""
+
+
+def test_a_launcher_that_does_not_run_while_a_group_forms_fails_nothing(launch: Launch) -> None:
+    """Its store answers nobody; the workers' timeout is far away."""
+    process = launch.start("--nproc-per-node", "2", launch.script(FORMING))
+    launch.wait_for("up.*", 2)
+    time.sleep(2)  # rank 0 waits in steps
+    process.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(13)
+        (launch.directory / "go").touch()
+        time.sleep(1)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0, launch.err
+    assert "job failed" not in launch.err

@@ -66,11 +66,13 @@ def test_a_job_is_listed_told_and_stopped(launch: Launch) -> None:
     wait_until(lambda: is_printed(rf"^\S+ +{pid} +0 of 1 +0-2 ", "ps"))
 
     # Lines of programs are noted where a call has waited for a while, which #4 may have.
-    job = r"^job my-job: round 0, 3 ranks on 1 node; running, \d+\.\d s after"
+    job = r"^job my-job: round 0, 3 ranks on 1 node; running, \d[\d.]* m?s after"
     wait_until(lambda: is_printed(job, "status", pid))
-    waits = r"^ +0 +\S+ +\d+ .* all_reduce #5 for \d+\.\d s +\S*worker\.py:11$"
+    waits = r"^ +0 +\S+ +\d+ .* all_reduce #5 for \d[\d.]* m?s +\S*worker\.py:11$"
     wait_until(lambda: is_printed(waits, "status", pid))
-    sleeps = r"^ +1 +\S+ +\d+  sleeps .* after all_reduce #4, \d+\.\d s ago( +\S*worker\.py:7)?$"
+    sleeps = (
+        r"^ +1 +\S+ +\d+  sleeps .* after all_reduce #4, \d[\d.]* m?s ago +\S*worker\.py:(7|10)$"
+    )
     wait_until(lambda: is_printed(sleeps, "status", pid))
 
     wait_until(lambda: rallypoint("stop", pid).returncode in (0, 5))  # 5: it had heard it before
@@ -126,6 +128,93 @@ def test_of_several_jobs_one_must_be_named(launch: Launch, tmp_path: Path) -> No
         other.process.wait()
     assert launch.process is not None
     assert launch.process.poll() is None
+
+
+@pytest.mark.everyday
+def test_a_job_that_is_not_named_is_ended_only_if_somebody_says_so(launch: Launch) -> None:
+    pid = start_waiting_job(launch, "--rdzv-id", "theirs\x1b[2J")
+    shown = (
+        rf"job theirs\\x1b\[2J \(process {pid}: worker\.py; 3 ranks on 1 node, "
+        rf"started \d[\d.]* m?s ago in {launch.directory}\)"
+    )
+    refused = rallypoint("stop")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    how = rf"rallypoint stop: name the job: `rallypoint stop {pid}` ends {shown}; --only ends the "
+    assert re.match(how, refused.stderr), refused.stderr
+    for answer in ("\n", "n\n", "maybe\n", ""):
+        status, text = at_a_terminal("stop", answer=answer)
+        assert status == 1
+        assert re.match(rf"rallypoint stop: end {shown}\? \[y/N\] ", text), text
+        assert "nothing was stopped" in text
+    assert rows_of(pid) != []
+    status, text = at_a_terminal("stop", "--no-wait", answer="y\n")
+    assert status == 0, text
+    assert launch.process is not None
+    assert launch.process.wait(60) == 128 + signal.SIGTERM
+    assert rallypoint("stop").returncode == 5
+    assert rallypoint("stop", "--only").returncode == 5
+
+
+def at_a_terminal(*words: str, answer: str) -> tuple[int, str]:
+    """A command's exit status and output, where a person types that answer, or Ctrl-D if empty."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "rallypoint", *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        text = ""
+        while "[y/N] " not in text:
+            text += os.read(ours, 1 << 16).decode()
+        os.write(ours, answer.encode() or b"\x04")
+        try:
+            while data := os.read(ours, 1 << 16):
+                text += data.decode()
+        except OSError:  # the end
+            pass
+        status = process.wait(60)
+    os.close(ours)
+    return status, text
+
+
+@pytest.mark.everyday
+def test_scripts_end_the_only_job(launch: Launch, tmp_path: Path) -> None:
+    start_waiting_job(launch)
+    directory = tmp_path / "other"
+    directory.mkdir()
+    other = Launch(directory)
+    start_waiting_job(other)
+    try:
+        refused = rallypoint("stop", "--only")
+        assert refused.returncode == 2
+        assert "several jobs run here; choose one by its pid" in refused.stderr
+    finally:
+        assert other.process is not None
+        other.process.kill()
+        other.process.wait()
+    assert rallypoint("stop", "--only").returncode == 0
+    assert launch.process is not None
+    assert launch.process.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.everyday
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("top", "; did you mean status?"),
+        ("kill", "; did you mean stop?"),
+        ("stp", "; the commands are: bench, "),  # it suggests nothing that ends something
+        ("explian", "; did you mean explain?"),
+        ("torchrun", "; did you mean run?"),
+        ("zzz", "; the commands are: bench, "),
+    ],
+)
+def test_other_commands(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rallypoint", typed])
+    assert cli.main() == 2
+    told = capsys.readouterr().err
+    assert f"rallypoint: unknown command {typed}{meant}" in told
+    assert ("stop?" in told) is (typed == "kill")
 
 
 def test_an_agent_that_is_stopped_is_said_to_be(launch: Launch) -> None:

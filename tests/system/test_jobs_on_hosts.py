@@ -96,7 +96,7 @@ def test_one_node_says_that_the_job_hangs(
         wait_until(lambda: any(line in path.read_text() for path in files))
         if on_hang == "report":
             time.sleep(3)  # all complain again
-            assert told(hosts[2], "stop").returncode == 0
+            assert told(hosts[2], "stop", "--only").returncode == 0
         statuses = [node.wait(60) for node in nodes]
         text = "".join(path.read_text() for path in files)
         assert text.count(line) == 1, text
@@ -172,7 +172,7 @@ def test_a_job_is_seen_from_each_of_its_nodes(hosts: Hosts, tmp_path: Path, way:
             hosts[3].run("kill", "-CONT", agent)
             nodes[2].send_signal(signal.SIGCONT)  # nsenter stops with its child
 
-        assert told(hosts[2], "stop").returncode == 0
+        assert told(hosts[2], "stop", "--only").returncode == 0
         statuses = [node.wait(60) for node in nodes]
         assert statuses == [1, 128 + signal.SIGTERM, 1]
     finally:

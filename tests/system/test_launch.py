@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +102,7 @@ def test_workers_get_torchruns_variables_and_their_arguments(launch: Launch) -> 
         assert dump["fds"] == [0, 1, 2, 3, 4, 5, 6]
         assert environ["MINE"] == "1"
         assert not {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"} & environ.keys()
+        assert "RALLYPOINT_LAUNCHERS_STDERR" not in environ
         expected = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -207,3 +209,50 @@ def test_sys_exit_is_as_before(launch: Launch) -> None:
         "sys.exit()\n"
     )
     assert launch.run(script) == 0, launch.err
+
+
+@pytest.mark.everyday
+@pytest.mark.exact
+def test_an_error_of_all_ranks_is_told_once_with_them(launch: Launch) -> None:
+    """By the launcher alone, and without its own frames. No rank ends before all have told it."""
+    script = launch.script("""
+import atexit, glob, time, numpy as np, rallypoint as dist
+dist.init_process_group()
+rank = dist.get_rank()
+def wait_for_others():
+    open(f"told.{rank}", "w")
+    while len(glob.glob("told.*")) < 3:
+        time.sleep(0.01)
+atexit.register(wait_for_others)
+dist.all_reduce(np.ones(4 + (rank == 2), np.float32))
+""")
+    assert launch.run("--nproc-per-node", "3", script) == 1
+    assert launch.err.count("MismatchError") == 1, launch.err
+    assert launch.err.count("ranks called different operations") == 1
+    assert re.search(r"MismatchError: .* \(x3 ranks 0-2\)$", launch.err, re.MULTILINE)
+    assert launch.err.count("Traceback") == 1
+    assert "/rallypoint/" not in launch.err
+
+
+@pytest.mark.everyday
+def test_frames_of_ours_are_printed_if_asked_for(launch: Launch) -> None:
+    script = launch.script("import rallypoint as dist; dist.barrier()")
+    assert launch.run(script) == 1
+    assert "/rallypoint/" not in launch.err
+    assert launch.run(script, environ={"RALLYPOINT_FULL_TRACEBACKS": "1"}) == 1
+    assert launch.err.count("/rallypoint/process_group/") >= 2
+
+
+@pytest.mark.everyday
+@pytest.mark.parametrize("closing", ["os.closerange(3, 4096)", "os.close(3)"])
+def test_an_error_is_told_whatever_the_program_has_closed(launch: Launch, closing: str) -> None:
+    script = launch.script(f"""
+import os
+{closing}
+kept = [open(f"mine.{{number}}", "w") for number in range(3)]
+raise ValueError("bad sample 17")
+""")
+    assert launch.run(script) == 1
+    assert "job failed: rank 0 raised ValueError: bad sample 17\n" in launch.err
+    assert "  traceback of rank 0:\n" in launch.err
+    assert {path.read_text() for path in launch.directory.glob("mine.*")} == {""}

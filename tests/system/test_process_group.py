@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -433,3 +434,54 @@ def test_callbacks_that_wait_for_each_other_end_with_the_process(launch: Launch)
     )
     assert launch.run("--nproc-per-node", "2", script) != 0  # rank 1 had waited for a message
     assert "told PeerLostError" in launch.out, launch.out + launch.err
+
+
+STRAY = """
+import os, subprocess, sys, rallypoint as dist
+from datetime import timedelta
+if sys.argv[1:] == ["stray"]:
+    dist.init_process_group(timeout=timedelta(seconds=4))
+    sys.exit("it has joined")
+dist.init_process_group()
+if dist.get_rank() == 1:
+    stray = subprocess.run([sys.executable, __file__, "stray"], stderr=subprocess.PIPE, text=True)
+    with open("told", "w") as file:
+        file.write(stray.stderr)
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+dist.barrier()
+"""
+
+
+@pytest.mark.everyday
+def test_a_process_that_has_only_inherited_a_rank_is_told_so(launch: Launch) -> None:
+    assert launch.run("--nproc-per-node", "2", launch.script(STRAY)) == 0, launch.err
+    pid, told = ((launch.directory / name).read_text() for name in ("pid", "told"))
+    assert told.startswith(
+        f"rallypoint: rank 1 of this job is process {pid} on {os.uname().nodename}, which is in "
+        "its group, and this one waits for a group of others; if it has only inherited RANK, unset "
+        "that, or give it a rank of its own\n"
+    )
+    assert "StoreTimeoutError: rank 1 waited 2 s for rank 0 to join" in told.splitlines()[-1]
+
+
+CHILDREN = """
+import subprocess, sys, rallypoint as dist
+dist.init_process_group()
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+dist.barrier()
+"""
+
+
+@pytest.mark.everyday
+def test_children_of_all_ranks_may_form_a_group(launch: Launch) -> None:
+    assert launch.run("--nproc-per-node", "2", launch.script(CHILDREN)) == 0, launch.err
+
+
+@pytest.mark.everyday
+def test_a_rank_may_be_several_processes_one_after_the_other(launch: Launch) -> None:
+    launch.script("import rallypoint as dist\ndist.init_process_group()\ndist.barrier()\n", "a.py")
+    both = launch.script(f"#!/bin/sh\n{sys.executable} a.py && exec {sys.executable} a.py\n", "b")
+    Path(both).chmod(0o755)
+    assert launch.run("--nproc-per-node", "2", "--no-python", both) == 0, launch.err

@@ -165,7 +165,9 @@ def test_callers_error_file(launch: Launch) -> None:
     assert json.loads(path.read_text())["message"]["errorCode"] == -9
 
 
-OUR_VARIABLES = {"RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD"}
+OUR_VARIABLES = {
+    *("RALLYPOINT_CONTROL_FD", "RALLYPOINT_FLIGHT_RECORD", "RALLYPOINT_LAUNCHERS_STDERR")
+}
 
 
 @pytest.mark.everyday

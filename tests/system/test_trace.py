@@ -200,7 +200,7 @@ def test_ctrl_c_ends_it_and_one_at_a_time(launch: Launch) -> None:
         one.send_signal(signal.SIGINT)
         out, err = one.communicate(timeout=60)
     assert one.returncode == 0, err
-    assert re.search(r"trace\.json: \d+\.\d s of job ", out)
+    assert re.search(r"trace\.json: (\d+\.\d s|\d+ ms) of job ", out)
     assert read(path).slices
     # It has left nothing on.
     traced(launch.directory, pid, "-s", "0.3")

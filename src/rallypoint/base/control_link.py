@@ -25,6 +25,7 @@ from rallypoint.base.control_message import (
 )
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.worker_env import STANDBY
+from rallypoint.base.worker_hook import ControlSocket
 
 _PAUSE_S = 0.01
 _ANSWER_S = 2.0
@@ -47,6 +48,7 @@ class ControlLink:
         self.newest: Place | None = None
         self.withdraw: Callable[[Place], None] = _nothing
         self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._end = ControlSocket(self._socket.fileno())
         self._changed = threading.Condition()
         self.is_newcomer = os.environ.get(STANDBY) == "1"
         self._is_elastic = self._is_leaving = self._is_released = False
@@ -97,7 +99,7 @@ class ControlLink:
         """Send one message."""
         packet = encode(message)
         until = time.monotonic() + _SEND_FOR_S
-        while time.monotonic() < until:
+        while self._end.is_open and time.monotonic() < until:
             try:
                 self._socket.send(packet)
                 return
@@ -133,6 +135,8 @@ class ControlLink:
         while True:
             try:
                 poll.poll()
+                if not self._end.is_open:
+                    return  # the program has closed it, and these are another file's bytes
                 packet = self._socket.recv(MAX_MESSAGE_BYTES + 1)
                 if not packet:
                     return
@@ -172,8 +176,9 @@ def control_link() -> ControlLink | None:
     None: no agent launched it, or it was forked from a worker.
     """
     global _link  # noqa: PLW0603 - a process has one control socket
-    if _link is None and worker_hook.control_fd >= 0:
-        _link = ControlLink(worker_hook.control_fd)
+    control = worker_hook.control
+    if _link is None and control is not None and control.is_open:
+        _link = ControlLink(control.fd)
     return _link if _link is not None and _link.is_ours else None
 
 

@@ -38,31 +38,13 @@ def record(function: Callable[P, R]) -> Callable[P, R]:
     return recorded
 
 
-def write_error(path: str, *, error: str, traceback: str, time_s: float) -> None:
-    """Write an error file: `error` is ``"TypeName: message"``, `time_s` seconds since the epoch.
-
-    What cannot be written is left out: it must not replace the error that it tells of.
-    """
-    import json
-
-    extra = {"py_callstack": traceback, "timestamp": str(int(time_s))}
-    try:
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - workers pay for pathlib
-            json.dump({"message": {"message": error, "extraInfo": extra}}, file)
-    except OSError:
-        return
-
-
 def _write(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    import time
-    import traceback
+    try:
+        from rallypoint.base.fatal_error import report_of, write_report
 
-    write_error(
-        path,
-        error=f"{type(error).__name__}: {error}",
-        traceback="".join(traceback.format_exception(error)),
-        time_s=time.time(),
-    )
+        write_report(path, report_of(error, error.__traceback__))
+    except Exception:  # it must never replace the error that it reports
+        return

@@ -19,6 +19,7 @@ from types import TracebackType
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 CONTROL_FD = "RALLYPOINT_CONTROL_FD"
 # Where a worker keeps its flight record (flight_record.py): ``descriptor:offset``.
@@ -30,39 +31,102 @@ STACKS_NAME = "rallypoint-stacks-"
 
 stacks_signal = 0  # the signal that requests this process's stacks; 0: there is none
 flight_record = ""  # this process's, once it has been removed from the environment
-control_fd = -1  # the same
+control: ControlSocket | None = None  # this process's, if it has one
 
-# The files that import the function's module in a worker that runs a function, not a script.
-_LOADERS = ("/rallypoint/launch/api/call.py", "/multiprocessing/spawn.py")
+# The file that is the launcher's stderr, as `identity_of` gives it.
+LAUNCHERS_STDERR = "RALLYPOINT_LAUNCHERS_STDERR"
+_MOST_OF_PLAIN = 4096  # characters
 _S_IFMT, _S_IFSOCK = 0o170000, 0o140000
 _UNUSUAL_SIGNAL = 13  # above SIGRTMIN: programs that use such signals take the first
+
+
+class ControlSocket:
+    """This process's end of the connection to the agent.
+
+    A program may close its descriptor, and open another file under that number (`os.closerange`,
+    python-daemon). So it is recognised before each use: nothing is written into a stranger's file.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._identity = identity_of(fd)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the descriptor is still the connection."""
+        try:
+            return identity_of(self.fd) == self._identity
+        except OSError:
+            return False
+
+    def write(self, packet: bytes) -> bool:
+        """Send one message; False if it cannot reach the agent."""
+        try:
+            return self.is_open and os.write(self.fd, packet) == len(packet)
+        except OSError:
+            return False
+
+
+def identity_of(fd: int) -> tuple[int, int]:
+    """What tells an open file from all others.
+
+    Raises:
+        OSError: nothing is open there.
+    """
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 class _Reporter:
     """Sends this process's fatal exception, once."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, agent: ControlSocket) -> None:
+        self.agent = agent
         self.pid = os.getpid()
         self.reported: BaseException | None = None
         self.next_hook = sys.excepthook
         self.exit = sys.exit
-        self.exit_text = ""  # the last text that sys.exit was given to print
+        self.exit_text = ""  # the last one that Python printed at an exit, or would have
+        self._path = tuple(sys.path)  # without the script's directory
+        self._error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+        self._launchers_stderr = os.environ.pop(LAUNCHERS_STDERR, "")
 
     def excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        self.report(error, trace)
-        self.next_hook(kind, error, trace)
+        is_told = self.report(error, trace)
+        is_of_others = any(base.__name__ == "PeerError" for base in kind.__mro__)
+        if is_told and is_of_others and self._shares_stderr():
+            return  # the launcher prints it there, once for all ranks that have it
+        self.next_hook(kind, error, error.__traceback__)
+
+    def _shares_stderr(self) -> bool:
+        try:
+            is_launchers = f"{identity_of(2)}" == self._launchers_stderr
+        except OSError:
+            return False
+        return is_launchers and sys.stderr is sys.__stderr__
 
     def exit_with(self, status: object = None, /) -> None:
-        """Python tells nobody of a SystemExit: only here can its text be seen."""
+        """Python tells nobody of a SystemExit: only here can its text be seen, and at stderr."""
         is_text = not isinstance(status, int | None | tuple)
         try:
             self.exit_text = str(status) if is_text and os.getpid() == self.pid else ""
         except Exception:
             self.exit_text = ""
         self.exit(status)  # type: ignore[arg-type]
+
+    def watch_stderr(self) -> None:
+        """See the text of `raise SystemExit(text)`: only then does C code write, for no frame."""
+        stream, frame = sys.stderr, sys._getframe
+        write_on = stream.write
+
+        def write(text: str, /) -> int:
+            if frame().f_back is None and text != "\n" and os.getpid() == self.pid:
+                self.exit_text = text
+            return write_on(text)
+
+        stream.write = write  # type: ignore[method-assign]
 
     def at_exit(self) -> None:
         # The interpreter leaves the exception here even if the program has set its own excepthook.
@@ -74,38 +138,61 @@ class _Reporter:
         if isinstance(error, BaseException):
             self.report(error, error.__traceback__)
 
-    def report(self, error: BaseException, trace: TracebackType | None) -> None:
+    def report(self, error: BaseException, trace: TracebackType | None) -> bool:
+        """Tell the agent what ends this process; returns whether that will reach the user."""
+        # A forked child has the same descriptor, but is not the worker.
+        if os.getpid() != self.pid or error is self.reported:
+            return False
+        self.reported = error
         try:
-            # A forked child has the same descriptor, but is not the worker.
-            if os.getpid() != self.pid or error is self.reported:
-                return
-            self.reported = error
-            os.write(self.fd, _packet(error, trace))
-        except Exception:  # a report must never replace the error that it reports
-            return
+            with _OwnModules(self._path):
+                from rallypoint.base.fatal_error import tell
+
+                return tell(error, trace, self.agent, self._error_file)
+        except BaseException:  # too few descriptors or too little memory for imports
+            return self.agent.write(_plain_packet(error))
 
 
-def _packet(error: BaseException, trace: TracebackType | None) -> bytes:
+class _OwnModules:
+    """While it is entered, modules of Python's library are Python's own.
+
+    A json.py or token.py beside the script would be imported instead, or has been.
+    """
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self._path = list(path)
+        self._library = os.__file__.rpartition("/")[0]
+        self._hidden: dict[str, ModuleType] = {}
+
+    def __enter__(self) -> None:
+        for name in sys.stdlib_module_names & sys.modules.keys():
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and (not file.startswith(self._library) or "-packages/" in file):
+                self._hidden[name] = sys.modules.pop(name)
+        self._path, sys.path = sys.path, self._path
+
+    def __exit__(self, *_: object) -> None:
+        sys.path = self._path
+        sys.modules.update(self._hidden)
+
+
+def _plain_packet(error: BaseException) -> bytes:
+    """A report without a traceback, which needs no further files."""
     import time
-    import traceback
 
-    from rallypoint.base import error_details
-    from rallypoint.base.control_message import WorkerError, encode
-
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "__main__"):
-        name = f"{kind.__module__}.{name}"
-    message = ""
     try:
         message = str(error)
-        message = error_details.completed(message, error, trace)
-    except Exception:
-        message = message or "<message cannot be printed>"
-    is_exit = kind is SystemExit  # a deliberate exit: its place says nothing
-    text = "" if is_exit else "".join(traceback.format_exception(kind, error, trace))
-    startup = _is_startup(error, trace)
-    return encode(WorkerError(name, message, text, time.time(), _is_echo(error), startup))
+    except BaseException:
+        message = ""
+    told = "".join(_as_json(each) for each in message[:_MOST_OF_PLAIN])
+    kind = type(error).__name__
+    head = f'{{"v": 1, "kind": "error", "type": "{kind}", "time": {time.time()}, "traceback": ""'
+    return f'{head}, "message": "{told}"}}'.encode("ascii", "replace")
+
+
+def _as_json(character: str) -> str:
+    is_plain = character.isascii() and character.isprintable() and character not in '"\\'
+    return character if is_plain else f"\\u{min(ord(character), 0xFFFD):04x}"
 
 
 def _missing_program() -> BaseException | None:
@@ -122,46 +209,9 @@ def _missing_program() -> BaseException | None:
     return FileNotFoundError(f"cannot run {name!r}")
 
 
-def _is_startup(error: BaseException, trace: TracebackType | None) -> bool:
-    """Whether the program failed while it was still being read and imported."""
-    if isinstance(error, FileNotFoundError) and trace is None:
-        return True
-    if type(error).__qualname__ == "UnreadableCallError":
-        return True
-    if not isinstance(error, (ImportError, SyntaxError)):
-        return False
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        # Frames of module bodies, and of what imports or runs them; any other frame means that a
-        # function was running.
-        name = code.co_filename
-        runs_modules = name == "<frozen runpy>" or "importlib" in name or name.endswith(_LOADERS)
-        if code.co_name != "<module>" and not runs_modules:
-            return False
-        trace = trace.tb_next
-    return True
-
-
-def _is_echo(error: BaseException | None) -> bool:
-    """Whether `error`, or what it was raised from, reports the loss of a peer."""
-    for _ in range(64):  # chains can be cyclic
-        if error is None:
-            return False
-        if any(base.__name__ == "PeerLostError" for base in type(error).__mro__):
-            return True
-        # Messages of gloo in PyTorch's own process groups.
-        text = str(error)
-        if isinstance(error, RuntimeError) and (
-            "Connection closed by peer" in text or "Connection reset by peer" in text
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def install() -> None:
     """Take the control socket out of the environment, greet the agent, and watch for the end."""
-    global control_fd  # noqa: PLW0603 - the engine tells of long waits there
+    global control  # noqa: PLW0603 - the engine tells of long waits there
     try:
         fd = int(os.environ.pop(CONTROL_FD))
         if os.fstat(fd).st_mode & _S_IFMT != _S_IFSOCK:
@@ -171,10 +221,11 @@ def install() -> None:
         os.set_blocking(fd, False)  # a stopped agent must not stop us
         # Formatted by hand: importing json here would cost every worker some milliseconds.
         os.write(fd, b'{"v": 1, "kind": "hello", "pid": %d}' % os.getpid())
-        control_fd = fd
-        reporter = _Reporter(fd)
+        control = ControlSocket(fd)
+        reporter = _Reporter(control)
         sys.excepthook = reporter.excepthook
         sys.exit = _as_sys_exit(reporter.exit_with)  # type: ignore[assignment]
+        reporter.watch_stderr()
         atexit.register(reporter.at_exit)
         _offer_stacks()
     except Exception:  # never break a worker's start

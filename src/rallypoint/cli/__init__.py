@@ -32,6 +32,15 @@ _COMMANDS = {
     "where": "show what is recognised here, such as a Slurm step, and by which variables",
 }
 
+# What other programs call it.
+_MEANT = {
+    **dict.fromkeys(("cancel", "end", "kill"), "stop"),
+    **dict.fromkeys(("htop", "top", "watch"), "status"),
+    **dict.fromkeys(("jobs", "list", "ls", "squeue"), "ps"),
+    **dict.fromkeys(("launch", "mpirun", "start", "torchrun"), "run"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
+}
+
 _HELP = """\
 usage: rallypoint COMMAND ...
 
@@ -90,9 +99,11 @@ def _dispatch(words: Sequence[str]) -> int:
     from rallypoint.cli.options import suggestion
 
     kind = "flag" if name.startswith("-") else "command"
+    near = [each for each in _COMMANDS if each != "stop"]  # nobody means it by mistake
     if name.endswith(".py") or (kind == "flag" and any(word.endswith(".py") for word in words)):
         hint = f"; did you mean: rallypoint run {' '.join(words[:3])}{' ...' * (len(words) > 3)}?"
     else:
-        hint = suggestion(name, list(_COMMANDS)) or f"; the commands are: {', '.join(_COMMANDS)}."
+        meant = f"; did you mean {_MEANT[name]}?" if name in _MEANT else suggestion(name, near)
+        hint = meant or f"; the commands are: {', '.join(_COMMANDS)}."
     print(f"rallypoint: unknown {kind} {name}{hint}", file=sys.stderr)
     return 2

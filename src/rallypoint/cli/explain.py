@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-import linecache
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
+from rallypoint.base.printable import printable
+from rallypoint.base.regular_file import open_regular
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag
 from rallypoint.diagnosis.explain import explanation_of
@@ -61,16 +64,22 @@ def _tell(first: Facts, second: Facts, notes: Sequence[str], values: Mapping[str
     if "--json" in values:
         print(json.dumps({"run_id": second.run_id, **found.to_json(), "notes": list(notes)}))
         return found.exit_status
-    print(found.sentence)
+    print(printable(found.sentence))
     for line in [*found.evidence, *notes] if "--why" in values else notes:
-        print(f"  {line}{_source(line)}")
+        print(printable(f"  {line}{_source(line)}"))
     return found.exit_status
 
 
 def _source(line: str) -> str:
     """The source line that the evidence names, if the file is on this machine."""
     place = _PLACE.search(line)
-    text = linecache.getline(place[1], int(place[2])).strip() if place else ""
+    if place is None:
+        return ""
+    try:
+        with os.fdopen(open_regular(place[1]), encoding="utf-8", errors="replace") as file:
+            text = next(islice(file, int(place[2]) - 1, None), "").strip()
+    except OSError:
+        return ""
     return f": {text[:_MOST_SOURCE]}" if text else ""
 
 

@@ -12,8 +12,10 @@ from rallypoint.cli.token import TOKEN_FLAG
 # For a launcher that starts launchers on other hosts; see cli/remote/.
 HOSTS = (
     Flag("--hosts", "start a launcher on each of these hosts by ssh; use names that all\n"
-         "hosts can resolve, optionally with --nproc-per-node, as in a,user@b:4", "A,B:N,..."),
-    Flag("--hostfile", "read the hosts from a file of lines HOST, HOST:N or HOST slots=N", "FILE"),
+         "hosts can resolve, optionally with --nproc-per-node, as in a,user@b:4", "A,B:N,...",
+         elsewhere=("-H", "--host", "-hosts", "-w", "--nodelist")),
+    Flag("--hostfile", "read the hosts from a file of lines HOST, HOST:N or HOST slots=N", "FILE",
+         elsewhere=("-f", "-hostfile", "--machinefile", "-machinefile")),
     Flag("--rsh", "command that runs a program on a host; the host's name replaces\n"
          "{host} or is appended (default: ssh)", "COMMAND"),
     Flag("--env", "also pass this environment variable to the workers on all hosts; may\n"
@@ -35,9 +37,14 @@ GROUPS = (
             "workers on this machine: a number; 'cpu' for one per usable CPU;\n'gpu' or 'xpu' "
             "for one per device; 'auto' for one per device, or\nper CPU without devices (default "
             "1)"
-        ), "N"),
+        ), "N", elsewhere=(
+            *("-n", "-np", "--np", "-p", "--nproc", "--nprocs", "--ntasks", "--ntasks-per-node"),
+            *("--num-gpus", "--num-processes", "--num-proc", "--num-procs", "--num-workers"),
+            *("-ppn", "--ppn", "--gpus", "--devices"),
+        )),
         Flag("--nnodes", "number of machines, or its minimum and maximum (default 1; with\n"
-             "--hosts all of them; MIN: is allowed)", "N|MIN:MAX"),
+             "--hosts all of them; MIN: is allowed)", "N|MIN:MAX",
+             elsewhere=("-N", "--nodes", "--num-nodes", "--num-machines")),
         Flag("--role", "name of what the workers do, for ROLE_NAME (default 'default')", "NAME"),
     )),
     Group("What runs", (
@@ -107,10 +114,12 @@ GROUPS = (
              "open-mpi, ...; 'here' for none (default: the one recognised, which\n"
              "`rallypoint where` shows); 'ray': start a launcher on --nnodes nodes\n"
              "of a Ray cluster", "PLACE"),
-        Flag("--node-rank", "number of this machine, from 0 (default 0)", "N"),
-        Flag("--master-addr", "address of machine 0 (default 127.0.0.1)", "ADDRESS"),
+        Flag("--node-rank", "number of this machine, from 0 (default 0)", "N",
+             elsewhere=("--machine-rank", "--rank")),
+        Flag("--master-addr", "address of machine 0 (default 127.0.0.1)", "ADDRESS",
+             elsewhere=("--main-process-ip", "--master", "--master-address")),
         Flag("--master-port", "port of the workers' store on machine 0 (default 29500; any free\n"
-             "port on one machine)", "PORT"),
+             "port on one machine)", "PORT", elsewhere=("--main-process-port",)),
         Flag("--local-addr", "name or address at which other machines reach this one", "ADDRESS"),
         Flag("--rdzv-backend", "how machines find each other: static (default), c10d, etcd",
              "NAME"),

@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.regular_file import open_regular
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.options import Flag, UsageError
@@ -92,7 +94,7 @@ def _files_of(directory: str, status: AgentStatus, ranks: frozenset[int] | None)
         for stream in _STREAMS
         if ranks is None or each.rank in ranks
     ]
-    return [file for file in files if directory and os.path.exists(file.path)]
+    return [file for file in files if directory and os.path.isfile(file.path)]
 
 
 def _show(files: Collection[_LogFile], *, is_end: bool = False) -> None:
@@ -119,11 +121,14 @@ class _LogFile:
     def path(self) -> str:
         return f"{self.directory}/{self.stream}.log"
 
+    def _open(self) -> BinaryIO:
+        return os.fdopen(open_regular(self.path), "rb")  # of another user's job, for root
+
     def skip_to_last(self, lines: int) -> None:
         """Begin with its last lines; 0: begin at the start."""
         if not lines:
             return
-        with open(self.path, "rb") as file:
+        with self._open() as file:
             end = file.seek(0, os.SEEK_END)
             start = file.seek(max(0, end - _CHUNK))
             data = file.read(end - start)
@@ -133,7 +138,7 @@ class _LogFile:
 
     def new_lines(self, *, is_end: bool) -> list[bytes]:
         """The unprinted lines; at the end of the file, an incomplete last line too."""
-        with open(self.path, "rb") as file:
+        with self._open() as file:
             file.seek(self.at)
             data = file.read()
         lines = data.split(b"\n")

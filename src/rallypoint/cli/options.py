@@ -20,6 +20,9 @@ class UsageError(CallerError):
 class Flag(Record):
     """One flag: ``--like-this`` (and ``--like_this``), with an optional short form and an optional
     value.
+
+    Attributes:
+        elsewhere: what other launchers call it.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Flag(Record):
     value: str = ""  # the value's name in the help; empty: the flag takes none
     short: str = ""
     repeats: bool = False  # if given several times, the values are joined with commas
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def takes_value(self) -> bool:
@@ -77,7 +81,7 @@ def parse(
             # The value may follow without a space, as in -r3.
             flag, equals, value = short, "=", word[2:]
         if flag is None:
-            raise UsageError(_unknown(program, word.partition("=")[0], list(by_name)))
+            raise UsageError(_unknown(program, word.partition("=")[0], flags))
         position += 1
         if flag.takes_value and not equals:
             if position == len(words) or _spells_flag(words[position], by_name):
@@ -155,6 +159,9 @@ def _spells_flag(word: str, by_name: Mapping[str, Flag]) -> bool:
     return word.partition("=")[0].replace("_", "-") in by_name
 
 
-def _unknown(program: str, word: str, known: list[str]) -> str:
-    hint = suggestion(word, known) or f"; see {program} --help."
-    return f"{program}: unknown flag {word}{hint}"
+def _unknown(program: str, word: str, flags: Sequence[Flag]) -> str:
+    name = word.replace("_", "-")
+    meant = [flag.name for flag in flags if name in flag.elsewhere]
+    known = [each for flag in flags for each in (flag.name, flag.short) if each]
+    hint = f"; did you mean {meant[0]}?" if meant else suggestion(word, known)
+    return f"{program}: unknown flag {word}{hint or f'; see {program} --help.'}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
+from rallypoint.base.printable import printable
 from rallypoint.base.worker_env import AS_GLOO, HANG_AFTER_S, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.log_flags import notes_of, read_logs
@@ -22,6 +23,9 @@ from rallypoint.launch.job import STOP_SIGNALS, Job, OnHang, Talk
 
 PROGRAM = "rallypoint run"
 LAUNCHER = ("-m", "rallypoint", "run")
+# Flags that no script has for itself.
+_ONLY_OURS = ("--nproc-per-node", "--nnodes", "--node-rank", "--max-restarts", "--standalone",
+              "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf")  # fmt: skip
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # PyTorch's variable
 
 
@@ -59,17 +63,17 @@ def perform(
             os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
         if job.talk is not Talk.QUIET:
             for note in [*notes, *note_on_threads(job)]:
-                print(f"{PROGRAM}: {note}", file=sys.stderr)
+                print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
         from rallypoint.launch.agent.loop import run as run_job
 
         return run_job(job)
     except (UsageError, InvalidArgumentError) as error:
         text = str(error).removeprefix(f"{PROGRAM}: ")
         note = inherited_note(text, words, flags, os.environ)
-        print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
+        print(printable(f"{PROGRAM}: {text}{note}"), file=sys.stderr)
         return 2
     except HostError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(printable(f"{PROGRAM}: {error}"), file=sys.stderr)
         return 1
 
 
@@ -151,8 +155,24 @@ def read_job(
         *notes_of(logs),
         *([binding_note] if binding_note else []),
     ]
+    if behind := _behind(command):
+        notes.insert(0, behind)
     meaningless = _meaningless(values)
     return job, [*notes, *meaningless] if job.talk is Talk.VERBOSE else notes
+
+
+def _behind(command: Sequence[str]) -> str:
+    """A note on launcher flags among the script's arguments, where they have no effect."""
+    script, *arguments = command
+    names = [word.partition("=")[0] for word in arguments]
+    found = [name for name in names if name.replace("_", "-") in _ONLY_OURS]
+    if not found or "rallypoint" in script or "torch" in script:  # another launcher
+        return ""
+    listed = ", ".join(dict.fromkeys(found))
+    return (
+        f"{listed} {'is' if len(set(found)) == 1 else 'are'} behind {script}, and so passed to it;"
+        f" write launcher flags before it, as in: {PROGRAM} {found[0]} ... {script}"
+    )
 
 
 def _as_gloo(environ: Mapping[str, str]) -> Mapping[str, str]:

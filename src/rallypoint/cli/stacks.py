@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.options import Flag
@@ -48,9 +49,9 @@ def _print_stacks(job: RunningJob, values: Mapping[str, str]) -> int:
     for worker in workers:
         by_text.setdefault(_text(worker), []).append(worker.rank)
     for text, same in by_text.items():
-        print(f"{name_ranks(same)}:\n{text}")
+        print(printable(f"{name_ranks(same)}:\n{text}"))
     for note in looks.notes:
-        print(note)
+        print(printable(note))
     return 0
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rallypoint.base.durations import brief
+from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import Call
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.jobs.table import table
+from rallypoint.diagnosis.activity import activity, is_users, short_site
 from rallypoint.diagnosis.facts import Node, Worker
 from rallypoint.launch.inspection.agent_status import AgentStatus
 from rallypoint.launch.inspection.everywhere import look_everywhere
@@ -38,19 +41,17 @@ def status(words: Sequence[str]) -> int:
 
 def _tell(job: RunningJob, _: Mapping[str, str]) -> int:
     looks = look_everywhere(job.agents)
-    print(_title(looks.status))
+    print(printable(_title(looks.status)))
     nodes = looks.second.nodes
     rows = [_row(worker, node) for node in nodes for worker in node.workers]
     if rows:
         print(*table(_HEAD, rows, right="r r rr"), sep="\n")
     for node in nodes:
         if node.silent_s is not None:
-            print(
-                f"node {node.node_rank} ({node.host}) has not answered for {node.silent_s:.1f} s:"
-                f" {name_ranks(node.ranks)}"
-            )
+            silent = f"has not answered for {brief(node.silent_s)}: {name_ranks(node.ranks)}"
+            print(printable(f"node {node.node_rank} ({node.host}) {silent}"))
     for note in looks.notes:
-        print(note)
+        print(printable(note))
     return 0
 
 
@@ -80,8 +81,18 @@ def _row(worker: Worker, node: Node) -> tuple[str, ...]:
         f"{process.cpu * 100:.0f} %",
         f"{process.rss_bytes / 1e6:.0f} MB",
         text,
-        call.site if call is not None else "",
+        _site(worker, call),
     )
+
+
+def _site(worker: Worker, call: Call | None) -> str:
+    """The line of its program in which it is, or made its last call."""
+    if call is not None and call.state == "running" and call.site:
+        return call.site
+    frame = activity(worker).frame
+    if frame is not None and is_users(frame):
+        return short_site(f"{frame.file}:{frame.line}")
+    return call.site if call is not None else ""
 
 
 def _call(worker: Worker, now_ns: int) -> tuple[Call | None, str]:
@@ -90,10 +101,10 @@ def _call(worker: Worker, now_ns: int) -> tuple[Call | None, str]:
     running = [call for call in calls if call.state == "running"]
     if running:
         call = min(running, key=lambda each: each.since_ns)  # the one that has lasted longest
-        return call, f"{_name(call)} for {(now_ns - call.since_ns) / 1e9:.1f} s"
+        return call, f"{_name(call)} for {brief((now_ns - call.since_ns) / 1e9)}"
     if calls:
         call = max(calls, key=lambda each: each.since_ns)
-        return call, f"after {_name(call)}, {(now_ns - call.since_ns) / 1e9:.1f} s ago"
+        return call, f"after {_name(call)}, {brief((now_ns - call.since_ns) / 1e9)} ago"
     return None, ""
 
 

@@ -1,26 +1,40 @@
-"""`rallypoint stop`: end a running job, as its own Ctrl-C would."""
+"""`rallypoint stop`: end a running job, as its own Ctrl-C would.
+
+A job that is not named is ended only if a person says so at a terminal, or with --only: the only
+job that runs may be that of somebody else who shares the account.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.cli.jobs.choice import RunningJob, perform
-from rallypoint.cli.options import Flag
+from rallypoint.base.printable import one_line, printable
+from rallypoint.cli.jobs.choice import NAMED, RunningJob, perform
+from rallypoint.cli.options import Flag, UsageError
+from rallypoint.launch.inspection.agent_status import ask_status
 from rallypoint.launch.inspection.client import NoAnswerError, ask
 from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.output.progress import duration
 
 PROGRAM = "rallypoint stop"
-_FLAGS = (Flag("--no-wait", "ask the job to end, without waiting until it has"),)
+_FLAGS = (
+    Flag("--only", "without JOB: end the only job that runs here, without asking"),
+    Flag("--no-wait", "ask the job to end, without waiting until it has"),
+)
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
 End a job on all its nodes: workers get SIGTERM, and those still running after --shutdown-timeout
-are killed. It waits until no process of the job runs on this machine.
+are killed. It waits until no process of the job runs on this machine. Without JOB it asks first, at
+a terminal; elsewhere it needs JOB or --only.
 """
+_NOT_STOPPED = 1  # the exit status
+_MOST_COMMAND = 60  # characters
 
 
 def stop(words: Sequence[str]) -> int:
@@ -29,13 +43,53 @@ def stop(words: Sequence[str]) -> int:
 
 
 def _stop(job: RunningJob, values: Mapping[str, str]) -> int:
+    if not {NAMED, "--only"} & values.keys() and not _is_confirmed(job):
+        print(f"{PROGRAM}: nothing was stopped", file=sys.stderr)
+        return _NOT_STOPPED
     asked = [agent for agent in job.agents if _ask_to_stop(agent)]
     if "--no-wait" in values:
         return 0
     for agent in asked:
         _wait_for(agent.pid)
-    print(f"{job} has ended", file=sys.stderr)
+    print(printable(f"{job} has ended"), file=sys.stderr)
     return 0
+
+
+def _is_confirmed(job: RunningJob) -> bool:
+    """Whether a person at the terminal wants this one to end.
+
+    Raises:
+        UsageError: nobody can be asked.
+    """
+    what = one_line(_description(job))
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"{PROGRAM}: name the job: `{PROGRAM} {job.agents[0].pid}` ends {what}; --only ends"
+            " the only job that runs here."
+        )
+    print(f"{PROGRAM}: end {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _description(job: RunningJob) -> str:
+    """``job try (process 7: train.py -x; 4 ranks on 1 node, started 2:07 ago in /home/me)``."""
+    agent = job.agents[0]
+    words = agent.command[2:] if agent.command[1:2] == ("-u",) else agent.command  # of Python's
+    directory = agent.about.get("directory", "")
+    command = " ".join(word.removeprefix(f"{directory}/") for word in words)
+    if len(command) > _MOST_COMMAND:
+        command = f"{command[: _MOST_COMMAND - 4]} ..."
+    try:
+        status = ask_status(agent)
+        size = f"{status.world_size} rank{'s' * (status.world_size != 1)} on {status.nodes}"
+        size = f"{size} node{'s' * (status.nodes != 1)}" if status.round >= 0 else "no ranks yet"
+    except HostError:
+        size = "it does not answer"
+    age = duration(max(0.0, time.time() - float(agent.about.get("began", "0"))))
+    return (
+        f"job {job.run_id} (process {agent.pid}: {command}; {size}, started {age} ago in"
+        f" {directory})"
+    )
 
 
 def _ask_to_stop(agent: Found) -> bool:

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rallypoint.base.durations import brief
 from rallypoint.base.errors import HostError
+from rallypoint.base.printable import printable
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag, UsageError
 from rallypoint.cli.tracing.chrome import to_lines
@@ -59,12 +61,13 @@ def trace(words: Sequence[str]) -> int:
 def _trace_running(job: RunningJob, values: Mapping[str, str]) -> int:
     seconds = _read_seconds(values)
     with _writable(_read_path(values)) as path:
-        print(f"tracing {job} for {seconds:g} s; Ctrl-C ends it earlier", file=sys.stderr)
+        told = f"tracing {job} for {seconds:g} s; Ctrl-C ends it earlier"
+        print(printable(told), file=sys.stderr)
         with _interruptible() as is_over:
             seen = trace_everywhere(job.agents, seconds, is_over.is_set)
         if not any(node.workers for node in seen.nodes):
             raise HostError(f"{job} has no workers yet; `rallypoint status` says why.")
-        _write(path, seen, f"{max(map(_traced_s, seen.nodes)):.1f} s of")
+        _write(path, seen, f"{brief(max(map(_traced_s, seen.nodes)))} of")
     return 0
 
 
@@ -183,8 +186,8 @@ def _write(path: Path, seen: JobTrace, what: str) -> None:
         with path.open("w", encoding="utf-8") as file:
             file.writelines(lines)
     for note in notes:
-        print(f"note: {note}")
-    print(_summary(path, seen, drawing, what))
+        print(printable(f"note: {note}"))
+    print(printable(_summary(path, seen, drawing, what)))
 
 
 def _notes(workers: Sequence[WorkerTrace]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.printable import printable
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cli.where_network import network_text
@@ -48,7 +49,7 @@ def where(words: Sequence[str]) -> int:
     except (UsageError, InvalidArgumentError) as error:
         print(f"{PROGRAM}: {str(error).removeprefix(f'{PROGRAM}: ')}", file=sys.stderr)
         return 2
-    print(_NOTHING if found is None else text(found))
+    print(_NOTHING if found is None else printable(text(found)))
     if os.environ.get("RAY_ADDRESS"):
         print("", _RAY, sep="\n")
     if without := without_us(on, os.environ):

@@ -81,7 +81,9 @@ def worker_program(
             f"{PROGRAM}: no {_NOUNS.get(way, 'script')} given; name one, as in:"
             f" {PROGRAM} {example.get(way, 'train.py')}"
         )
-    _check_script(command[0], way, is_run_once=is_run_once)
+    _check_script(command, way, is_run_once=is_run_once)
+    if command[0].startswith("-") and command[0] != "-" and way in ("", "--run-path"):
+        command = [f"./{command[0]}", *command[1:]]  # Python would take it as an option
     if way == "--no-python":
         return tuple(command)
     # -u as in torchrun, so that what a worker printed before it died is not lost.
@@ -93,7 +95,28 @@ def worker_program(
     return (*python, *command)
 
 
-def _check_script(script: str, way: str, *, is_run_once: bool) -> None:
+def _cure(command: Sequence[str], way: str) -> str:
+    """What to do about a script that does not exist."""
+    script = command[0]
+    program, *words = script.split(" ")
+    if way == "" and program.rpartition("/")[2].startswith("python"):
+        rest = " ".join([*words, *command[1:]]) or "train.py"
+        return f", and Python is started anyway; leave it out, as in: {PROGRAM} {rest}"
+    if words and os.path.exists(program):
+        return f"; leave out the quotation marks, as in: {PROGRAM} {script}"
+    import difflib
+
+    directory = os.path.dirname(script)
+    try:
+        others = os.listdir(directory or ".")
+    except OSError:
+        return "; check its path."
+    near = difflib.get_close_matches(os.path.basename(script), others, n=1, cutoff=0.8)
+    return f"; did you mean {os.path.join(directory, near[0])}?" if near else "; check its path."
+
+
+def _check_script(command: Sequence[str], way: str, *, is_run_once: bool) -> None:
+    script = command[0]
     if way == "--module" or LOCAL_RANK_MACRO in script:
         return
     if way == "--no-python" and "/" not in script:  # looked up in PATH
@@ -107,7 +130,7 @@ def _check_script(script: str, way: str, *, is_run_once: bool) -> None:
         return
     if not os.path.exists(script):
         raise UsageError(
-            f"{PROGRAM}: {_NOUNS.get(way, 'script')} {script!r} does not exist; check its path."
+            f"{PROGRAM}: {_NOUNS.get(way, 'script')} {script!r} does not exist{_cure(command, way)}"
         )
     if way != "--no-python" and os.path.isdir(script):
         main = os.path.join(script, "__main__.py")

@@ -303,10 +303,13 @@ def _why_not(interface: Interface, towards: Sequence[Target]) -> str:
 
 def _no_match(interfaces: Sequence[Interface], wish: NameChoice, towards: Sequence[Target]) -> str:
     better = _routed(interfaces, towards)
-    tail = f"; the route to {towards[0].name} uses {better}" if better else ""
+    route = f", and the route to {towards[0].name} uses {better}" if better else ""
+    usual = next((each.name for each in interfaces if each.is_candidate), "")
+    name = better.partition(" ")[0] or usual
     return (
         f"{wish.by}={wish.text}: no interface of this machine that is up and has an address"
-        f" matches; it has {_listed(interfaces)}{tail}"
+        f" matches: it has {_listed(interfaces)}{route}; "
+        f"{f'set {wish.by}={name}, or unset it' if name else f'unset {wish.by}'}"
     )
 
 

@@ -19,13 +19,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from rallypoint.base.errors import HostError
+from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.network import is_here
 
 # Never asks for a password, and notices within 20 s that a host does not answer.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=5")
 CONNECT_S = 30.0  # limit for the first answer of the program on the host
 _LINES = 12  # of a host's last output, in an error
+
+
+def is_host_name(text: str) -> bool:
+    """Whether it can name a host, perhaps with `user@` before it.
+
+    ssh takes a word that begins with a dash as an option, and some options run commands.
+    """
+    user, at, host = text.rpartition("@")
+    parts = (user, host) if at else (host,)
+    return all(part and part[0] != "-" and part.isprintable() for part in parts) and " " not in text
 
 
 def command_on(host: str, rsh: Sequence[str], module: str) -> list[str]:
@@ -35,7 +45,12 @@ def command_on(host: str, rsh: Sequence[str], module: str) -> list[str]:
         host: its name; may begin with `user@`.
         rsh: a command that starts another on a host; the host's name is appended to it, or replaces
             ``{host}``.
+
+    Raises:
+        InvalidArgumentError: no host can have that name.
     """
+    if not is_host_name(host):
+        raise InvalidArgumentError(f"{host!r} is not a host.")
     # -P: do not import from the directory in which this starts.
     program = [sys.executable, "-P", "-m", module]
     if _is_this_machine(host):

@@ -35,6 +35,7 @@ class Doing(Enum):
     COMPILE = "compile"
     GPU = "gpu"
     GARBAGE = "garbage"
+    PROMPT = "prompt"  # somebody is to type something
     RUNS = "runs"
     C_CODE = "C code"  # waits in C code, for an unknown reason
     UNKNOWN = "unknown"
@@ -118,6 +119,9 @@ _FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
     ("torch/distributed/checkpoint/.*.py", "", Doing.CHECKPOINT, "is in a checkpoint"),
     ("torch/_(inductor|dynamo)/.*.py", "compile\\w*|_compile\\w*|codegen\\w*", Doing.COMPILE,
      "compiles with torch.compile"),
+    ("/(bdb|pdb|pudb/.*|ipdb/.*|debugpy/.*).py", "", Doing.PROMPT, "is at a debugger's prompt"),
+    ("/code.py", "interact", Doing.PROMPT, "is at a prompt"),
+    ("/IPython/terminal/\\w+.py", "", Doing.PROMPT, "is at a prompt"),
     ("torch/cuda/__init__.py", "synchronize", Doing.GPU, "waits for its GPU"),
     ("torch/cuda/streams.py", "synchronize|wait", Doing.GPU, "waits for its GPU"),
     ("/subprocess.py", "", Doing.SUBPROCESS, "waits for a process that it started"),
@@ -325,6 +329,8 @@ def _of_kernel(
     path = f" of {thread.path}" if thread and thread.path else ""
     if call in _OF_CALL:
         doing, words = _OF_CALL[call]
+        if call == "read" and thread and thread.path.startswith(("/dev/pts/", "/dev/tty")):
+            return replace(found, doing=Doing.PROMPT, words="waits for input from a terminal")
         name = _FILE_NAMES.get(call, call)
         return replace(found, doing=doing, words=words.format(name) + path)
     if call == "futex" and any(users_frame(each.frames) for each in others):

@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rallypoint.diagnosis.activity import Doing, main_stack, of_thread
+from rallypoint.diagnosis.activity import Doing, is_users, main_stack, of_thread
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.facts import Process, Thread
-from rallypoint.diagnosis.phrases import seconds, times
+from rallypoint.diagnosis.phrases import numbered, seconds, shortened, times
 from rallypoint.diagnosis.sight import Condition, Rank
 
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
 _LOADER_ENDED = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedly")
 _DISK_FULL = re.compile(r"No space left on device: .* is full")  # base/error_details.py
 _OF_OURS = re.compile(r"raised rallypoint\.base\.errors\.(?=\w+Error: )")
+_OF_LIBRARY = re.compile(r"^rallypoint\.base\.errors\.")
 _SIGNALS = {
     "Killed": "SIGKILL",
     "Terminated": "SIGTERM",
@@ -73,13 +74,46 @@ def _ended(rank: Rank) -> Explanation:
         words = f"{loader[1]} has ended unexpectedly"
         return Explanation(cause=Cause.ENDED, owner="data loader worker", words=words)
     full = _DISK_FULL.search(end.error)
-    error = full[0] if full else _OF_OURS.sub("", end.error)
-    most = _MOST_OF_ERROR if error == end.error else _MOST_OF_OURS
-    if len(error) > most:
-        error = f"{error[:most]} ..."
+    error = _shortened(full[0] if full else end.error)
     return Explanation(
         cause=Cause.ENDED, words=f"has ended (code {end.code}{f': {error}' if error else ''})"
     )
+
+
+def _shortened(error: str) -> str:
+    """An exception, as far as there is room for it."""
+    text = _OF_OURS.sub("", error)
+    return shortened(text, _MOST_OF_ERROR if text == error else _MOST_OF_OURS)
+
+
+def _raised(rank: Rank) -> Explanation:
+    assert rank.worker is not None
+    error = _shortened(_OF_LIBRARY.sub("", rank.worker.error))
+    return Explanation(
+        cause=Cause.RAISED, words=f"raised {error} and cannot end: {_keeps_from_ending(rank)}"
+    )
+
+
+def _keeps_from_ending(rank: Rank) -> str:
+    """What Python waits for at the end: a thread, or something that is to be done at exit."""
+    assert rank.worker is not None
+    main = main_stack(rank.worker.stacks)
+    others = [each for each in rank.worker.stacks if each != main and of_thread(each).frame]
+    ends_threads = main is not None and any(each.function == "_shutdown" for each in main.frames)
+    if not others or not ends_threads:
+        return f"it {rank.activity}"
+    stack = next((each for each in others if of_thread(each).doing.communicates), others[0])
+    doing = of_thread(stack)
+    words = str(doing) if doing.frame and is_users(doing.frame) else doing.words
+    running = [
+        call
+        for group in rank.groups.values()
+        for call in (*group.calls, *group.transfers)
+        if call.state == "running" and not group.has_left
+    ]
+    if len(running) == 1 and (doing.doing.communicates or doing.doing is Doing.UNKNOWN):
+        words = f"waits in {numbered(running[0])} at {doing.site}"
+    return f"thread {stack.name!r} {words}" if stack.name else f"a thread of its own {words}"
 
 
 def _stopped(rank: Rank) -> Explanation:
@@ -148,6 +182,7 @@ def _holds_gil(rank: Rank) -> Explanation:
 _TOLD_BY_CONDITION = {
     Condition.KILLED: _killed,
     Condition.ENDED: _ended,
+    Condition.RAISED: _raised,
     Condition.STOPPED: _stopped,
     Condition.TRACED: _traced,
     Condition.SILENT: _silent,

@@ -51,7 +51,7 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
             )
         return Explanation(
             kind=Kind.NO_HANG,
-            sentence=sentence.cut(no_hang.sentence(sight, waits).removesuffix(".")),
+            sentence=sentence.joined(no_hang.parts(sight, waits)),
             evidence=evidence(sight, waits, ()),
             edges=edges,
         )

@@ -34,6 +34,7 @@ class Cause(Enum):
 
     KILLED = "killed"
     ENDED = "ended"
+    RAISED = "raised"
     STOPPED = "stopped"
     SILENT = "silent"
     IN_KERNEL = "in the kernel"

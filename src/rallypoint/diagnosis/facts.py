@@ -116,6 +116,8 @@ class Worker:
     Attributes:
         process: the kernel's facts about it; None if it has ended, or nothing could be read.
         end: how it ended; None if it is running.
+        error: the exception that ends it, in one line, if it has reported one and runs still.
+        raised_ns: when it reported that, by the monotonic clock of its machine.
         groups: its calls, by group.
         has_record: whether it keeps a flight record.
         stacks: its Python threads; if empty, `no_stacks_because` says why.
@@ -127,6 +129,8 @@ class Worker:
     local_rank: int
     process: Process | None
     end: End | None = None
+    error: str = ""
+    raised_ns: int = 0
     groups: tuple[Group, ...] = ()
     has_record: bool = True
     stacks: tuple[Stack, ...] = ()

@@ -25,7 +25,10 @@ _FORMING_S = 5.0  # a process may take this long to join
 _ALL_FORMING_S = 60.0
 _NOTHING_MOVES_S = 10.0  # for a call that all are in
 _IDLE = 0.05  # of a core
-_FINAL = (Condition.KILLED, Condition.ENDED, Condition.STOPPED, Condition.TRACED)
+_FINAL = (
+    *(Condition.KILLED, Condition.ENDED, Condition.RAISED),
+    *(Condition.STOPPED, Condition.TRACED),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

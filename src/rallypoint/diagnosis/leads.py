@@ -56,7 +56,10 @@ def lead_of(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:
     return _of_one_elsewhere(rank, why, direct)
 
 
-_LEFT_OUT = (Condition.KILLED, Condition.ENDED, Condition.STOPPED, Condition.TRACED)
+_LEFT_OUT = (
+    *(Condition.KILLED, Condition.ENDED, Condition.RAISED),
+    *(Condition.STOPPED, Condition.TRACED),
+)
 
 
 def _of_its_own(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:

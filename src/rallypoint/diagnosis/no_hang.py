@@ -14,19 +14,20 @@ from rallypoint.diagnosis.waits import Wait
 _MOST_ACTIVITIES = 2
 
 
-def sentence(sight: Sight, waits: Sequence[Wait]) -> str:
-    """``no hang: all ranks left all_reduce #9001 0.2 s ago; the step takes 2.1 s ...``."""
+def parts(sight: Sight, waits: Sequence[Wait]) -> list[str]:
+    """``no hang: all ranks left all_reduce #9001 200 ms ago``, ``the step takes 2.1 s ...``."""
     if all(rank.condition is Condition.ENDED for rank in sight):
-        return "no hang: all ranks have ended (code 0)."
+        return ["no hang: all ranks have ended (code 0)"]
     groups = _largest(sight)
     found = pace(groups)
     slow = _pace(found, sight) if found else ""
-    parts = [_state(sight, groups), _waiting(waits, sight), slow]
-    if parts[0] and slow and parts[1].startswith("no rank"):
-        parts[1] = ""
-    if parts[1].startswith("no rank"):
-        parts.append(_doing(sight))
-    return f"no hang: {'; '.join(filter(None, parts))}."
+    told = [_state(sight, groups), _waiting(waits, sight), slow]
+    if told[0] and slow and told[1].startswith("no rank"):
+        told[1] = ""
+    if told[1].startswith("no rank"):
+        told += _doing(sight)
+    first, *rest = filter(None, told)
+    return [f"no hang: {first}", *rest]
 
 
 def straggler(sight: Sight) -> Pace | None:
@@ -55,14 +56,14 @@ def _state(sight: Sight, groups: dict[int, Group]) -> str:
     return f"{all_ranks} left {numbered(calls[0])}{when}"
 
 
-def _doing(sight: Sight) -> str:
+def _doing(sight: Sight) -> list[str]:
     """What the ranks do that wait for nobody."""
     folded: dict[str, list[int]] = {}
     for rank in sight:
         if rank.condition is Condition.RUNS and rank.activity.site:
             folded.setdefault(str(rank.activity), []).append(rank.rank)
     most = sorted(folded.items(), key=lambda each: -len(each[1]))[:_MOST_ACTIVITIES]
-    return ", ".join(f"{some_ranks(ranks)} {does(words, len(ranks))}" for words, ranks in most)
+    return [f"{some_ranks(ranks)} {does(words, len(ranks))}" for words, ranks in most]
 
 
 def _waiting(waits: Sequence[Wait], sight: Sight) -> str:
@@ -91,7 +92,7 @@ def _waiting(waits: Sequence[Wait], sight: Sight) -> str:
         verb = "waits" if len(ranks) == 1 else "wait"
     whom = f" for {some_ranks(targets)}" if targets else ""
     what = f", which {_does(sight.ranks[targets[0]])}" if len(targets) == 1 else ""
-    return f"{some_ranks(ranks)} {verb}{whom}{for_s} in {waiting[0].words}{what}"
+    return f"{some_ranks(ranks)} {verb}{for_s} in {waiting[0].words}{whom}{what}"
 
 
 def _does(rank: Rank) -> str:
@@ -112,7 +113,7 @@ def _pace(found: Pace, sight: Sight) -> str:
     process = rank.worker.process if rank.worker else None
     if process and process.starved >= 0.3:
         late += f" (it gets no core for {process.starved * 100:.0f} % of the time)"
-    elif rank.activity.doing is Doing.LOADER:
+    elif rank.activity.site and not rank.activity.doing.communicates:
         late += f" (it {rank.activity})"
     return f"{step}, {late}" if step else late
 

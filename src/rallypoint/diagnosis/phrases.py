@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from rallypoint.base.collective import reduces, root_argument
+from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import Call, Group
 
@@ -39,10 +40,18 @@ def does(words: str, count: int) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """``12.0 s``, ``340 s``, ``25 min``."""
+    """``40 ms``, ``12.0 s``, ``340 s``, ``25 min``."""
     if duration_s < 100:
-        return f"{duration_s:.1f} s"
+        return brief(duration_s)
     return f"{duration_s:.0f} s" if duration_s < 600 else f"{duration_s / 60:.0f} min"
+
+
+def shortened(text: str, most: int) -> str:
+    """At most so many characters, and an ellipsis if words are left out at the end."""
+    if len(text) <= most:
+        return text
+    words, _, rest = text[:most].rpartition(" ")
+    return f"{words or rest} ..."
 
 
 def numbered(call: Call) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rallypoint.diagnosis.explanation import MOST_CHARACTERS, Strength
 from rallypoint.diagnosis.findings import Finding
 from rallypoint.diagnosis.leads import call_key, longest
-from rallypoint.diagnosis.phrases import does, listed, seconds, some_ranks
+from rallypoint.diagnosis.phrases import does, listed, seconds, shortened, some_ranks
 from rallypoint.diagnosis.waits import Wait
 
 _MOST_SITES = 2
@@ -42,7 +42,17 @@ def cut(lead: str, waiting: str = "") -> str:
     room = MOST_CHARACTERS - len(end) - len(" ...")
     if room < MOST_CHARACTERS // 3:
         return cut(lead)
-    return lead + end if len(lead) + len(end) <= MOST_CHARACTERS else f"{lead[:room]} ...{end}"
+    if len(lead) + len(end) <= MOST_CHARACTERS:
+        return lead + end
+    return f"{shortened(lead, room)}{end}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """The parts of a sentence; the last ones are left out if it would get too long."""
+    parts = [part for part in parts if part]
+    while len(parts) > 1 and len("; ".join(parts)) + 1 > MOST_CHARACTERS:
+        parts = parts[:-1]
+    return cut("; ".join(parts))
 
 
 def main_clause(finding: Finding) -> str:

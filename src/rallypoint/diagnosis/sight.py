@@ -13,6 +13,7 @@ from rallypoint.diagnosis.activity import Activity, activity, main_stack
 from rallypoint.diagnosis.facts import End, Facts, Node, Process, Worker
 
 _HARDLY_RUNS = 0.05  # of a core
+_ENDING_S = 1.5  # what an interpreter takes to end, when all is well
 _INTERPRETER = re.compile(r"$|(lib)?python\d")  # or unknown
 
 
@@ -22,6 +23,7 @@ class Condition(Enum):
     RUNS = "runs"
     KILLED = "killed"
     ENDED = "ended"
+    RAISED = "raised"  # an exception ends it, and something keeps it from ending
     STOPPED = "stopped"
     TRACED = "traced"
     SILENT = "silent"
@@ -169,6 +171,9 @@ def _condition(node: Node | None, worker: Worker | None, before: Worker | None) 
         # A worker that the launcher has ended was in the call that its record shows.
         is_known = worker.end or worker.groups or worker.stacks
         return Condition.RUNS if is_known else Condition.NOT_SEEN
+    now_ns = node.now_ns if node is not None else 0
+    if worker.error and now_ns - worker.raised_ns >= _ENDING_S * 1e9:
+        return Condition.RAISED
     return _of_living(worker, worker.process, before)
 
 

@@ -238,7 +238,7 @@ class Communicator:
         if place >= 0:
             missing = self._global_ranks[place]
             raise PeerLostError(
-                f"rank {missing} died before the group was complete",
+                f"rank {missing} ended before the group was complete",
                 rank=missing,
                 operation="init_process_group",
             )
@@ -316,7 +316,7 @@ class Communicator:
         if not is_told and trouble in _DETAILED:
             return _DETAILED[trouble](
                 f"{operation}: rank {reporter} reported a failure of {who} "
-                f"({trouble.name.lower()}) and died before it could give details{_UNUSABLE}",
+                f"({trouble.name.lower()}) and ended before it could give details{_UNUSABLE}",
                 rank=culprit,
                 operation=operation,
             )
@@ -374,7 +374,7 @@ class Communicator:
         number.
         """
         if not code:
-            return f"{who} died during {call}"
+            return f"{who} ended during {call}"
         host, port = self._endpoints.get(place, ("", 0))
         where = f" at {endpoint_of(host, port)}" if host else ""
         return (

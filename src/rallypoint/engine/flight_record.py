@@ -32,7 +32,9 @@ def _keep(names: str) -> None:
     except OSError:
         return
     if is_ours and open_flight_record(int(descriptor), int(offset), names):
-        tell_long_waits(worker_hook.control_fd, _hang_after_s())
+        control = worker_hook.control
+        if control is not None and control.is_open:
+            tell_long_waits(control.fd, _hang_after_s())
 
 
 def _hang_after_s() -> float:

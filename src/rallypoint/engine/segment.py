@@ -198,7 +198,7 @@ def join_segment(
         except ConnectionRefusedError:
             raise HostError(
                 f"cannot share memory with rank {first}: it runs on another machine or in another "
-                "container network, or has just died"
+                "container network, or has just ended"
             ) from None
         try:
             connection.sendall(offer.secret + rank.to_bytes(4, "little"))
@@ -259,7 +259,7 @@ def _expect(
         ) from None
     except OSError:
         raise PeerLostError(
-            f"init_process_group: rank {peer} died or gave up before the group was complete",
+            f"init_process_group: rank {peer} ended or gave up before the group was complete",
             rank=peer,
             operation="init_process_group",
         ) from None

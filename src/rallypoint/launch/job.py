@@ -240,6 +240,20 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
         count, timeout_s = self.nodes.count, self.nodes.join_timeout_s
         return Limits(min_nodes=count, max_nodes=count, join_timeout_s=timeout_s, is_fixed=True)
 
+    @property
+    def to_find_out(self) -> str:
+        """How the user finds out what keeps the nodes from meeting, as the end of a sentence."""
+        nodes, rendezvous = self.nodes, self.rendezvous
+        begin = "to find out more, end this and run `rallypoint doctor --nnodes"
+        if rendezvous is None:
+            at = f"--master-addr {nodes.master_addr} --master-port {nodes.master_port}"
+            own = f"{begin} {nodes.count} --node-rank {nodes.node_rank} {at}`"
+            return f"{own} here, and the same with its own --node-rank on each other node"
+        fewest, most = rendezvous.min_nodes, rendezvous.max_nodes
+        count = f"{most}" if fewest == most else f"{fewest}:{most}"
+        at = f"--rdzv-endpoint {','.join(map(str, rendezvous.endpoints))}"
+        return f"{begin} {count} --rdzv-backend {rendezvous.backend} {at}` on each node"
+
     def worker_command(self, local_rank: int) -> tuple[str, ...]:
         """The arguments of one worker's program."""
         program, *arguments = self.command

@@ -14,6 +14,7 @@ from datetime import timedelta
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
+from rallypoint.base.printable import printable
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store
@@ -129,8 +130,11 @@ def await_ranks(
             reported = time.monotonic()
             line = f"waited {reported - started:.0f} s for {missing_ranks(came, names)}"
             if is_last:
+                advice = "look for their first error"
+                if len(came) == world_size:
+                    advice = "give init_process_group a longer timeout"
                 raise StoreTimeoutError(
-                    f"{line}; look for their first error",
+                    f"{line}; {advice}",
                     endpoint=error.endpoint,
                     operation="await_ranks",
                     key=name,
@@ -272,7 +276,7 @@ class Presence:
 def lost_while_forming(rank: int) -> PeerLostError:
     """A rank has come and gone."""
     return PeerLostError(
-        f"rank {rank} died or gave up while the group was forming; look for its first error",
+        f"rank {rank} ended or gave up while the group was forming; look for its first error",
         rank=rank,
         operation="init_process_group",
     )
@@ -281,16 +285,15 @@ def lost_while_forming(rank: int) -> PeerLostError:
 def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
     """Who of the ranks with these names is not there yet."""
     missing = [name for rank, name in enumerate(names) if rank not in there]
+    if not missing:
+        return f"the last of {len(names)} ranks, which has just joined"
     listed = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
-    return (
-        f"{len(missing)} of {len(names)} ranks; "
-        f"missing: {listed or 'none, the last one has just joined'}"
-    )
+    return f"{len(missing)} of {len(names)} ranks; missing: {listed}"
 
 
 def to_stderr(line: str) -> None:
     """Print a line to the rank's standard error."""
-    print(f"rallypoint: {line}", file=sys.stderr, flush=True)
+    print(printable(f"rallypoint: {line}"), file=sys.stderr, flush=True)
 
 
 def _open_env(

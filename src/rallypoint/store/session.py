@@ -23,7 +23,7 @@ from rallypoint.store.wire import ErrorCode, Status
 
 T = TypeVar("T")
 
-_CANCEL_S = 10.0  # how long an answer to CANCEL_WAIT may take
+_CANCEL_S = 10.0  # an answer to CANCEL_WAIT may take that long, or as long as any other
 
 
 class _WaitCanceledError(Exception):
@@ -128,10 +128,15 @@ class Session:
             except _WaitCanceledError:
                 raise self._timed_out(operation, keys, timeout_s) from None
             except OSError as error:
-                raise self._lost(operation, key, error, timeout_s) from error
+                waited_s = timeout_s + self._cancel_s
+                raise self._lost(operation, key, error, waited_s) from error
             except BaseException as error:
                 self._give_up(error)
                 raise
+
+    @property
+    def _cancel_s(self) -> float:
+        return max(_CANCEL_S, self.timeout_s)
 
     def _cancel(
         self,
@@ -141,7 +146,7 @@ class Session:
         read: Callable[[Connection], T],
     ) -> T:
         """End a wait whose time is up, or return its result if that was on its way already."""
-        connection.start(_CANCEL_S)
+        connection.start(self._cancel_s)
         connection.send(b"\x0c")
         if not connection.ours:
             if connection.peek() == wire.WAIT_CANCELED:

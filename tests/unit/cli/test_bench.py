@@ -41,6 +41,8 @@ def _nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             "--hosts localhost is a name that other hosts cannot resolve",
         ),
         ("reduce --hosts ,", "--hosts names no host"),
+        ("reduce --hosts=-oProxyCommand=x", "--hosts -oProxyCommand=x is not a host name"),
+        ("reduce --hosts a,me@-oX", "--hosts me@-oX is not a host name"),
         ("reduce --rsh ssh", "--rsh needs --hosts"),
         ("--ranks 2", "say what to measure: --calibrate, or an operation"),
         ("--calibrate --ranks 2,x", "--ranks needs integers of at least 2, not 'x'"),

@@ -87,6 +87,59 @@ def test_wrong_flags(words: list[str], sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("-n", "--nproc-per-node"),
+        ("-np", "--nproc-per-node"),
+        ("--np", "--nproc-per-node"),
+        ("--num_processes", "--nproc-per-node"),
+        ("--num_gpus=8", "--nproc-per-node"),
+        ("-N", "--nnodes"),
+        ("--num_machines", "--nnodes"),
+        ("-H", "--hosts"),
+        ("--machinefile", "--hostfile"),
+        ("--machine_rank", "--node-rank"),
+        ("--main_process_ip", "--master-addr"),
+        ("--nproc_per_nod", "--nproc-per-node"),
+    ],
+)
+def test_what_other_launchers_call_it(word: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"unknown flag \S+; did you mean {meant}\?"):
+        parse([word, "2", "train.py"], FLAGS, program="rallypoint run", environ={})
+
+
+def test_no_flag_is_what_another_is_called_elsewhere() -> None:
+    spelled = {name for flag in FLAGS for name in (flag.name, flag.short)}
+    elsewhere = [name for flag in FLAGS for name in flag.elsewhere]
+    assert len(set(elsewhere)) == len(elsewhere)
+    assert not spelled & set(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("train.py --nproc-per-node 4", "--nproc-per-node is behind train.py"),
+        ("train.py -x --nnodes=2 --nnodes 3", "--nnodes is behind train.py"),
+        ("train.py --nnodes 2 --rdzv_id 3", "--nnodes, --rdzv_id are behind train.py"),
+        ("train.py --hosts a --epochs 3 nnodes", ""),  # scripts may have those
+        ("-m torch.distributed.run --nnodes 2 x.py", ""),
+    ],
+)
+def test_launcher_flags_behind_the_script_are_told(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    values, command = parse(words.split(), FLAGS, program="rallypoint run", environ={})
+    job, notes = run_module.read_job(values, command, {})
+    assert job.command[2:] == (("-m",) if "--module" in values else ()) + tuple(command)
+    assert [note for note in notes if "behind" in note] == [
+        each for each in notes if told and each.startswith(told)
+    ]
+    assert any("behind" in note for note in notes) is bool(told)
+
+
 def test_numbers_of_workers() -> None:
     cpus = len(os.sched_getaffinity(0))
     assert count_workers({}, {}) == 1
@@ -101,7 +154,7 @@ def test_impossible_numbers_of_workers(text: str) -> None:
         count_workers({"--nproc-per-node": text}, {})
 
 
-def test_the_workers_program(tmp_path: Path) -> None:
+def test_the_workers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = str(tmp_path / "train.py")
     Path(script).touch()
     python = {"PYTHON_EXEC": "/py"}
@@ -114,6 +167,9 @@ def test_the_workers_program(tmp_path: Path) -> None:
     assert program("pkg.train", "--x", module="1") == ("/py", "-u", "-m", "pkg.train", "--x")
     assert program("sh", "-c", "x", no_python="1") == ("sh", "-c", "x")
     assert program("-", "x") == ("/py", "-u", "-", "x")
+    monkeypatch.chdir(tmp_path)
+    Path("-c").touch()
+    assert program("-c", "x") == ("/py", "-u", "./-c", "x")
     (tmp_path / "__main__.py").touch()
     assert program(str(tmp_path)) == ("/py", "-u", str(tmp_path))
     assert program(script, run_path="1", no_python="1")[:3] == ("/py", "-u", "-c")

@@ -132,6 +132,29 @@ def test_wrong_use(words: str, expected: str, capsys: pytest.CaptureFixture[str]
     assert expected in refused(capsys, *words.split())
 
 
+@pytest.mark.parametrize("kind", ["slurm", "jobset --image i"])
+@pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\x0b"])
+@pytest.mark.parametrize("flag", ["--job-name", "--time", "--nnodes", "--log-dir", "--role"])
+def test_no_value_ends_a_line(
+    kind: str, end: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if flag == "--time" and kind != "slurm":
+        return
+    told = refused(capsys, *kind.split(), flag, f"a{end}scancel --me", "t.py")
+    assert flag in told
+
+
+def test_no_name_of_a_script_ends_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\nscancel --me\u2028 b.py"
+    for words in (["slurm", name], ["jobset", "--image", "i", name]):
+        assert script(words) == 0
+        printed = capsys.readouterr().out
+        begun = [line for line in printed.splitlines() if line.startswith("scancel")]
+        assert len(begun) == (words[0] == "slurm")  # within the quotes of srun's last argument
+        head = printed[: printed.index("srun")] if words[0] == "slurm" else printed
+        assert "\nscancel" not in head
+
+
 # JobSet. That it is taken is seen in tests/unit/docs/test_manifests.py, for the example.
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

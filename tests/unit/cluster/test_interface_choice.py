@@ -195,9 +195,10 @@ def test_a_variable_that_matches_nothing_says_what_there_is() -> None:
         )
     assert str(raised.value) == (
         "GLOO_SOCKET_IFNAME=wlan: no interface of this machine that is up and has an address"
-        " matches; it has lo (127.0.0.1, ::1), docker0 (172.17.0.1), eth2 (down, 10.2.0.1),"
-        " eth0 (10.0.0.1), eth1 (10.1.0.1), ib0 (192.168.7.1), tun0 (10.8.0.2);"
-        " the route to at 203.0.113.9 uses eth1 (10.1.0.1)"
+        " matches: it has lo (127.0.0.1, ::1), docker0 (172.17.0.1), eth2 (down, 10.2.0.1),"
+        " eth0 (10.0.0.1), eth1 (10.1.0.1), ib0 (192.168.7.1), tun0 (10.8.0.2),"
+        " and the route to at 203.0.113.9 uses eth1 (10.1.0.1);"
+        " set GLOO_SOCKET_IFNAME=eth1, or unset it"
     )
 
 

@@ -21,8 +21,9 @@ from rallypoint.diagnosis.explanation import (
     Explanation,
     Kind,
 )
-from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Thread, Worker
+from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Stack, Thread, Worker
 from tests.unit.diagnosis.jobs import (
+    NOW_S,
     TORCH,
     call,
     done,
@@ -31,6 +32,7 @@ from tests.unit.diagnosis.jobs import (
     job,
     killed,
     looked,
+    ns,
     process,
     sleeping,
     stack,
@@ -323,10 +325,117 @@ def test_a_slow_rank_is_no_hang(c: int) -> None:
     facts = job(worker(c, calls(0.0)), *(worker(rank, calls(0.4)) for rank in others(c)))
     told(
         facts,
-        "no hang: all ranks left all_reduce #9001 0.2 s ago; the step takes 2.1 s (median of 31), "
-        f"rank {c} comes last in 29 of 32, 0.4 s after the others",
+        "no hang: all ranks left all_reduce #9001 200 ms ago; the step takes 2.1 s (median of 31), "
+        f"rank {c} comes last in 29 of 32, 400 ms after the others",
         kind=Kind.NO_HANG,
     )
+
+
+def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
+    def calls(late_s: float) -> Group:
+        ends = [0.02 * (32 - n) for n in range(32)]
+        return group(*(done(n, for_s=ends[n], took_s=0.001 + late_s) for n in range(32)))
+
+    facts = job(sleeping(c, calls(0.0)), *(worker(rank, calls(0.015)) for rank in others(c)))
+    told(
+        facts,
+        "the step takes 20 ms (median of 31), ",
+        f"rank {c} comes last in 32 of 32, 15 ms after the others (it is in time.sleep at "
+        "train.py:31).",
+        kind=Kind.NO_HANG,
+    )
+
+
+def raised(rank: int, *groups: Group, other: Stack | None = None, ago_s: float = 5.0) -> Worker:
+    """Its main thread has raised an exception, and waits for another one."""
+    main = stack("/usr/lib/python3.11/threading.py:1590 _shutdown")
+    return worker(
+        rank,
+        *groups,
+        stacks=[*([other] if other else []), main],
+        at=process(rank, syscall="futex"),
+        error="ValueError: bad sample 17",
+        raised_ns=ns(NOW_S - ago_s),
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "keeps"),
+    [
+        (
+            "/home/u/train.py:5 background",
+            "",
+            "a thread of its own waits in barrier #17 at train.py:5",
+        ),
+        (
+            "/home/u/train.py:5 background",
+            "checkpoint",
+            "thread 'checkpoint' waits in barrier #17 at train.py:5",
+        ),
+    ],
+)
+def test_a_rank_that_raised_cannot_end_for_a_thread(
+    c: int, place: str, name: str, keeps: str
+) -> None:
+    other = stack(place, thread="0x2", is_main=False, name=name)
+    in_barrier = group(done(16, for_s=12.1), call(17, "barrier"))
+    facts = job(
+        raised(c, in_barrier, other=other), *(sleeping(rank, BEFORE_17) for rank in others(c))
+    )
+    found = told(facts, f"rank {c} raised ValueError: bad sample 17 and cannot end: {keeps}.")
+    assert [(root.ranks, root.cause) for root in found.roots] == [((c,), Cause.RAISED)]
+
+
+def test_others_wait_for_a_rank_that_raised(c: int) -> None:
+    queue = ["/usr/lib/python3.11/queue.py:171 get", "/usr/lib/python3.11/threading.py:1045 run"]
+    other = stack(*queue, thread="0x2", is_main=False)
+    told(
+        hang(raised(c, BEFORE_17, other=other)),
+        f"rank {c} raised ValueError: bad sample 17 and cannot end: a thread of its own waits for "
+        "a queue of its own process; ",
+        f"; {those(c)} wait for it in all_reduce #17 at train.py:40 (12.0 s).",
+    )
+
+
+def test_a_rank_that_has_just_raised_ends_by_itself(c: int) -> None:
+    facts = job(raised(c, BEFORE_17, ago_s=0.5), *(sleeping(rank) for rank in others(c)))
+    assert looked(facts).kind is Kind.NO_HANG
+
+
+def test_a_rank_at_a_debuggers_prompt(c: int) -> None:
+    places = [
+        "/usr/lib/python3.11/cmd.py:126 cmdloop",
+        "/usr/lib/python3.11/pdb.py:450 interaction",
+        "/usr/lib/python3.11/bdb.py:94 dispatch_line",
+        "/home/u/train.py:31",
+    ]
+    at_prompt = worker(c, BEFORE_17, stacks=[stack(*places)], at=process(c, syscall="pselect6"))
+    told(hang(at_prompt), "it is at a debugger's prompt at train.py:31; ")
+    typing = worker(
+        c,
+        BEFORE_17,
+        stacks=[stack("/home/u/train.py:31")],
+        at=process(c, syscall="read", path="/dev/pts/3"),
+    )
+    told(hang(typing), "it waits for input from a terminal at train.py:31; ")
+
+
+def test_no_sentence_is_cut_within_a_word(c: int) -> None:
+    """Of a job that does not hang: what is said last is left out."""
+    path = "/home/u/" + "x" * 90 + ".py"
+    workers = [
+        worker(
+            rank,
+            stacks=[stack(f"{path}:{rank} f")],
+            at=process(rank, syscall="clock_nanosleep"),
+        )
+        for rank in range(4)
+    ]
+    found = told(
+        job(*workers), "no hang: no rank waits for another; rank 0 is in", kind=Kind.NO_HANG
+    )
+    assert "..." not in found.sentence
+    assert found.sentence.endswith(f"at {'x' * 90}.py:0.") or c
 
 
 def test_a_rank_is_still_importing(c: int) -> None:
@@ -592,7 +701,8 @@ def test_what_is_waited_for_as_long_in_each_step_is_no_hang(c: int) -> None:
         sleeping(c, group(*calls)),
         *(waiting(rank, group(*calls, call(17))) for rank in others(c)),
     )
-    told(facts, "no hang", f"{those(c)} have waited for rank {c}", kind=Kind.NO_HANG)
+    words = f"{those(c)} have waited for 12.0 s in all_reduce #17 for rank {c}, which is in time.sl"
+    told(facts, "no hang", words, kind=Kind.NO_HANG)
 
 
 def test_short_waits_are_no_hang(c: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -42,6 +43,10 @@ def test_what_else_lies_there_does_no_harm(shared: Path) -> None:
         (shared / name).write_text(text)
     (shared / "agent.j").write_bytes(bytes(range(256)) * 100)
     (shared / "agent.k").mkdir()
+    os.mkfifo(shared / "agent.m")  # whose reader would wait for ever
+    (shared / "agent.n").symlink_to(shared / "agent.i")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(shared / "agent.o"))
     found = a.look()
     assert dict(found.others) == {"i": Endpoint(host="10.0.0.8", port=8)}
     assert found.generation == -1

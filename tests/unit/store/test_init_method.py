@@ -13,7 +13,13 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
 from rallypoint.store.client import TCPStore
 from rallypoint.store.hash import HashStore
-from rallypoint.store.init_method import Presence, await_ranks, open_store, say_here
+from rallypoint.store.init_method import (
+    Presence,
+    await_ranks,
+    missing_ranks,
+    open_store,
+    say_here,
+)
 from rallypoint.store.server import StoreServer
 
 TIMEOUT = timedelta(seconds=60)
@@ -113,6 +119,11 @@ def test_missing_ranks_are_named_once_by_the_lowest() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
+def test_none_is_missing_if_the_last_has_just_come() -> None:
+    assert missing_ranks({0, 2}, range(4)) == "2 of 4 ranks; missing: 1, 3"
+    assert missing_ranks({0, 1}, (5, 7)) == "the last of 2 ranks, which has just joined"
+
+
 def test_ranks_that_never_come_are_named_in_the_error() -> None:
     with pytest.raises(StoreTimeoutError, match="1 of 2 ranks; missing: 1"):
         await_ranks(
@@ -131,6 +142,6 @@ def test_a_rank_that_ends_as_it_says_that_it_has_come_is_missed() -> None:
         with TCPStore("127.0.0.1", server.port, timeout=TIMEOUT) as other:
             other.set_ephemeral(presence.key(1), "")
             presence.check_all()  # all have come
-        with pytest.raises(PeerLostError, match="rank 5 died or gave up") as caught:
+        with pytest.raises(PeerLostError, match="rank 5 ended or gave up") as caught:
             presence.wait(["never"], time.monotonic() + TIMEOUT.total_seconds())
         assert caught.value.rank == 5

@@ -12,6 +12,7 @@ from rallypoint.cli.benchmark.contenders import PEERS
 from rallypoint.cli.benchmark.environments import PACKAGES
 from rallypoint.cli.options import UsageError
 from rallypoint.cli.quantities import doubling
+from rallypoint.cluster.remote_shell import is_host_name
 
 PROGRAM = "rallypoint bench"
 # The operations that worker.py runs with every contender.
@@ -132,12 +133,12 @@ def environments_named(text: str) -> dict[str, Path]:
 def _hosts(values: Mapping[str, str]) -> tuple[str, ...]:
     hosts = tuple(filter(None, values.get("--hosts", "").split(",")))
     for host in hosts:
-        if ":" in host:
+        if ":" in host or not is_host_name(host):
             raise UsageError(
                 f"{PROGRAM}: --hosts {host} is not a host name; --nproc-per-node gives the number "
                 "of ranks on each host."
             )
-        if is_loopback(host) and len(hosts) > 1:
+        if is_loopback(host) and not all(map(is_loopback, hosts)):
             raise UsageError(
                 f"{PROGRAM}: --hosts {host} is a name that other hosts cannot resolve; give one "
                 "that they can."

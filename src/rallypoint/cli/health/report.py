@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rallypoint.base.printable import one_line
 from rallypoint.cluster.health.checks import TITLES, diagnose
 from rallypoint.cluster.health.facts import ClusterFacts
 from rallypoint.cluster.health.finding import Finding, Level
@@ -40,7 +41,7 @@ def worst_by_check(findings: Sequence[Finding]) -> dict[int, Level]:
 
 
 def as_text(report: Mapping[str, Any], *, is_colourful: bool, is_verbose: bool) -> str:
-    """The lines for people. Control characters are removed from text of other machines."""
+    """The lines for people."""
     lines = [
         _line(each["level"], each["text"], is_colourful=is_colourful) for each in report["findings"]
     ]
@@ -79,7 +80,7 @@ def _line(word: str, text: str, *, is_colourful: bool) -> str:
     shown = f"{word:<6}"
     if is_colourful:
         shown = f"\x1b[{_COLOURS[Level[word.upper()]]}m{shown}\x1b[0m"
-    return f"{shown}  {''.join(each if each.isprintable() else '?' for each in text)}"
+    return f"{shown}  {one_line(text)}"
 
 
 def _summary(report: Mapping[str, Any]) -> str:

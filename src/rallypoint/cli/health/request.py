@@ -37,6 +37,7 @@ _OWN_MEETING = ("--standalone", "--on", "--node-rank", "--local-addr")
 # For these, the endpoint is a separate server, or a directory.
 _SERVERS = ("etcd", "etcd-v2")
 _DIRECTORY = "/"
+_HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +162,11 @@ def _at_endpoint(values: Mapping[str, str], environ: Mapping[str, str], common: 
                 return replace(common, surroundings=surroundings)
     values, _ = fill_in(values, environ)
     fewest, most = read_nnodes(values.get("--nnodes", "1"))
-    if most == 1 or "--standalone" in values:
-        return replace(common, surroundings=surroundings)
     read = read_place(values, common.token)
     rendezvous, nodes = read.rendezvous, read.nodes
+    if most == 1 and rendezvous is None:  # nobody else is to come, but its port may be taken
+        own = ((_HERE, nodes.master_port),) if nodes.master_port else ()
+        return replace(common, endpoints=own, surroundings=surroundings)
     if rendezvous is None:
         endpoints: tuple[tuple[str, int], ...] = ((nodes.master_addr, nodes.master_port),)
         node_rank: int | None = nodes.node_rank
@@ -173,6 +175,7 @@ def _at_endpoint(values: Mapping[str, str], environ: Mapping[str, str], common: 
         node_rank = rendezvous.node_rank
     directories = tuple(host for host, _ in endpoints if _is_directory(host))
     meets = not directories and (rendezvous is None or rendezvous.backend not in _SERVERS)
+    meets = meets and most > 1
     return replace(
         common,
         paths=(*common.paths, *directories),

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
+from rallypoint.base.printable import printable
 from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.launch.inspection.entries import Found, running_agents
 
+NAMED = "JOB"  # among the values of a command's flags, if it names its job
 NO_SUCH_JOB = 5  # the exit status; docs/exit-statuses.md
 JOB_HELP = """\
 JOB is the job's name (--rdzv-id), the beginning of its name, or the pid of its launcher. It may be
@@ -92,6 +94,7 @@ def perform(
     """Run a command about one job; returns the exit status.
 
     Args:
+        act: called with the job and the values of the flags; also of NAMED, if that is given.
         act_on_ended: called if no job of that name is running; returns None if it knows none
             either.
     """
@@ -113,7 +116,7 @@ def perform(
             if status is None:
                 raise
             return status
-        return act(chosen, values)
+        return act(chosen, {**values, NAMED: word} if word else values)
     except UsageError as error:
         return _refuse(program, error, 2)
     except NoSuchJobError as error:
@@ -135,5 +138,6 @@ def _listed(jobs: Sequence[RunningJob]) -> str:
 
 
 def _refuse(program: str, error: Exception, status: int) -> int:
-    print(f"{program}: {str(error).removeprefix(f'{program}: ')}", file=sys.stderr)
+    text = printable(str(error).removeprefix(f"{program}: "))
+    print(f"{program}: {text}", file=sys.stderr)
     return status

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rallypoint.base.printable import one_line
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
     """The lines of a table, with two spaces between columns; the last column is not padded.
 
+    Control characters in cells are spelled out.
+
     Args:
         right: the letter r at each right-aligned column, e.g. ``"r r"``.
     """
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return [_line(row, widths, right) for row in [head, *rows]]
+    shown = [[one_line(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
+    return [_line(row, widths, right) for row in shown]
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: str) -> str:

@@ -8,6 +8,7 @@ from rallypoint.base.address import is_loopback
 from rallypoint.base.record import Record
 from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.options import UsageError
+from rallypoint.cluster.remote_shell import is_host_name
 
 PROGRAM = "rallypoint run"
 
@@ -53,7 +54,7 @@ def read_hosts(values: Mapping[str, str]) -> tuple[RemoteHost, ...]:
                 f"{PROGRAM}: {source} names {address} twice; name it once with its number of "
                 f"workers, as in {address}:8."
             )
-        if is_loopback(address) and len(hosts) > 1:
+        if is_loopback(address) and not all(map(is_loopback, addresses)):
             raise UsageError(
                 f"{PROGRAM}: {source}: other hosts cannot reach this one as {address}; give a "
                 "name or address that they can resolve."
@@ -75,10 +76,8 @@ def _read_host(text: str, source: str) -> RemoteHost:
     else:
         address, colon, workers = rest.partition(":")
         is_whole_word = True
-    # ssh would take a word that begins with a dash as an option.
-    is_name = address and not text.startswith("-") and not address.startswith("-")
     is_count = not colon or (is_whole(workers) and int(workers) > 0)
-    if not is_name or not is_count or not is_whole_word or (at and not user):
+    if not is_host_name(f"{user}{at}{address}") or not is_count or not is_whole_word:
         raise UsageError(
             f"{PROGRAM}: {source}: {text!r} is not a host; write HOST, HOST:N or USER@HOST:N, "
             "where N is the number of its workers."

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 
+from rallypoint.base.printable import one_line
 from rallypoint.base.record import Record
 from rallypoint.cli.nodes import read_nnodes
 from rallypoint.cli.numbers import is_whole, seconds
@@ -50,6 +51,12 @@ class Request(Record, kw_only=True):
         for name in _ANSWERED:
             if name in self.values:
                 raise UsageError(f"{self.program}: {name} is {self.scheduler}; leave it out.")
+        for name, value in self.values.items():
+            if not value.isprintable():
+                raise UsageError(
+                    f"{self.program}: {name} is {value!r}; leave out what is not printable, as it"
+                    " could end a line of the script."
+                )
         if not self.command:
             raise UsageError(
                 f"{self.program}: no script given; name one, as in: {self.program} train.py"
@@ -71,7 +78,8 @@ class Request(Record, kw_only=True):
         """The job's name; by default train, for train.py or my_package.train."""
         name = PurePath(self.command[0]).name
         short = name.rpartition(".")[2] if "--module" in self.values else PurePath(name).stem
-        return self.values.get("--job-name") or short or "rallypoint"
+        usual = "".join(each if each.isprintable() else "_" for each in short)
+        return self.values.get("--job-name") or usual or "rallypoint"
 
     @property
     def gpus(self) -> int:
@@ -112,7 +120,7 @@ class Request(Record, kw_only=True):
     def made_by(self) -> str:
         """The command line, as a comment."""
         line = shlex.join([*self.program.split(), *self._words(self.values), *self.command])
-        return f"# Made by: {line}".replace("\n", " ")
+        return one_line(f"# Made by: {line}")
 
     def run(self, without: Collection[str]) -> list[str]:
         """The words of `rallypoint run` on each node, without the flags of those names."""

@@ -1,4 +1,5 @@
-"""Examines one path and prints the result as JSON. A separate program, because it may hang.
+"""Examines one path and prints the result as JSON. A separate program, because it may hang; it says
+first that it begins, since a busy machine may take long to start it.
 
     python path_child.py PATH [script]
 
@@ -41,4 +42,5 @@ def look(path: str, *, is_script: bool) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    print("looking", flush=True)
     print(json.dumps(look(sys.argv[1], is_script=sys.argv[2:] == ["script"])))

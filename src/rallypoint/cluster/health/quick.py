@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rallypoint.base.address import endpoint_of
+from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import RallypointError
 from rallypoint.cluster.health.checks import diagnose
 from rallypoint.cluster.health.checks.interfaces import another_interface
@@ -27,6 +27,7 @@ from rallypoint.cluster.health.look import choose, look_at_network
 from rallypoint.cluster.health.network import interface_of
 from rallypoint.cluster.health.probe import probe_endpoints
 from rallypoint.cluster.network import IFNAME_VARIABLES
+from rallypoint.store.port_holder import holder_of
 
 # Whatever hangs, a finding about it comes within the limit: a name is resolved, then called.
 LIMIT_S = 1.8
@@ -40,6 +41,7 @@ def finding_about(
     count: int,
     role: str = MEETING,
     is_caller: bool = True,
+    is_early: bool = False,
 ) -> str:
     """The first cause that is found, with the advice; empty if none is found.
 
@@ -49,16 +51,51 @@ def finding_about(
         role: the kind of the endpoints.
         is_caller: whether this node tried to connect there; otherwise the others tried to connect
             here.
+        is_early: the others may not have been started yet, so nobody has to listen anywhere.
     """
     found: list[str] = []
 
     def look() -> None:
-        found.append(_first(endpoints, environ, count, role, is_caller=is_caller))
+        told = _first(endpoints, environ, count, role, is_caller=is_caller, is_early=is_early)
+        found.append(told)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(LIMIT_S)
     return found[0] if found else ""
+
+
+def first_finding(
+    endpoints: Sequence[tuple[str, int]],
+    environ: Mapping[str, str],
+    *,
+    count: int,
+    is_listener: bool,
+) -> str:
+    """As `finding_about`, for nodes that have just been started: only what waiting does not change.
+
+    Args:
+        is_listener: whether this node listens at one of the endpoints.
+    """
+    if all(is_loopback(host) for host, _ in endpoints):
+        one = endpoints[0] if len(endpoints) == 1 else None  # several: of `run --hosts`, all here
+        return _at_loopback(*one, is_listener=is_listener) if one else ""
+    return finding_about(endpoints, environ, count=count, is_early=True)
+
+
+def _at_loopback(host: str, port: int, *, is_listener: bool) -> str:
+    """Other machines cannot come there, and what is there may be somebody else's."""
+    endpoint = endpoint_of(host, port)
+    holder = "" if is_listener else holder_of(port)
+    if holder.startswith("process") and "rallypoint" not in holder:
+        return (
+            f"{endpoint} is held by {holder}, which is no launcher of this job; end that process,"
+            " or choose another port (--master-port, or that of --rdzv-endpoint)"
+        )
+    return (
+        f"{endpoint}, where they are to meet, can only be reached from this machine; for nodes on"
+        " others, give the first node's name or address (--master-addr or --rdzv-endpoint)"
+    )
 
 
 def told_with(error: str, finding: str) -> str:
@@ -75,6 +112,7 @@ def _first(
     role: str,
     *,
     is_caller: bool,
+    is_early: bool,
 ) -> str:
     hosts = [host for host, _ in endpoints]
     probes: list[EndpointProbe] = []
@@ -88,6 +126,8 @@ def _first(
     except (RallypointError, OSError):  # an error is about to be raised already
         return ""
     prober.join()
+    if is_early:
+        probes = [each for each in probes if each.outcome is not ConnectOutcome.REFUSED]
     # What a node's name resolves to on the node itself matters only if the others meet there.
     node = replace(node, own_name=Lookup(host=node.own_name.host, addresses=("0.0.0.0",)))
     cluster = ClusterFacts(
@@ -103,7 +143,7 @@ def _first(
     if findings:
         return findings[0].text(1)
     reached = [each for each in probes if each.outcome is ConnectOutcome.REACHED]
-    return "" if is_caller or not reached else _one_way(reached[0])
+    return "" if is_caller or is_early or not reached else _one_way(reached[0])
 
 
 def _one_way(probe: EndpointProbe) -> str:

@@ -114,7 +114,10 @@ class AgentAnswers(Answers):
         end: Exit | None = group.exits.get(rank)
         error = group.errors.get(rank)
         if end is None:
-            return {"error": f"{error.type}: {error.message}"[:300]} if error else {}
+            if error is None:
+                return {}
+            told = f"{error.type}: {error.message}"[:300]
+            return {"error": told, "ended_at": error.time_s}
         return {
             "pid": end.pid,
             "code": end.code,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rallypoint.launch.inspection.entries import Entry, describe_agent
+from rallypoint.launch.inspection.entries import RUN_DIRECTORY, Entry, describe_agent
 from rallypoint.launch.job import Job
+from rallypoint.launch.output.terminal import say
 
 
 def make_entry(job: Job, logs: str) -> Entry | None:
@@ -28,5 +29,10 @@ def make_entry(job: Job, logs: str) -> Entry | None:
                 nnodes=nnodes,
             )
         )
-    except OSError:
+    except OSError as error:
+        if directory := job.environ.get(RUN_DIRECTORY):
+            say(
+                f"warning: cannot use {RUN_DIRECTORY}={directory} ({error.strerror or error}), so"
+                " `rallypoint ps` and other commands will not find this job."
+            )
         return None

@@ -15,7 +15,7 @@ from rallypoint.base.record import Record
 # Of the time after which a wait is long, where ranks wait for one that a signal has stopped: it
 # cannot just be computing.
 STOPPED_SHARE = 0.1
-_STOPPED = "stopped"  # that cause, as `explain` names it
+_STOPPED, _RAISED = "stopped", "raised"  # these causes, as `explain` names them
 _ALMOST = 0.9  # of the time; clocks are coarse
 _EXPLAINED = 3  # the status that `explain` would exit with
 
@@ -125,7 +125,9 @@ def _hang(explanation: Mapping[str, Any], after_s: float) -> Hang | None:
     known = [edge["for_s"] for edge in edges if edge["for_s"] is not None]
     is_stopped = root["cause"] == _STOPPED
     share = STOPPED_SHARE if is_stopped else 1.0
-    if not ranks or (known and max(known) < _ALMOST * share * after_s):
+    # One that has raised an exception has not ended for that long already, as its agent has seen.
+    is_short = known and max(known) < _ALMOST * share * after_s and root["cause"] != _RAISED
+    if not ranks or is_short:
         return None
     if is_stopped and not root["waited_for_by"]:
         return None  # the others compute still

@@ -486,6 +486,7 @@ class Agent:
                 self._look_at_calls()
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
+                self._stuck_ranks.raised(worker.rank, now)
             elif isinstance(message, LongWait):
                 self._stuck_ranks.waits_long(worker.rank, message)
             elif isinstance(message, CallTimedOut):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.launch.worker_group import WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
@@ -129,7 +130,7 @@ class Recoveries:
         times = "once" if self._count == 1 else f"{self._count} times"
         steps = "1 step" if self._begun_again == 1 else f"{self._begun_again} steps"
         text = (
-            f"went on in place {times}; {self._lost_s:.1f} s of {uptime_s:.1f} s lost to it;"
+            f"went on in place {times}; {brief(self._lost_s)} of {brief(uptime_s)} lost to it;"
             f" {steps} begun again"
         )
         return text, event

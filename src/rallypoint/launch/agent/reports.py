@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from rallypoint.base.durations import brief
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.agent.trouble import OomKills
 from rallypoint.launch.job import Job
@@ -71,10 +72,10 @@ class Reports:
         elif finish is not None and finish.outcome is Outcome.STOPPED:
             after_s = time.monotonic() - self._began
             if state.stop_signal is None:
-                lines.append(f"{finish.because}, after {after_s:.1f} s")
+                lines.append(f"{finish.because}, after {brief(after_s)}")
             else:
                 by = stopped_by or signal_name(state.stop_signal)
-                lines.append(f"stopped by {by} after {after_s:.1f} s")
+                lines.append(f"stopped by {by} after {brief(after_s)}")
             lines += calls(True)
         elif finish is not None and finish.outcome is Outcome.MISSED:
             lines.append(f"the job ended before this node had a place in it: {finish.because}")

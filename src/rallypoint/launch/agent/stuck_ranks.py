@@ -28,11 +28,18 @@ if TYPE_CHECKING:
     from rallypoint.launch.inspection.relay import Relay, Told
 
 
-class _Stopped:
-    """A worker that a signal has stopped."""
+class _Suspect:
+    """A worker that keeps others waiting, as far as its agent knows.
 
-    def __init__(self, round_number: int, since: float, complains_at: float) -> None:
-        self.round, self.since, self.complains_at = round_number, since, complains_at
+    Attributes:
+        is_stopped: a signal has stopped it; otherwise it has raised an exception, and not ended.
+    """
+
+    def __init__(
+        self, round_number: int, since: float, after_s: float, *, is_stopped: bool
+    ) -> None:
+        self.round, self.since, self.complains_at = round_number, since, since + after_s
+        self.is_stopped = is_stopped
 
 
 class StuckRanks:
@@ -61,12 +68,12 @@ class StuckRanks:
         self._perform, self._look, self._world_size = perform, look, world_size
         self._hang_watch: HangWatch | None = None
         self._complaint_watch: ComplaintWatch | None = None
-        self._stopped: dict[int, _Stopped] = {}  # by rank
+        self._suspects: dict[int, _Suspect] = {}  # by rank
 
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`; None: only events matter."""
-        alarms = [each.complains_at for each in self._stopped.values()]
+        alarms = [each.complains_at for each in self._suspects.values()]
         if self._complaint_watch is not None and self._complaint_watch.wake_at is not None:
             alarms.append(self._complaint_watch.wake_at)
         return min(alarms, default=None)
@@ -75,12 +82,13 @@ class StuckRanks:
         """Time has passed."""
         if self._complaint_watch is not None:
             self._complaint_watch.tick(now)
-        for rank, stopped in list(self._stopped.items()):
-            if rank not in self._state.group.running or stopped.round != self._state.round:
-                del self._stopped[rank]
-            elif now >= stopped.complains_at:
-                self._hangs().complains(rank, now - stopped.since, is_stopped=True)
-                stopped.complains_at = now + (now - stopped.since)
+        for rank, suspect in list(self._suspects.items()):
+            if rank not in self._state.group.running or suspect.round != self._state.round:
+                del self._suspects[rank]
+            elif now >= suspect.complains_at:
+                since_s, is_stopped = now - suspect.since, suspect.is_stopped
+                self._hangs().complains(rank, since_s, is_stopped=is_stopped)
+                suspect.complains_at = now + since_s
 
     def close(self) -> None:
         """Stop watching."""
@@ -97,14 +105,23 @@ class StuckRanks:
         if self._job.on_hang is not OnHang.OFF and rank >= 0:
             from rallypoint.launch.agent.hangs import STOPPED_SHARE
 
-            at = now + STOPPED_SHARE * self._job.hang_after_s
-            self._stopped[rank] = _Stopped(self._state.round, now, at)
+            after_s = STOPPED_SHARE * self._job.hang_after_s
+            self._suspects[rank] = _Suspect(self._state.round, now, after_s, is_stopped=True)
+
+    def raised(self, rank: int, now: float) -> None:
+        """A worker of this node reports the exception that ends it, and may not end."""
+        if self._job.on_hang is not OnHang.OFF and rank >= 0:
+            after_s = self._job.hang_after_s
+            self._suspects[rank] = _Suspect(self._state.round, now, after_s, is_stopped=False)
 
     def continued(self, rank: int, now: float) -> None:
         """A signal has let it continue."""
-        stopped = self._stopped.pop(rank, None)
-        if stopped is not None and self._hang_watch is not None:
-            self._hang_watch.complains(rank, now - stopped.since, is_over=True, is_stopped=True)
+        suspect = self._suspects.get(rank)
+        if suspect is None or not suspect.is_stopped:
+            return
+        del self._suspects[rank]
+        if self._hang_watch is not None:
+            self._hang_watch.complains(rank, now - suspect.since, is_over=True, is_stopped=True)
 
     def timed_out(self, rank: int, message: CallTimedOut) -> None:
         """A worker of this node, which can go on, has waited for another one until its timeout."""

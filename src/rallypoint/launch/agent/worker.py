@@ -6,6 +6,7 @@ import os
 from functools import partial
 
 from rallypoint.base.control_message import Place, WorkerError
+from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
 from rallypoint.launch.agent.control import ControlChannel
 from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
 from rallypoint.launch.job import Job, place_environ, worker_environ
@@ -60,17 +61,17 @@ class Worker:
         `record` is a descriptor of the memory for the flight records of this node.
         """
         stdout, stderr = self._streams.descriptors
-        error_file = self._streams.error_file
+        environ = worker_environ(
+            self._job,
+            place=self._place,
+            seat=seat,
+            error_file=self._streams.error_file,
+            record_slot=self.record_slot,
+        )
         guardian.spawn(
             self.number,
             self._job.worker_command(self.local_rank),
-            worker_environ(
-                self._job,
-                place=self._place,
-                seat=seat,
-                error_file=error_file,
-                record_slot=self.record_slot,
-            ),
+            {**environ, LAUNCHERS_STDERR: f"{identity_of(2)}"},
             descriptors=(0, stdout, stderr, self.control.worker_fileno, record),
             cpus=self._cpus,
         )
@@ -147,7 +148,6 @@ def _read(path: str) -> str:
 def _keep(path: str, error: WorkerError) -> None:
     if os.path.exists(path):
         return
-    from rallypoint.base.error_file import write_error
+    from rallypoint.base.fatal_error import write_report
 
-    text = f"{error.type}: {error.message}"
-    write_error(path, error=text, traceback=error.traceback, time_s=error.time_s)
+    write_report(path, error)

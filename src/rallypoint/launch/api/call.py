@@ -12,11 +12,13 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError, UnreadableCallError
+from rallypoint.base.fatal_error import text_of, traceback_of
+
+is_reading = False  # this process is a worker that imports what it needs for its call
 
 
 def write_call(
@@ -30,6 +32,11 @@ def write_call(
     main = sys.modules["__main__"]
     # Objects defined in the caller's script are found by running that script under another name.
     name = getattr(main.__spec__, "name", None)
+    if name == __name__ and main.is_reading:  # this module, as the program of a worker
+        raise InvalidArgumentError(
+            "the script starts processes when it is imported, which each of these does; put that"
+            ' call below `if __name__ == "__main__":`'
+        )
     place = None if name else getattr(main, "__file__", None)
     place = os.path.abspath(place) if place and os.path.exists(place) else None
     try:
@@ -37,7 +44,7 @@ def write_call(
     except Exception as error:
         raise InvalidArgumentError(
             f"{getattr(function, '__qualname__', function)!s} or its arguments cannot be passed "
-            f"to other processes: {error}"
+            f"to other processes: {text_of(error)}"
         ) from error
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         pickle.dump((sys.path, name, place), file)
@@ -53,7 +60,7 @@ def _pickled(value: object, *, has_main: bool) -> bytes:
             return data
         reason = "the main module has no file that they could import (as in a notebook)"
     except Exception as error:  # pickle raises many kinds
-        reason = str(error)
+        reason = text_of(error)
     try:
         import cloudpickle
     except ImportError:
@@ -67,6 +74,7 @@ def _pickled(value: object, *, has_main: bool) -> bytes:
 
 def read_result(path: str, number: int) -> tuple[object, BaseException | None, str] | None:
     """What a call returned, what it raised, and the traceback; None if it left no result."""
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])  # its name in the worker
     try:
         with open(f"{path}.{number}", "rb") as file:
             result: tuple[object, BaseException | None, str] = pickle.load(file)
@@ -80,18 +88,39 @@ def run(path: str, number: int) -> None:
     try:
         function, args, with_number = _read_call(path)
     except Exception as error:
-        _leave(path, number, None, error, traceback.format_exc())
+        _leave(path, number, None, error)
         raise
     try:
         value = function(number, *args) if with_number else function(*args)
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
-            _leave(path, number, None, error, traceback.format_exc())
+            _leave(path, number, None, error)
         raise
-    _leave(path, number, value, None, "")
+    _leave(path, number, value, None)
+
+
+def _run_quietly(path: str, number: int) -> None:
+    """As `run`; the process that reads the result tells of an exception."""
+    try:
+        run(path, number)
+    except SystemExit:
+        raise
+    except BaseException:
+        if not os.path.exists(f"{path}.{number}"):
+            raise
+        sys.exit(1)
 
 
 def _read_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
+    global is_reading  # noqa: PLW0603 - a process has one call
+    is_reading = True
+    try:
+        return _load_call(path)
+    finally:
+        is_reading = False
+
+
+def _load_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
     with open(path, "rb") as file:
         search_path, name, place = pickle.load(file)
         sys.path[:] = search_path
@@ -107,7 +136,7 @@ def _read_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
         except Exception as error:  # any exception of the arguments' classes
             raise UnreadableCallError(
                 "the function or its arguments cannot be loaded in the worker:"
-                f" {type(error).__name__}: {error}"
+                f" {type(error).__name__}: {text_of(error)}"
             ) from error
     return call
 
@@ -124,7 +153,8 @@ def _run_main(name: str | None, place: str | None) -> None:
     spawn.prepare(main)
 
 
-def _leave(path: str, number: int, value: object, error: BaseException | None, trace: str) -> None:
+def _leave(path: str, number: int, value: object, error: BaseException | None) -> None:
+    trace = "" if error is None else traceback_of(error)
     try:
         # The caller can import what is defined there, if not by name then by cloudpickle's number.
         data = _pickled((value, error, trace), has_main=True)
@@ -139,4 +169,7 @@ def _leave(path: str, number: int, value: object, error: BaseException | None, t
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"]))
+    if len(sys.argv) > 2:
+        _run_quietly(sys.argv[1], int(sys.argv[2]))
+    else:
+        run(sys.argv[1], int(os.environ["RANK"]))

@@ -94,9 +94,9 @@ class SpawnContext:
         result = read_result(self._path, number)
         self.close()
         if result is not None and result[2]:
+            lines = result[2].strip().removeprefix("Traceback (most recent call last):\n")
             raise WorkersFailedError(
-                f"process {number} raised an exception, and the others were "
-                f"terminated:\n\n{result[2]}",
+                f"process {number} raised an exception, and the others were terminated:\n{lines}",
                 failures={number: result[2]},
             ) from result[1]
         if report.kind is ReportKind.SPAWN_FAILED:
@@ -137,7 +137,9 @@ def spawn(
     try:
         context.join()
     except GuardianLostError as error:
-        raise WorkersFailedError(f"the processes were killed: {error}") from error
+        raise WorkersFailedError(f"the processes were killed: {error}") from None
+    except WorkersFailedError as error:
+        raise error.with_traceback(None) from error.__cause__
     finally:
         context.close()
     return None

@@ -19,7 +19,8 @@ class RankStatus:
         has_ended: then `code` or `signal` says how.
         by_launcher: the launcher asked it to end.
         error: its exception in a line, or why it could not be started.
-        ended_at: seconds since the epoch.
+        ended_at: when it ended, or reported the exception that is ending it, in seconds since the
+            epoch.
     """
 
     rank: int

@@ -57,7 +57,7 @@ class Asking:
         asking = cls(socket.socket(socket.AF_UNIX), f"process {agent.pid}", timeout_s=timeout_s)
         try:
             asking._connection.settimeout(timeout_s)
-            asking._connection.connect(agent.socket)
+            agent.connect(asking._connection)
         except OSError as error:
             asking.close()
             raise asking._no_answer(error) from None

@@ -3,9 +3,13 @@
     DIRECTORY/PID-NAMESPACE.job     what it is: name=value, separated by NULs; locked while it lives
     DIRECTORY/PID-NAMESPACE.sock    where it answers (requests.py)
 
-The directory belongs to the user and is closed to others. Containers with different process numbers
-may share it. An agent that was killed leaves its files behind; they are recognised by the missing
-lock, and removed by the next program that reads the directory.
+The directory belongs to the user and is closed to others; RALLYPOINT_RUN_DIR names another than the
+usual one. Containers with different process numbers may share it. An agent that was killed leaves
+its files behind; they are recognised by the missing lock, and removed by the next reader.
+
+Root reads the directories of all users, who may have put anything there. So a directory is opened
+once, following no link, and all else is done within it; only regular files and sockets of the
+directory's owner count, and nothing that is opened can block.
 """
 
 from __future__ import annotations
@@ -15,10 +19,16 @@ import socket
 import stat
 import struct
 from collections.abc import Mapping
+from itertools import islice
 
 from rallypoint.base.record import Record
+from rallypoint.base.regular_file import open_regular
+
+RUN_DIRECTORY = "RALLYPOINT_RUN_DIR"
 
 _JOB, _SOCKET = ".job", ".sock"
+_AS_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_ENTRIES = 1000  # in one directory
 _MOST_WAITING = 16  # the limit of programs that ask at the same time
 _MAX_BYTES = 64 << 10
 _ARGUMENTS = "\x1f"  # the separator
@@ -34,16 +44,17 @@ class Entry:
 
     def __init__(self, about: Mapping[str, str]) -> None:
         self._name = f"{os.getpid()}{_namespace()}"
-        self._directory, path = _open_own_directory()
+        self._directory = _make_own_directory()
         try:
-            new = f"{path}/{self._name}.new"  # until it is locked and complete
+            here = f"/proc/self/fd/{self._directory}"  # a socket's path must be short
+            new = f"{here}/{self._name}.new"  # until it is locked and complete
             self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             os.lockf(self._file, os.F_TLOCK, 0)
             os.write(self._file, _encode(about)[:_MAX_BYTES])
             self._remove(_SOCKET)  # of a process that had this number before
-            os.rename(new, f"{path}/{self._name}{_JOB}")
+            os.rename(new, f"{here}/{self._name}{_JOB}")
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            self._socket.bind(f"{path}/{self._name}{_SOCKET}")
+            self._socket.bind(f"{here}/{self._name}{_SOCKET}")
             self._socket.listen(_MOST_WAITING)
         except OSError:
             self.close()
@@ -60,10 +71,7 @@ class Entry:
         except OSError:
             return None
         connection.setblocking(False)
-        _, user, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        if user not in (0, os.geteuid()):
+        if _peer_of(connection)[1] not in (0, os.geteuid()):
             connection.close()
             return None
         return connection
@@ -89,12 +97,14 @@ class Found(Record):
     """An agent that runs on this machine, as it described itself.
 
     Attributes:
-        socket: the path of its socket.
+        user: whose it is.
+        place: the path of its files, without a suffix.
         about: see `describe_agent`.
     """
 
     pid: int
-    socket: str
+    user: int
+    place: str
     about: Mapping[str, str]
 
     @property
@@ -111,6 +121,21 @@ class Found(Record):
     def job(self) -> tuple[str, str]:
         """The same for all agents of one job, and different for other jobs."""
         return self.run_id, self.about.get("meets_at") or f"process {self.pid}"
+
+    def connect(self, to_it: socket.socket) -> None:
+        """Connect to its socket.
+
+        Raises:
+            OSError: it does not listen there.
+        """
+        path, _, name = self.place.rpartition("/")
+        directory = os.open(path, _AS_DIRECTORY)
+        try:
+            to_it.connect(f"/proc/self/fd/{directory}/{name}{_SOCKET}")  # its path may be long
+        finally:
+            os.close(directory)
+        if _peer_of(to_it) != (self.pid, self.user):  # it was a link to something else
+            raise ConnectionRefusedError("another process listens there")
 
 
 def describe_agent(
@@ -141,20 +166,75 @@ def running_agents() -> list[Found]:
     Entries of agents that were killed are removed.
     """
     found, namespace = [], _namespace()
-    for directory in _directories():
+    for path in _directories():
         try:
-            names = os.listdir(directory)
+            directory = _Directory(path)
         except OSError:
             continue
-        for name in names:
-            number, _, _ = name.partition("-")
-            if not (name.endswith(_JOB) and number.isdecimal()):
-                continue
-            path = f"{directory}/{name.removesuffix(_JOB)}"
-            about = _read(path)
-            if about is not None and path.endswith(namespace):
-                found.append(Found(int(number), path + _SOCKET, about))
+        with directory:
+            for name in directory.names():
+                number, _, _ = name.partition("-")
+                if not number.isdecimal():
+                    continue
+                about = directory.read(name)
+                if about is not None and name.endswith(namespace):
+                    found.append(Found(int(number), directory.owner, f"{path}/{name}", about))
     return sorted(found, key=lambda each: (each.about.get("began", ""), each.pid))
+
+
+class _Directory:
+    """A user's directory of entries, by its descriptor.
+
+    Raises:
+        OSError: it is not a directory that is closed to others.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, _AS_DIRECTORY)
+        status = os.fstat(self._fd)
+        self.owner = status.st_uid
+        if stat.S_IMODE(status.st_mode) & 0o077 or os.geteuid() not in (0, self.owner):
+            os.close(self._fd)
+            raise PermissionError(f"{path} is accessible to other users")
+
+    def __enter__(self) -> _Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def names(self) -> list[str]:
+        """The entries, without suffixes."""
+        found = (each.removesuffix(_JOB) for each in os.listdir(self._fd) if each.endswith(_JOB))
+        return list(islice(found, _MOST_ENTRIES))
+
+    def read(self, name: str) -> dict[str, str] | None:
+        """The agent's description, if it is alive."""
+        try:
+            file = open_regular(name + _JOB, os.O_RDWR | os.O_NOFOLLOW, directory=self._fd)
+        except OSError:
+            return None
+        try:
+            if os.fstat(file).st_uid != self.owner:
+                return None
+            try:
+                os.lockf(file, os.F_TLOCK, 0)
+            except OSError:
+                return _decode(os.read(file, _MAX_BYTES))
+            for suffix in (_SOCKET, _JOB):
+                _unlink(name + suffix, self._fd)
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+        return None
+
+
+def _peer_of(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end, and its user."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(data)
+    return process, user
 
 
 def _namespace() -> str:
@@ -168,60 +248,52 @@ def _encode(about: Mapping[str, str]) -> bytes:
     )
 
 
-def _read(path: str) -> dict[str, str] | None:
-    """The agent's description, if it is alive."""
+def _decode(data: bytes) -> dict[str, str] | None:
+    """None if no agent has written it."""
+    pairs = (line.partition("=") for line in data.decode(errors="surrogateescape").split("\0"))
+    about = {name: value for name, _, value in pairs}
     try:
-        file = os.open(path + _JOB, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+        float(about["began"])
+    except (KeyError, ValueError):
         return None
-    try:
-        try:
-            os.lockf(file, os.F_TLOCK, 0)
-        except OSError:
-            text = os.read(file, _MAX_BYTES).decode(errors="surrogateescape")
-            pairs = (line.partition("=") for line in text.split("\0"))
-            return {name: value for name, _, value in pairs}
-        for suffix in (_SOCKET, _JOB):
-            _unlink(path + suffix)
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    return None
+    return about
 
 
-def _unlink(path: str) -> None:
+def _unlink(name: str, directory: int) -> None:
     try:
-        os.unlink(path)
+        os.unlink(name, dir_fd=directory)
     except OSError:
         return
 
 
-def _own_places() -> tuple[str, str]:
+def _own_places() -> tuple[str, ...]:
+    """Where this user's entries may be, in the order in which a directory is made."""
+    given = os.environ.get(RUN_DIRECTORY)
+    if given:
+        return (os.path.abspath(given),)
     user = os.geteuid()
-    return f"/run/user/{user}", f"/tmp/rallypoint-{user}"
+    runtime = f"/run/user/{user}"
+    return (*([f"{runtime}/rallypoint"] if _is_own(runtime) else []), f"/tmp/rallypoint-{user}")
 
 
-def _open_own_directory() -> tuple[int, str]:
+def _make_own_directory() -> int:
     """The first existing directory that belongs only to this user."""
-    runtime, temporary = _own_places()
-    if _is_own(runtime):
-        runtime += "/rallypoint"
+    *others, last = _own_places()
+    for path in others:
         try:
-            return _open_directory(runtime)
+            return _open_directory(path)
         except OSError:
-            pass
-    return _open_directory(temporary)
+            continue
+    return _open_directory(last)
 
 
-def _open_directory(path: str) -> tuple[int, str]:
+def _open_directory(path: str) -> int:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         if not _is_own(path):
             raise PermissionError(f"{path} is accessible to other users") from None
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    return descriptor, path
+    return os.open(path, _AS_DIRECTORY)
 
 
 def _is_own(path: str) -> bool:
@@ -234,11 +306,10 @@ def _is_own(path: str) -> bool:
 
 
 def _directories() -> list[str]:
-    """Where entries may be, whatever the environment of the asking program."""
-    runtime, temporary = _own_places()
-    places = [f"{runtime}/rallypoint", temporary]
-    if os.geteuid() != 0:
-        return [place for place in places if _is_own(place)]
+    """Where entries may be, whatever the environment of the asking program, unless it names one."""
+    if os.environ.get(RUN_DIRECTORY) or os.geteuid() != 0:
+        return list(_own_places())
+    places = list(_own_places())
     for parent, prefix, below in (("/run/user", "", "/rallypoint"), ("/tmp", "rallypoint-", "")):
         try:
             names = os.listdir(parent)
@@ -246,4 +317,4 @@ def _directories() -> list[str]:
             continue
         users = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         places += [f"{parent}/{prefix}{user}{below}" for user in users if user.isdecimal()]
-    return [place for place in dict.fromkeys(places) if os.path.isdir(place)]
+    return list(dict.fromkeys(places))

@@ -131,6 +131,8 @@ def _worker(
         local_rank=rank.local_rank,
         process=process,
         end=end if rank.has_ended else None,
+        error="" if rank.has_ended else rank.error,
+        raised_ns=0 if rank.has_ended or not rank.error else end.ended_ns,
         groups=groups,
         has_record=bool(groups),
         stacks=answer.stacks,

@@ -54,10 +54,12 @@ def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
         if isinstance(message, str):
             return WorkerError("an error", message, "", time_s)
         kind, _, rest = str(message["message"]).partition(": ")
-        trace = str(message.get("extraInfo", {}).get("py_callstack", ""))
+        extra = message.get("extraInfo", {})
+        trace = str(extra.get("py_callstack", ""))
+        is_echo, is_startup = (extra.get(name) is True for name in ("is_echo", "is_startup"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return WorkerError(kind, rest, trace, time_s)
+    return WorkerError(kind, rest, trace, time_s, is_echo, is_startup)
 
 
 def summary(group: WorkerGroup, report: FailureReport) -> str:
@@ -77,7 +79,7 @@ def summary(group: WorkerGroup, report: FailureReport) -> str:
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
-        if report.calls:
+        if report.calls and not (failures and _tells_calls(failures[0])):
             lines += ["  operations at that time:", *(f"  {line}" for line in report.calls)]
         if report.because:
             lines.append(f"  {report.because}")
@@ -147,10 +149,26 @@ def _details(failure: Failure, alike: Sequence[Failure], report: FailureReport) 
     ]
     if end.signal == 9 and not failure.killed_because:
         lines.append(f"  {_who_killed(report.oom_kills)}")
-    if failure.error is not None and failure.error.traceback:
-        trace = failure.error.traceback.rstrip().splitlines()
+    trace = _traceback(failure)
+    if trace:
         lines += [f"  traceback of rank {end.rank}{_count(alike)}:"]
         lines += ["    " + line for line in trace]
+    return lines
+
+
+def _tells_calls(failure: Failure) -> bool:
+    """Whether its message names the call of each rank."""
+    return failure.error is not None and failure.error.type.endswith("MismatchError")
+
+
+def _traceback(failure: Failure) -> list[str]:
+    """Its lines, without the last one if that says what the title has said."""
+    error = failure.error
+    if error is None:
+        return []
+    lines = error.traceback.rstrip().splitlines()
+    if lines and failure.what == f"raised {lines[-1]}":
+        lines.pop()
     return lines
 
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 
@@ -266,4 +267,4 @@ def _is_member(group: Group, rank: int) -> bool:
 
 
 def _seconds(since_ns: int, now_ns: int) -> str:
-    return f"{max(0, now_ns - since_ns) / 1e9:.1f} s"
+    return brief(max(0, now_ns - since_ns) / 1e9)

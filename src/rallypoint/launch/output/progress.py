@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.log_spec import NAMES
@@ -137,7 +138,7 @@ class ProgressReporter:
     def goes_on(self, rank: int, waited_s: float, was_stopped: bool = False) -> None:
         """A hang is over: what that rank waited for has come, or it is not stopped any more."""
         state = "stopped" if was_stopped else "waiting"
-        self.told(f"the job goes on: rank {rank} is no longer {state}, after {waited_s:.1f} s")
+        self.told(f"the job goes on: rank {rank} is no longer {state}, after {brief(waited_s)}")
         self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
 
     def went_on(self, told: tuple[str, dict[str, object]]) -> None:
@@ -196,9 +197,9 @@ def has_terminal(job: Job) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """``"3.2 s"``, ``"1:05"``, ``"2:00:07"``."""
+    """``"40 ms"``, ``"3.2 s"``, ``"1:05"``, ``"2:00:07"``."""
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return brief(seconds)
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from rallypoint.base.printable import printable
 from rallypoint.launch.output.sink import STDERR
 
 _ERASE = "\r\x1b[K"
@@ -66,7 +67,7 @@ def print_line(text: str) -> None:
     STATUS.hide()
     # A carriage return at a terminal: the message replaces a "^C" that may be there.
     start = "\r" if is_terminal() else ""
-    _write(f"{start}{text}\n")
+    _write(f"{start}{printable(text)}\n")
 
 
 def _write(text: str) -> bool:

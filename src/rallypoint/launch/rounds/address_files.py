@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.record import Record
+from rallypoint.base.regular_file import open_regular
 from rallypoint.rendezvous.job.round import Endpoint
 
 _AGENT, _FOUNDER, _PART = "agent", "founder", "part"
@@ -66,7 +67,8 @@ class AddressFiles:
         part = self._file(_PART, self._key)
         try:
             self._make()
-            with open(part, "w", encoding="utf-8") as file:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(str(at))
             os.rename(part, self._file(_AGENT, self._key))
         except OSError as error:
@@ -153,7 +155,9 @@ class AddressFiles:
 
     def _read(self, kind: str, rest: str) -> str:
         try:
-            with open(self._file(kind, rest), "rb") as file:
+            # Others can write there, and put something else in a file's place.
+            fd = open_regular(self._file(kind, rest), os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(fd, "rb") as file:
                 return file.read(_MOST_BYTES).decode("ascii", errors="replace").strip()
         except OSError:
             return ""

@@ -62,7 +62,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     warn_without_token(rendezvous)
     is_etcd = rendezvous.backend == "etcd"
     place = NetworkPlace(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
-    place.find(timeouts.join_timeout_s)
+    place.find(timeouts.join_timeout_s, job.to_find_out)
     place_of_stores = listening_place(place.address, is_chosen=place.is_chosen)
     listener = place.listener or listen(place_of_stores, 0)
     setup = setup_of(
@@ -79,6 +79,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
         setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=place_of_stores
     )
     rounds.network = place.choice
+    rounds.to_find_out = job.to_find_out
     return rounds
 
 

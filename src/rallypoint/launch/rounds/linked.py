@@ -56,7 +56,9 @@ _INQUIRY = b"?"
 # Of the time that the others wait (kill_s): if we have not ended or paused the workers by then, the
 # guardian does.
 _GUARD_SHARE = 0.2
+_FIRST_LOOK_S = 1.0  # after the start: nodes that are started together have met
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
+_LOOK_AGAIN_S = 0.1  # for what was found
 
 
 class LinkedRounds(RoundSource, Receiver):
@@ -96,8 +98,10 @@ class LinkedRounds(RoundSource, Receiver):
         self._is_busy = False
         self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self.to_find_out = ""  # see Job
         self._findings: list[str] = []  # the first one: what keeps this node from the others
-        self._examine_at = inf
+        self._first_findings: list[str] | None = None  # the same at the start; None: not looked for
+        self._examine_at = self._last_look_at = inf
 
     # How the kinds differ.
 
@@ -145,8 +149,9 @@ class LinkedRounds(RoundSource, Receiver):
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""
         self._watch(selector)
-        wait_s = self._setup.timeouts.join_timeout_s
-        self._examine_at = time.monotonic() + max(wait_s - _EXAMINE_BEFORE_S, wait_s / 2)
+        wait_s, now = self._setup.timeouts.join_timeout_s, time.monotonic()
+        self._last_look_at = now + max(wait_s - _EXAMINE_BEFORE_S, wait_s / 2)
+        self._examine_at = min(now + _FIRST_LOOK_S, self._last_look_at)
         self._begin()
 
     def tell(self, report: Report) -> None:
@@ -301,11 +306,43 @@ class LinkedRounds(RoundSource, Receiver):
         return finish.__replace__(because=told_with(finish.because, self._findings[0]))
 
     def _look_if_due(self) -> None:
-        """Look for the cause shortly before giving up, while the others still run."""
-        if time.monotonic() >= self._examine_at:
+        """Look for the cause at the start, for what waiting does not change; and again shortly
+        before giving up, while the others still run.
+        """
+        now = time.monotonic()
+        if now < self._examine_at:
+            return
+        if self._core.round_before >= 0 or self._setup.limits.max_nodes == 1:
             self._examine_at = inf
-            if self._core.round_before < 0 and self._setup.limits.max_nodes > 1:
-                start_new_thread(self._find_out, ())
+        elif now >= self._last_look_at:
+            self._examine_at = inf
+            start_new_thread(self._find_out, ())
+        elif self._first_findings is None:
+            self._examine_at = now + _LOOK_AGAIN_S
+            self._first_findings = []
+            start_new_thread(self._look_first, ())
+        elif self._is_looking_first:
+            self._examine_at = now + _LOOK_AGAIN_S
+        else:
+            self._examine_at = self._last_look_at
+            if finding := self._first_findings[0]:
+                self._say(f"not all nodes have met yet: {finding}; {self.to_find_out}")
+
+    @property
+    def _is_looking_first(self) -> bool:
+        return self._first_findings == []
+
+    def _look_first(self) -> None:
+        from rallypoint.cluster.health.quick import first_finding
+
+        finding = first_finding(
+            [(each.host, each.port) for each in self._setup.endpoints if each.port],
+            os.environ,
+            count=self._setup.limits.max_nodes,
+            is_listener=self._setup.slot is not None,
+        )
+        assert self._first_findings is not None
+        self._first_findings.append(finding)
 
     def _find_out(self) -> None:
         from rallypoint.cluster.health.facts import MEETING

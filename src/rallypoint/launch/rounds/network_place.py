@@ -24,7 +24,7 @@ from rallypoint.launch.job import Rendezvous
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import listen
 from rallypoint.rendezvous.allowed_addresses import ANY
-from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.job.coordinator import next_notice_s
 from rallypoint.rendezvous.job.round import Endpoint
 
 _BINDING_S = 0.5
@@ -47,15 +47,16 @@ class NetworkPlace:
         self._local_addr = rendezvous.local_addr
         self._is_host = is_host
 
-    def find(self, wait_s: float) -> None:
+    def find(self, wait_s: float, to_find_out: str) -> None:
         """Find it, and wait for names that cannot be resolved yet, as of a starting machine.
+
+        `to_find_out`: see Job.
 
         Raises:
             HostError: there is no route to the endpoints, or their names could not be resolved in
                 time.
         """
-        began = time.monotonic()
-        notice_at = began + NOTICE_EVERY_S
+        began = notice_at = time.monotonic()
         while True:
             try:
                 return in_thread(self._find)
@@ -64,8 +65,12 @@ class NetworkPlace:
                 if now >= began + wait_s:
                     raise HostError(f"after {now - began:.0f} s: {error}") from None
                 if now >= notice_at:
-                    notice_at += NOTICE_EVERY_S
-                    say(f"waiting for a name to resolve, for {now - began:.0f} s so far: {error}")
+                    told = f"waiting for a name to resolve, for {now - began:.0f} s so far: {error}"
+                    if notice_at == began:
+                        waits = f"waiting for up to {wait_s:.0f} s, as it may be known only later"
+                        told = f"{str(error).rstrip('.')}; {waits}; {to_find_out}"
+                    notice_at = began + next_notice_s(now - began)
+                    say(told)
             time.sleep(min(_LOOK_AGAIN_S, wait_s))
 
     def _find(self) -> None:

@@ -68,6 +68,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
         place=place,
     )
     rounds.network = choice
+    rounds.to_find_out = job.to_find_out
     return rounds
 
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 
 from rallypoint.base.address import is_loopback, numeric_family
-from rallypoint.base.errors import StoreConnectionError, StoreError
+from rallypoint.base.errors import HostError, StoreConnectionError, StoreError
 from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.network import UnknownHostError, can_bind
 from rallypoint.cluster.network_choice import NetworkChoice
@@ -28,7 +28,7 @@ from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.fixed import NO_SILENCE, FixedRegister
 from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.job.coordinator import NOTICE_EVERY_S
+from rallypoint.rendezvous.job.coordinator import next_notice_s
 from rallypoint.rendezvous.job.reports import Finish, Outcome, Report
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
@@ -44,7 +44,9 @@ _LOST_S = 6.0
 
 def rounds_of(job: Job) -> StaticHost | StaticGuest:
     """The rounds of several nodes that this job's agent takes part in."""
-    return StaticGuest(job) if job.nodes.node_rank else StaticHost(job)
+    rounds = StaticGuest(job) if job.nodes.node_rank else StaticHost(job)
+    rounds.to_find_out = job.to_find_out
+    return rounds
 
 
 class StaticHost(LinkedRounds):
@@ -76,7 +78,13 @@ class StaticHost(LinkedRounds):
     def open(self, selector: selectors.BaseSelector) -> None:
         """See RoundSource."""
         self.network = _choose(self._nodes)
-        self._store = StoreHost(self._interface, self._endpoint.port)
+        try:
+            self._store = StoreHost(self._interface, self._endpoint.port)
+        except HostError as error:
+            if "rallypoint" not in str(error):
+                raise
+            of_two = "if that is another node of this job, give each node its own --node-rank"
+            raise HostError(f"{str(error).rstrip('.')}; {of_two}.") from None
         self._store.serve()
         here = "127.0.0.1" if self._interface == ANY else self._interface
         with TCPStore(here, self._endpoint.port, timeout=_seconds(_ANSWER_S)) as first:
@@ -124,7 +132,9 @@ class StaticGuest(LinkedRounds):
     @property
     def wake_at(self) -> float | None:
         """See RoundSource."""
-        return super().wake_at if self._look_at is None else self._look_at
+        if self._look_at is None:
+            return super().wake_at
+        return self._examine_at if self._is_looking_first else min(self._look_at, self._examine_at)
 
     def tell(self, report: Report) -> None:
         """See RoundSource."""
@@ -135,15 +145,17 @@ class StaticGuest(LinkedRounds):
         """See RoundSource."""
         if self._look_at is None:
             super().tick()
-        elif time.monotonic() >= self._look_at:
-            self._look_if_due()
+            return
+        self._look_if_due()
+        # It blocks for up to a second, and what was found is to be told.
+        if time.monotonic() >= self._look_at and not self._is_looking_first:
             self._look()
 
     # Node 0.
 
     def _begin(self) -> None:
         self._began = time.monotonic()
-        self._notice_at = self._began + NOTICE_EVERY_S
+        self._notice_at = self._began + next_notice_s(0.0)
         self._look()
 
     def _look(self) -> None:
@@ -180,7 +192,7 @@ class StaticGuest(LinkedRounds):
             self.orders.append(self._with_finding(finish))
         elif now >= self._notice_at:
             say(f"waiting for {missing}, for {waited_s:.0f} s so far: {why}")
-            self._notice_at += NOTICE_EVERY_S
+            self._notice_at = self._began + next_notice_s(waited_s)
         self._look_at = now + _RETRY_S
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:

@@ -81,13 +81,14 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno != errno.EADDRINUSE:
             raise HostError(
                 f"cannot listen on {host}, port {port}: {error.strerror or error};"
-                " give another address or port with --master-addr and --master-port."
+                " give another address or port (--master-addr and --master-port, or"
+                " --rdzv-endpoint)."
             ) from None
         from rallypoint.store.port_holder import holder_of
 
         raise HostError(
             f"cannot listen on {host}, port {port}: it is in use by {holder_of(port)};"
-            " end that process, or choose another port with --master-port."
+            " end that process, or choose another port (--master-port, or that of --rdzv-endpoint)."
         ) from None
 
 

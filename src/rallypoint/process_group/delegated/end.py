@@ -219,7 +219,7 @@ class End:
         rank = None
         if lost is not None:
             kind, rank = PeerLostError, self._ranks[lost.rank]
-            text = f"rank {rank} died during {operation} ({says})"
+            text = f"rank {rank} ended during {operation} ({says})"
             if lost.way_out:
                 text = f"rank {rank} had left the group when {operation} needed it ({says})"
         elif trouble is Trouble.LATE:
@@ -230,7 +230,7 @@ class End:
             )
         elif trouble is Trouble.LOST:
             kind = PeerLostError
-            text = f"{operation}: a peer died, or its connection ended ({says})"
+            text = f"{operation}: a peer ended, or its connection ended ({says})"
         elif trouble is Trouble.LENGTHS:
             kind = MismatchError
             text = f"{operation}: a message is longer than expected ({says}); pass equal lengths"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
+from rallypoint.base.durations import brief
 from rallypoint.base.errors import HostError, PeerLostError, RallypointError
 from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.delegated.delegate import Delegate, Member
@@ -103,6 +104,6 @@ def _connected(member: Member, presence: Presence) -> Delegate:
         said = str(error).strip().partition("\n")[0]
         failed: HostError | PeerLostError = HostError(
             f"{member.name} could not connect rank {member.ranks[member.rank]} to the others "
-            f"after {time.monotonic() - started:.1f} s: {said}"
+            f"after {brief(time.monotonic() - started)}: {said}"
         )
         raise found_while_forming(presence, failed, is_last_to_leave=False) from error

@@ -4,6 +4,7 @@
     N/0        exists while rank 0 of that world does (init_method.say_here)
     N/all      set when it is known whether all have joined: nobody joins any more
     N/next     the number of the world that rank 0 opened after it; deleted when that has formed
+    process/R  the process that has rank R, as long as its connection to the store lasts
 
 When all have formed a world, N/0 and N/all are deleted too (formation.py); nobody joins that world
 either. So nothing of an earlier group is mistaken for this one's, and a process that replaces a
@@ -19,11 +20,13 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
-from rallypoint.store.init_method import OpenStore, say_here
+from rallypoint.store.client import TCPStore
+from rallypoint.store.init_method import OpenStore, say_here, shows_deaths, to_stderr
 from rallypoint.store.store import Store
 
 _PAUSE_S = 0.02  # a server that ends takes so long, or longer
 _MOST_S = 5.0  # rank 0 waits until all have read what its store has for them
+_ENDING_S = 2.0  # for a process that has just ended, until the server has taken note of it
 _opened = 0
 
 
@@ -55,6 +58,7 @@ def meet(
     while True:
         place = open_place()
         try:
+            _take_rank(place, base)
             return place, find_world(place, base, deadline)
         except StoreConnectionError:
             place.store.close()
@@ -64,6 +68,27 @@ def meet(
         except BaseException:
             place.store.close()
             raise
+
+
+def _take_rank(place: OpenStore, base: str) -> None:
+    """Leave word that this process has its rank; say so if another one has it.
+
+    It may join all the same: children of all ranks can form a group of their own.
+    """
+    if not isinstance(place.store, TCPStore) or not shows_deaths(place.store):
+        return
+    key, me = f"{base}/process/{place.rank}", f"{os.getpid()} on {os.uname().nodename}"
+    until = time.monotonic() + _ENDING_S
+    while (holder := place.store.compare_set(key, me, me).decode(errors="replace")) != me:
+        if time.monotonic() > until:
+            to_stderr(
+                f"rank {place.rank} of this job is process {holder}, which is in its group, and"
+                " this one waits for a group of others; if it has only inherited RANK, unset that,"
+                " or give it a rank of its own"
+            )
+            return
+        time.sleep(_PAUSE_S)
+    place.store.set_ephemeral(key, me)
 
 
 def find_world(place: OpenStore, base: str, deadline: float) -> World:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from rallypoint.base.errors import StoreError
+from rallypoint.base.printable import printable
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.store.store import Store
 
@@ -37,7 +38,8 @@ def tell_roster(
     store.set(keys[rank], json.dumps(row))
     if rank == 0:
         told = _collect(store, keys)
-        print(_table([told.get(each, [str(each)]) for each in range(size)]), file=sys.stderr)
+        table = _table([told.get(each, [str(each)]) for each in range(size)])
+        print(printable(table), file=sys.stderr)
 
 
 def _row(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from rallypoint.base.durations import brief
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.flapping import Flapping, ShortLives
@@ -35,9 +36,17 @@ from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judg
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.job.round_state import RoundState
 
-NOTICE_EVERY_S = 10.0
+_NOTICES_S = (10.0, 30.0, 60.0, 120.0)
 # Workers that were started together get ready one after the other; they join with one round.
 BATCH_S = 0.5
+
+
+def next_notice_s(waited_s: float) -> float:
+    """How long somebody has waited when the user is told next: 10, 30, 60, 120 s, and doubled."""
+    at_s = next((each for each in _NOTICES_S if each > waited_s), 2 * _NOTICES_S[-1])
+    while at_s <= waited_s:
+        at_s *= 2
+    return at_s
 
 
 class OpenRound(Record, kw_only=True):
@@ -91,7 +100,7 @@ class Coordinator:
         self._because = ""  # why there is to be a new round
         self._is_urgent = True
         self._may_replace = False
-        self._notice_at = 0.0
+        self._opened_at = self._notice_at = 0.0
         self._began_at = 0.0
 
     @classmethod
@@ -125,7 +134,7 @@ class Coordinator:
     def opened(self, now: float) -> Decision:
         """Nodes may join from now on."""
         self._gathering.open(now)
-        self._notice_at = now + NOTICE_EVERY_S
+        self._opened_at, self._notice_at = now, now + next_notice_s(0.0)
         self._set_alarm()
         return NOTHING
 
@@ -230,7 +239,7 @@ class Coordinator:
             return self._finish(Outcome.GIVEN_UP, told)
         notice = NOTHING
         if now >= self._notice_at:
-            self._notice_at = now + NOTICE_EVERY_S
+            self._notice_at = self._opened_at + next_notice_s(now - self._opened_at)
             notice = Decision((Notice(text),), "")
         self._set_alarm()
         return notice
@@ -400,7 +409,7 @@ class Coordinator:
             return self._admit()
         is_told = self.wake_at is not None
         self._wake_by(due_at)
-        text = f"{', '.join(current.joining)} will join in {due_at - now:.1f} s"
+        text = f"{', '.join(current.joining)} will join in {brief(due_at - now)}"
         if is_told or due_at <= now + BATCH_S:
             return Decision((), text)
         return Decision((Notice(f"{text}, as {self._short_lives.text}"),), text)

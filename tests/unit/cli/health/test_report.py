@@ -38,7 +38,7 @@ def test_findings_with_colours_and_without() -> None:
     absence = Absence(name="n1", why="it is \x1b[2Jsilent", advice="wake it")
     report = report_of(cluster(absence, somaxconn=5), 0.0)
     plain = as_text(report, is_colourful=False, is_verbose=False).splitlines()
-    assert plain[0] == "red     it is ?[2Jsilent; wake it"
+    assert plain[0] == "red     it is \\x1b[2Jsilent; wake it"
     assert plain[1].startswith("yellow  only 5 connections may wait")
     assert plain[2] == "1 node, 16 checks, 0.0 s: 1 red, 1 yellow"
     colourful = as_text(report, is_colourful=True, is_verbose=False)

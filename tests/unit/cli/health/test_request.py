@@ -47,6 +47,32 @@ def test_the_same_command_on_each_node() -> None:
     assert (found.meets, found.is_static) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "endpoints"),
+    [
+        ("", ()),
+        ("--nnodes 1", ()),
+        ("--standalone --rdzv-endpoint a:1", ()),
+        ("--rdzv-backend c10d --nnodes 1", ()),
+        ("--rdzv-backend c10d --nnodes 1 --rdzv-endpoint elsewhere:29400", ()),
+        ("--rdzv-backend c10d --nnodes 1 --rdzv-endpoint 127.0.0.1:29400", (29400,)),
+        ("--rdzv-backend c10d --rdzv-endpoint localhost", (29400,)),
+        ("--rdzv-endpoint 127.0.0.1:2900", (2900,)),
+        ("--master-port 2900", (2900,)),
+    ],
+)
+def test_the_port_of_a_single_node_is_looked_at(words: str, endpoints: tuple[int, ...]) -> None:
+    """The same one at which `run` would listen."""
+    found = read(words)
+    assert (found.most, found.meets) == (1, False)
+    assert found.endpoints == tuple(("127.0.0.1", port) for port in endpoints)
+
+
+def test_the_keeper_of_a_single_node_is_looked_at() -> None:
+    found = read("--nnodes 1 --rdzv-backend etcd --rdzv-endpoint keeper:2379")
+    assert (found.most, found.meets, found.endpoints) == (1, False, (("keeper", 2379),))
+
+
 def test_places_where_nodes_do_not_meet_each_other() -> None:
     found = read("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint keeper:2379")
     assert (found.meets, found.endpoints) == (False, (("keeper", 2379),))

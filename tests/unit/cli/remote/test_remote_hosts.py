@@ -20,6 +20,11 @@ from rallypoint.cli.remote.hosts import RemoteHost, read_hosts
         ("fd77::1,[fd77::2]:4", [("fd77::1", "", "fd77::1"), ("fd77::2", "4", "fd77::2")]),
         ("me@[fd77::2]", [("me@fd77::2", "", "fd77::2")]),
         ("localhost:2", [("localhost", "2", "localhost")]),
+        # Several "hosts" that are this machine, to try what several would do.
+        (
+            "localhost:2,127.0.0.1",
+            [("localhost", "2", "localhost"), ("127.0.0.1", "", "127.0.0.1")],
+        ),
     ],
 )
 def test_lists(text: str, expected: list[tuple[str, str, str]]) -> None:
@@ -40,6 +45,10 @@ def test_lists(text: str, expected: list[tuple[str, str, str]]) -> None:
         ("[fd77::1]4", r"'\[fd77::1\]4' is not a host"),
         ("-oProxyCommand=true", "'-oProxyCommand=true' is not a host"),
         ("me@-x", "'me@-x' is not a host"),
+        ("-oX@a:2", "'-oX@a:2' is not a host"),
+        ("[-oX]:2", r"'\[-oX\]:2' is not a host"),
+        ("a b", "'a b' is not a host"),
+        ("a\x1b[2J", r"'a\\x1b\[2J' is not a host"),
         ("a,b,me@a:4", "names a twice; name it once with its number of workers, as in a:8"),
         ("a,localhost", "other hosts cannot reach this one as localhost"),
     ],

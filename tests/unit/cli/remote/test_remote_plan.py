@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.errors import CallerError
+from rallypoint.base.errors import CallerError, InvalidArgumentError
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
 from rallypoint.cli.remote.plan import FORWARDED, Plan, read_plan
@@ -150,3 +150,6 @@ def test_commands() -> None:
     words = ("kubectl", "exec", "-i", "pod-{host}", "--")
     expected = ["kubectl", "exec", "-i", f"pod-{far}", "--", *program]
     assert command_on(far, words, "a.module") == expected
+    for name in ("-oProxyCommand=x", "me@-oX", "-oX@a", "", "a\nb"):
+        with pytest.raises(InvalidArgumentError, match="is not a host"):
+            command_on(name, ("ssh",), "a.module")

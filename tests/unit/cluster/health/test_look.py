@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from rallypoint.cluster.health import look as look_module
-from rallypoint.cluster.health import lookups, quick
+from rallypoint.cluster.health import lookups, paths, quick
 from rallypoint.cluster.health.facts import (
     ClusterFacts,
     ConnectOutcome,
@@ -176,6 +177,18 @@ def test_paths(tmp_path: Path) -> None:
     assert look_at_path(str(tmp_path / "fifo"), wait_s=0.3).state is PathState.HANGS
 
 
+def test_a_child_that_begins_late_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    real = Path(paths._CHILD).read_text()
+    began = '    print("looking", flush=True)\n'
+    assert real.count(began) == 1
+    child.write_text(real.replace(began, f"    import time; time.sleep(0.5)\n{began}"))
+    monkeypatch.setattr(paths, "_CHILD", str(child))
+    assert look_at_path(str(tmp_path), wait_s=0.4).state is PathState.GOOD
+
+
 def test_disks(tmp_path: Path) -> None:
     places = disk_places({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
     found = [look_at_disk(place) for place in places]
@@ -231,6 +244,35 @@ def test_a_name_service_that_hangs_is_found_before_an_error(
     monkeypatch.setattr(quick, "LIMIT_S", None)
     found = quick.finding_about([("n0", 29400)], {}, count=2)
     assert found.startswith("the name n0 cannot be resolved (the name service does not answer wi")
+
+
+def test_what_waiting_does_not_change_is_found_at_the_start() -> None:
+    first = partial(quick.first_finding, environ={}, count=2)
+    assert "(--master-addr or --rdzv-endpoint)" in first([("127.0.0.1", 1)], is_listener=False)
+    assert "can only be reached from this machine" in first([("::1", 1)], is_listener=True)
+    # Several: `run --hosts localhost,127.0.0.1`, which has named them.
+    assert first([("localhost", 1), ("127.0.0.1", 2)], is_listener=False) == ""
+    found = first([("no-such-host.invalid", 1)], is_listener=False)
+    assert found.startswith("the name no-such-host.invalid cannot be resolved")
+
+
+def test_a_program_in_the_first_nodes_place_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        found = quick.first_finding([("127.0.0.1", port)], {}, count=2, is_listener=False)
+        assert found.startswith(f"127.0.0.1:{port} is held by process {os.getpid()} (")
+        found = quick.first_finding([("127.0.0.1", port)], {}, count=2, is_listener=True)
+        assert "is held" not in found
+
+
+def test_who_has_not_come_yet_is_no_finding_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused connection: node 0 may be started later."""
+    refused = EndpointProbe(source=0, host="n0", port=29400, outcome=ConnectOutcome.REFUSED)
+    monkeypatch.setattr(quick, "probe_endpoints", lambda *_: [refused])
+    node = NodeFacts(number=0, name="n1", own_name=Lookup(host="n1"))
+    monkeypatch.setattr(quick, "look_at_network", lambda *_: node)
+    assert quick.first_finding([("n0", 29400)], {}, count=2, is_listener=False) == ""
+    assert "refuses connections" in quick.finding_about([("n0", 29400)], {}, count=2)
 
 
 def test_the_address_that_is_given_out() -> None:

@@ -101,7 +101,7 @@ def test_the_summary() -> None:
     assert recoveries.summary(9.0) is None
     recoveries.add(0.04, begins_again=True)
     text, event = recoveries.summary(20.0) or ("", {})
-    assert text == "went on in place once; 0.0 s of 20.0 s lost to it; 1 step begun again"
+    assert text == "went on in place once; 40 ms of 20.0 s lost to it; 1 step begun again"
     recoveries.add(4.06, begins_again=False)
     text, event = recoveries.summary(120.0) or ("", {})
     assert text == "went on in place 2 times; 4.1 s of 120.0 s lost to it; 1 step begun again"

@@ -23,10 +23,10 @@ ABOUT = describe_agent(
 )
 OTHER = {"run_id": "other"}
 AGENT = """
-import json, signal, sys
-from rallypoint.launch.inspection import entries
-entries._own_places = lambda: ("/nowhere", sys.argv[1])
-entry = entries.Entry(json.loads(sys.argv[2]))
+import json, os, signal, sys
+from rallypoint.launch.inspection.entries import Entry
+os.environ["RALLYPOINT_RUN_DIR"] = sys.argv[1]
+entry = Entry(json.loads(sys.argv[2]))
 print("ready", flush=True)
 signal.pause()
 """
@@ -36,8 +36,7 @@ signal.pause()
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Entries are in a directory of the test's own."""
     path = tmp_path / "agents"
-    monkeypatch.setattr(entries, "_own_places", lambda: (str(tmp_path / "none"), str(path)))
-    monkeypatch.setattr(entries, "_directories", lambda: [str(path)])
+    monkeypatch.setenv("RALLYPOINT_RUN_DIR", str(path))
     return path
 
 
@@ -103,12 +102,154 @@ def test_a_link_in_place_of_the_directory_is_not_followed(place: Path, tmp_path:
     assert list(target.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_long_path_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a socket may have 107 characters."""
+    place = tmp_path / ("x" * 120)
+    monkeypatch.setenv("RALLYPOINT_RUN_DIR", str(place))
+    with running_agent(place) as agent, socket.socket(socket.AF_UNIX) as asking:
+        (found,) = running_agents()
+        found.connect(asking)
+        assert found.pid == agent.pid
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root reads other users' directories")
+NOBODY = 65534
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of entries that belongs to another user."""
+    with tempfile.TemporaryDirectory(prefix="rallypoint-test-") as parent:
+        Path(parent).chmod(0o755)
+        place = Path(parent, "agents")
+        place.mkdir(mode=0o700)
+        os.chown(place, NOBODY, NOBODY)
+        monkeypatch.setattr(entries, "_directories", lambda: [str(place)])
+        yield place
+
+
+def entry_name() -> str:
+    """Of an agent that is this process."""
+    return f"{os.getpid()}{entries._namespace()}"
+
+
+def put(path: Path, text: str, *, owner: int = NOBODY) -> Path:
+    path.write_text(text)
+    os.chown(path, owner, owner)
+    return path
+
+
+def listed_within_a_minute() -> list[entries.Found]:
+    """What root finds; in a child, as it might wait for ever."""
+    child = "from rallypoint.launch.inspection import entries\n"
+    child += f"entries._directories = lambda: {entries._directories()!r}\n"
+    child += "print(len(entries.running_agents()))"
+    found = subprocess.run(
+        [sys.executable, "-c", child], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert int(found.stdout) == len(running_agents())
+    return running_agents()
+
+
+@as_root
+def test_what_a_killed_agent_of_another_user_leaves_is_removed(theirs: Path) -> None:
+    put(theirs / f"{entry_name()}.job", "began=1")
+    put(theirs / f"{entry_name()}.sock", "")
+    assert listed_within_a_minute() == []
+    assert list(theirs.iterdir()) == []
+
+
+@as_root
+def test_a_link_in_place_of_another_users_directory_is_not_followed(
+    theirs: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    kept = [put(victim / f"{entry_name()}{end}", "x", owner=0) for end in (".job", ".sock")]
+    theirs.rmdir()
+    theirs.symlink_to(victim)
+    assert listed_within_a_minute() == []
+    assert all(path.exists() for path in kept)
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["a link", "a hard link", "a pipe", "a directory", "a socket"])
+def test_only_regular_files_of_its_owner_count_in_it(
+    theirs: Path, tmp_path: Path, kind: str
+) -> None:
+    path = theirs / f"{entry_name()}.job"
+    victim = put(theirs.parent / "victim.job", "began=1", owner=0)
+    if kind == "a link":
+        path.symlink_to(victim)
+    elif kind == "a hard link":
+        path.hardlink_to(victim)
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    assert listed_within_a_minute() == []
+    assert path.is_symlink() or path.exists()
+    assert victim.read_text() == "began=1"
+
+
+LOCKED = """
+import os, socket, sys, time
+os.setgid(65534); os.setuid(65534)
+name, about = sys.argv[1:]
+with open(f"{name}.job", "w+b", buffering=0) as file:
+    os.lockf(file.fileno(), os.F_LOCK, 0)
+    file.write(about.encode())
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def locked_entry(place: Path, about: str) -> Iterator[str]:
+    """An entry that another user's process keeps, and that names this one."""
+    path = str(place / entry_name())
+    command = [sys.executable, "-c", LOCKED, path, about]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == "ready\n"
+            yield path
+        finally:
+            agent.kill()
+
+
+@as_root
+@pytest.mark.parametrize("about", ["", "began=soon", "began=\0", "\0\0=", "run_id=x"])
+def test_what_no_agent_has_written_is_left_alone(theirs: Path, about: str) -> None:
+    with locked_entry(theirs, about.replace("\0", "\x1f")):
+        assert listed_within_a_minute() == []
+
+
+@as_root
+def test_nobody_else_is_asked_in_its_place(theirs: Path) -> None:
+    """Its socket is a link to that of another process, or of root's."""
+    with (
+        locked_entry(theirs, "began=1") as path,
+        socket.socket(socket.AF_UNIX) as roots,
+        socket.socket(socket.AF_UNIX) as asking,
+    ):
+        roots.bind(str(theirs.parent / "roots.sock"))
+        roots.listen()
+        Path(f"{path}.sock").symlink_to(theirs.parent / "roots.sock")
+        (found,) = running_agents()
+        assert found.user == NOBODY
+        with pytest.raises(ConnectionRefusedError):
+            found.connect(asking)
+
+
+@as_root
 def test_other_users_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="rallypoint-test-") as parent:
         place = f"{parent}/agents"
-        monkeypatch.setattr(entries, "_own_places", lambda: ("/nowhere", place))
-        monkeypatch.setattr(entries, "_directories", lambda: [place])
+        monkeypatch.setenv("RALLYPOINT_RUN_DIR", place)
         entry = Entry(ABOUT)
         (path,) = map(str, Path(place).glob("*.sock"))
         try:

@@ -77,6 +77,28 @@ def test_who_tell_the_same_of_each_other_are_told_once() -> None:
     assert told(group)[0] == f"job failed: rank 0 raised MismatchError: {text} (x3 ranks 0-2)"
 
 
+def test_an_error_is_told_once() -> None:
+    """Not at the end of its traceback, nor by the calls that its message names already."""
+    text = "rank 0 called all_reduce of 4 items, rank 1 called all_reduce of 5 items"
+    for kind, has_calls in (("MismatchError", False), ("ValueError", True)):
+        group = group_of(2)
+        for rank in range(2):
+            trace = f'Traceback:\n  File "x.py", line 3\n{kind}: {text}\n'
+            group.reported(rank, WorkerError(kind, text, trace, WHEN + rank))
+            group.exited(failed(rank, code=1))
+        lines = told(group, calls=["both in all_reduce #3"])
+        assert "\n".join(lines).count(text) == 1
+        assert ("  both in all_reduce #3" in lines) is has_calls
+
+
+def test_the_rest_of_a_message_is_told() -> None:
+    group = group_of(1)
+    trace = 'Traceback:\n  File "x.py", line 3\nValueError: first\nsecond'
+    group.reported(0, WorkerError("ValueError", "first\nsecond", trace, WHEN))
+    group.exited(failed(0, code=1))
+    assert told(group)[-2:] == ["    ValueError: first", "    second"]
+
+
 def test_long_messages_end_with_a_word() -> None:
     group = group_of(2)
     for rank, message in enumerate(("first", "word " * 100)):

@@ -52,7 +52,7 @@ def test_ranks_are_folded_and_the_missing_named() -> None:
 
 def test_ranks_outside_the_group_are_not_missed() -> None:
     (line,) = describe({0: [group(call(1), members="0,2")], 1: [], 3: []}, 0)
-    assert line == "default group: rank 0 in all_reduce #1 (8 x float32, SUM) for 0.0 s"
+    assert line == "default group: rank 0 in all_reduce #1 (8 x float32, SUM) for 0 ms"
 
 
 def test_a_group_that_failed_and_was_made_anew_is_not_told() -> None:

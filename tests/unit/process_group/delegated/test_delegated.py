@@ -119,7 +119,7 @@ def failure(call: Callable[[], object]) -> dist.PeerError:
     [
         (Trouble.OTHER, dist.PeerError, "barrier: slow says: the wire is cut; the group cannot"),
         (Trouble.LENGTHS, dist.MismatchError, "barrier: a message is longer than expected (slow"),
-        (Trouble.LOST, dist.PeerLostError, "barrier: a peer died, or its connection ended (slow"),
+        (Trouble.LOST, dist.PeerLostError, "barrier: a peer ended, or its connection ended (slow"),
     ],
 )
 def test_a_librarys_error_in_our_words(

@@ -13,7 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.job.coordinator import BATCH_S, Coordinator, OpenRound, Stage
+from rallypoint.rendezvous.job.coordinator import (
+    BATCH_S,
+    Coordinator,
+    OpenRound,
+    Stage,
+    next_notice_s,
+)
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
@@ -162,13 +168,13 @@ STORIES = {
         ended 1 stopped -> stopping: nothing
         ended 0 stopped -> done: stopped
     """,
-    "who is missing is told every ten seconds": """
+    "who is missing is told after ten seconds": """
         join 0 -> gathering: nothing
         tick 9 -> gathering: nothing
         tick 10 -> gathering: '1/2 nodes joined; missing node-rank 1'
         tick 11 -> gathering: nothing
         lost 0 -> gathering: nothing
-        tick 20 -> gathering: '0/2 nodes joined; missing node-rank 0, 1'
+        tick 20 -> gathering: nothing
         tick 25 -> done: given up
         join 1 -> done: refuse 1: the job is over
     """,
@@ -183,6 +189,16 @@ STORIES = {
         ended 1 stopped -> done: given up, node 0
     """,
 }
+
+
+def test_who_is_missing_is_told_more_and_more_seldom() -> None:
+    job = Coordinator(Limits(min_nodes=2, max_nodes=2, join_timeout_s=600.0), max_restarts=0)
+    job.opened(1000.0)
+    told = [at for at in range(600) if job.tick(1000.0 + at).actions]
+    assert told == [10, 30, 60, 120, 240, 480]
+    assert [next_notice_s(waited_s) for waited_s in (0, 9.9, 10, 119, 480, 5000)] == [
+        *(10, 10, 30, 120, 960, 7680)
+    ]
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
@@ -237,7 +253,7 @@ ELASTIC = {
         lost 0 -> stopping: stop round 0
         ended 1 echo -> gathering: notice
         tick 10 -> gathering: notice
-        tick 24 -> gathering: notice
+        tick 24 -> gathering: nothing
         tick 25 -> done: given up
     """,
     "a replacement takes the free place": """

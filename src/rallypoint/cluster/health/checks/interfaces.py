@@ -13,12 +13,13 @@ def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Fi
     """Missing addresses, and addresses that others cannot reach although they reach another one."""
     for node in cluster.nodes:
         if node.choice.error:
+            what, _, advice = node.choice.error.rpartition("; ")
             yield Finding(
                 level=Level.RED,
                 check=4,
                 where=(node.name,),
-                what=node.choice.error,
-                advice=_choose_another(node, ""),
+                what=what or advice,
+                advice=advice if what else _choose_another(node, ""),
                 explains=_pairs_of(cluster, node),
             )
         elif cluster.is_shared and is_loopback(node.choice.address) and node.choice.by:

@@ -1,0 +1,193 @@
+"""What a worker tells of the exception that ends it: imported once one does.
+
+Frames of this package are left out of tracebacks, also of the one that the worker itself prints:
+they say where the package noticed the error, not what the program did. They stay if the error is
+the package's own, or if RALLYPOINT_FULL_TRACEBACKS=1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+
+from rallypoint.base import error_details
+from rallypoint.base.control_message import WorkerError, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.base.worker_hook import ControlSocket
+
+FULL_TRACEBACKS = "RALLYPOINT_FULL_TRACEBACKS"
+
+_PACKAGE = __file__.rpartition("/base/")[0] + "/"
+_LIBRARY = os.__file__.rpartition("/")[0] + "/"
+# The files that import the function's module in a worker that runs a function, not a script.
+_LOADERS = ("/rallypoint/launch/api/call.py", "/multiprocessing/spawn.py")
+_LONGEST_CHAIN = 64  # they can be cyclic
+
+
+def tell(
+    error: BaseException, trace: TracebackType | None, agent: ControlSocket, error_file: str
+) -> bool:
+    """Report it, and leave this package's frames out of its traceback from now on.
+
+    Returns whether the agent has been told. If that is not possible, as the program has closed the
+    connection or the agent reads nothing, it is left in `error_file`, where the agent looks, too.
+    """
+    report = report_of(error, trace)
+    if agent.write(encode(report)):
+        return True
+    if error_file:
+        write_report(error_file, report)
+    return False
+
+
+def report_of(error: BaseException, trace: TracebackType | None) -> WorkerError:
+    """What is reported of it."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__", None):
+        name = f"{kind.__module__}.{name}"
+    message = text_of(error)
+    with suppress(Exception):
+        message = error_details.completed(message, error, trace)
+    is_startup, is_echo = _is_startup(error, trace), _is_echo(error)
+    hide_own_frames(error)
+    is_exit = kind is SystemExit  # a deliberate exit: its place says nothing
+    lines = [] if is_exit else traceback.format_exception(kind, error, error.__traceback__)
+    return WorkerError(name, message, "".join(lines), time.time(), is_echo, is_startup)
+
+
+def write_report(path: str, report: WorkerError) -> None:
+    """Write it to a file, in torch's form (error_file.py).
+
+    What cannot be written is left out: it must not replace the error that it tells of.
+    """
+    extra: dict[str, object] = {
+        "py_callstack": report.traceback,
+        "timestamp": str(int(report.time_s)),
+    }
+    for name in ("is_echo", "is_startup"):
+        if getattr(report, name):
+            extra[name] = True
+    message = {"message": f"{report.type}: {report.message}", "extraInfo": extra}
+    try:
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - workers pay for pathlib
+            json.dump({"message": message}, file)
+    except OSError:
+        return
+
+
+def text_of(error: BaseException) -> str:
+    """Its message, whatever its class makes of that."""
+    try:
+        return str(error)
+    except BaseException as reason:
+        return f"<message cannot be printed: its __str__ raised {type(reason).__name__}>"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Its traceback as Python prints it, without the frames of this package."""
+    hide_own_frames(error)
+    return "".join(traceback.format_exception(error))
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Leave this package's frames out of the tracebacks of an exception and its causes."""
+    if os.environ.get(FULL_TRACEBACKS) == "1":
+        return
+    for each in _chain(error):
+        if _is_deliberate(each) or not _is_own(_innermost(each.__traceback__)):
+            each.__traceback__ = _without_own(each.__traceback__)
+        if _is_deliberate(each):
+            _drop_causes_within(each)
+
+
+def _is_deliberate(error: BaseException) -> bool:
+    """Whether it is an error that this package raises with a sentence for the user."""
+    return any(base.__name__ == "RallypointError" for base in type(error).__mro__)
+
+
+def _drop_causes_within(error: BaseException) -> None:
+    """What its sentence has been made of, and happened in this package alone."""
+    cause = error.__cause__ or error.__context__
+    frames = [] if cause is None else list(_frames(cause.__traceback__))
+    if frames and all(_is_own(each) or _is_library(each) for each in frames):
+        error.__cause__ = None
+        error.__suppress_context__ = True
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(_LONGEST_CHAIN):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _innermost(trace: TracebackType | None) -> TracebackType | None:
+    return list(_frames(trace))[-1] if trace is not None else None
+
+
+def _is_own(entry: TracebackType | None) -> bool:
+    return entry is not None and entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def _is_library(entry: TracebackType) -> bool:
+    name = entry.tb_frame.f_code.co_filename
+    return name.startswith("<frozen ") or (name.startswith(_LIBRARY) and "-packages/" not in name)
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    frames = list(_frames(trace))
+    program = [each for each in frames if not _is_own(each) and not _is_library(each)]
+    began = frames.index(program[0]) if program else len(frames)
+    if not any(_is_own(each) for each in frames[:began]):
+        began = 0  # else we have begun the program, by way of the library
+    shown: TracebackType | None = None
+    for each in reversed(frames[began:]):
+        if not _is_own(each):
+            shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown
+
+
+def _is_startup(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether the program failed while it was still being read and imported."""
+    if isinstance(error, FileNotFoundError) and trace is None:
+        return True
+    if type(error).__qualname__ == "UnreadableCallError":
+        return True
+    if not isinstance(error, (ImportError, SyntaxError)):
+        return False
+    for each in _frames(trace):
+        code = each.tb_frame.f_code
+        # Frames of module bodies, and of what imports or runs them; any other frame means that a
+        # function was running.
+        name = code.co_filename
+        runs_modules = name == "<frozen runpy>" or "importlib" in name or name.endswith(_LOADERS)
+        if code.co_name != "<module>" and not runs_modules:
+            return False
+    return True
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, reports the loss of a peer."""
+    for each in _chain(error):
+        if any(base.__name__ == "PeerLostError" for base in type(each).__mro__):
+            return True
+        text = text_of(each) if isinstance(each, RuntimeError) else ""
+        # Messages of gloo in PyTorch's own process groups.
+        if "Connection closed by peer" in text or "Connection reset by peer" in text:
+            return True
+    return False
