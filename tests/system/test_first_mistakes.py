@@ -22,6 +22,7 @@ pytestmark = pytest.mark.system
 
 SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
 NOWHERE = "no-such-host.invalid"
+ELSEWHERE = "198.51.100.7"  # nobody's
 TOLD_S = 2.0
 
 
@@ -106,6 +107,12 @@ MISTAKES = {
         r"run: cannot listen on 127\.0\.0\.1, port LED: it is in use by process .* if that is "
         r"another node of this job, give each node its own --node-rank\.",
         ["--nnodes 2 --node-rank 1 --master-port LED train.py"],
+    ),
+    "two first nodes on two machines": Mistake(
+        f"--nnodes 2 --master-addr {ELSEWHERE} --master-port PORT train.py",
+        rf"not all nodes have met yet: this node waits for the others, who are to find it at "
+        rf"{ELSEWHERE}, which is no address of this machine; give each node its own --node-rank .*"
+        rf"{DOCTOR}",
     ),
 }
 

@@ -30,12 +30,6 @@ def parts(sight: Sight, waits: Sequence[Wait]) -> list[str]:
     return [f"no hang: {first}", *rest]
 
 
-def straggler(sight: Sight) -> Pace | None:
-    """The rank that nearly always comes last, if there is one."""
-    found = pace(_largest(sight))
-    return found if found and found.last is not None else None
-
-
 def _state(sight: Sight, groups: dict[int, Group]) -> str:
     """Where all ranks are."""
     last = {rank: group.calls[-1] for rank, group in groups.items() if group.calls}
@@ -107,7 +101,7 @@ def _pace(found: Pace, sight: Sight) -> str:
         return step if found.step_s and found.step_s >= 1.0 else ""
     rank = sight.ranks[found.last]
     late = (
-        f"rank {found.last} comes last in {found.times} of {found.calls}, "
+        f"rank {found.last} is slow: it comes last in {found.times} of {found.calls}, "
         f"{seconds(found.late_s)} after the others"
     )
     process = rank.worker.process if rank.worker else None

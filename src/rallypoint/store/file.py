@@ -24,6 +24,7 @@ from rallypoint.base.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from rallypoint.base.regular_file import open_regular
 from rallypoint.store.file_log import (
     MAGIC,
     Change,
@@ -290,10 +291,10 @@ class FileStore(Store):
     @contextmanager
     def _open(self, operation: str, key: str | None, lock: int, *, create: bool) -> Iterator[int]:
         deadline = time.monotonic() + seconds_of(self._timeout)
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
         while True:
             try:
-                fd = os.open(self.path, flags, 0o600)
+                fd = open_regular(self.path, flags)
             except OSError as error:
                 raise StoreConnectionError(
                     f"{operation} at the store {self.path} failed: {error.strerror}; check the "

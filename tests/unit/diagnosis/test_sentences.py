@@ -326,7 +326,7 @@ def test_a_slow_rank_is_no_hang(c: int) -> None:
     told(
         facts,
         "no hang: all ranks left all_reduce #9001 200 ms ago; the step takes 2.1 s (median of 31), "
-        f"rank {c} comes last in 29 of 32, 400 ms after the others",
+        f"rank {c} is slow: it comes last in 29 of 32, 400 ms after the others",
         kind=Kind.NO_HANG,
     )
 
@@ -340,8 +340,8 @@ def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
     told(
         facts,
         "the step takes 20 ms (median of 31), ",
-        f"rank {c} comes last in 32 of 32, 15 ms after the others (it is in time.sleep at "
-        "train.py:31).",
+        f"rank {c} is slow: it comes last in 32 of 32, 15 ms after the others (it is in "
+        "time.sleep at train.py:31).",
         kind=Kind.NO_HANG,
     )
 

@@ -5,12 +5,13 @@ tests/system/test_file_store.py kills writers.
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from rallypoint.base.errors import StoreError, StoreTimeoutError
+from rallypoint.base.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.file import FileStore
 from rallypoint.store.file_log import Change, Kind, encode_record
 
@@ -77,6 +78,14 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="it is not a store"):
         FileStore(str(path))
     assert path.read_text() == "three years of work"
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    for name, why in (("pipe", "not a regular file"), ("directory", "Is a directory")):
+        with pytest.raises(StoreConnectionError, match=f"{name} failed: {why}; check the path"):
+            FileStore(str(tmp_path / name))
 
 
 def test_a_wait_ends_with_its_timeout(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from rallypoint.cluster.health.finding import Level
 from rallypoint.cluster.health.look import choose, look_at_network
 from rallypoint.cluster.health.network import interface_of
 from rallypoint.cluster.health.probe import probe_endpoints
-from rallypoint.cluster.network import IFNAME_VARIABLES
+from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, is_here
 from rallypoint.store.port_holder import holder_of
 
 # Whatever hangs, a finding about it comes within the limit: a name is resolved, then called.
@@ -80,6 +80,8 @@ def first_finding(
     if all(is_loopback(host) for host, _ in endpoints):
         one = endpoints[0] if len(endpoints) == 1 else None  # several: of `run --hosts`, all here
         return _at_loopback(*one, is_listener=is_listener) if one else ""
+    if is_listener and len(endpoints) == 1 and (found := _is_elsewhere(endpoints[0][0])):
+        return found
     return finding_about(endpoints, environ, count=count, is_early=True)
 
 
@@ -95,6 +97,20 @@ def _at_loopback(host: str, port: int, *, is_listener: bool) -> str:
     return (
         f"{endpoint}, where they are to meet, can only be reached from this machine; for nodes on"
         " others, give the first node's name or address (--master-addr or --rdzv-endpoint)"
+    )
+
+
+def _is_elsewhere(host: str) -> str:
+    """What to say where this node listens for the others, but they look for it elsewhere."""
+    try:
+        if is_here(host):
+            return ""
+    except UnknownHostError:
+        return ""
+    return (
+        f"this node waits for the others, who are to find it at {host}, which is no address of this"
+        " machine; give each node its own --node-rank (0 is the first), or correct the address"
+        " (--master-addr or --rdzv-endpoint)"
     )
 
 
