@@ -43,6 +43,7 @@ class _Reporter:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.spare = os.dup(fd)
         self.pid = os.getpid()
         self.reported: BaseException | None = None
         self.next_hook = sys.excepthook
@@ -80,7 +81,13 @@ class _Reporter:
             if os.getpid() != self.pid or error is self.reported:
                 return
             self.reported = error
-            os.write(self.fd, _packet(error, trace))
+            try:
+                packet = _packet(error, trace)
+            except OSError:  # no descriptor is left to import anything
+                if os.fstat(self.spare).st_ino == os.fstat(self.fd).st_ino:
+                    os.close(self.spare)
+                packet = _packet(error, trace)
+            os.write(self.fd, packet)
         except Exception:  # a report must never replace the error that it reports
             return
 
@@ -198,6 +205,15 @@ def _keep_flight_record() -> None:
         flight_record = ""
 
 
+def _memory(name: str) -> int:
+    try:
+        return os.memfd_create(name)
+    except (OSError, AttributeError) as error:
+        from rallypoint.base.memory_file import unnamed_file
+
+        return unnamed_file(name, 0, error)
+
+
 def _offer_stacks() -> None:
     """Have a signal write the stacks of all threads into memory that is known by its name.
 
@@ -217,7 +233,7 @@ def _offer_stacks() -> None:
     package = __file__.rpartition("/")[0].rpartition("/")[0]
     path = f"{package}/_stacks{_imp.extension_suffixes()[0]}"
     stacks = _imp.create_dynamic(ModuleSpec("rallypoint._stacks", None, origin=path))
-    memory = os.memfd_create(f"{STACKS_NAME}{number}")
+    memory = _memory(f"{STACKS_NAME}{number}")
     if not stacks.answer(number, memory):
         import faulthandler
 

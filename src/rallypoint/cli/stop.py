@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.process_end import ProcessEnd
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag
 from rallypoint.launch.inspection.client import NoAnswerError, ask
@@ -54,12 +53,8 @@ def _ask_to_stop(agent: Found) -> bool:
 def _wait_for(pid: int) -> None:
     """Wait until that process has ended."""
     try:
-        process = os.pidfd_open(pid)
+        process = ProcessEnd(pid)
     except ProcessLookupError:
         return
-    try:
-        poll = select.poll()
-        poll.register(process, select.POLLIN)
-        poll.poll()
-    finally:
-        os.close(process)
+    process.wait()
+    process.close()
