@@ -89,7 +89,8 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_TIMES=50 $(VENV)/bin/python -m pytest -m repeated tests/system
 	@for kind in peers etcd store ideal; do \
 	  $(VENV)/bin/python -m tests.simulation.sim_story 0 20000 1 $$kind || exit 1; done
-	@RALLYPOINT_TEST_EACH_WAY=1 $(VENV)/bin/python -m pytest tests/system/test_launched.py tests/system/test_backends.py
+	@RALLYPOINT_TEST_EACH_WAY=1 $(VENV)/bin/python -m pytest tests/system/test_launched.py \
+	  tests/system/test_backends.py tests/system/test_refusals.py
 	@RALLYPOINT_TEST_LOAD_S=1800 $(VENV)/bin/python -m pytest -s tests/system/test_load.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
 	@RALLYPOINT_TEST_ORDERS=all $(VENV)/bin/python -m pytest -s tests/unit/elastic/test_agreement.py

@@ -16,6 +16,7 @@
 #include "python/engine.h"
 #include "python/foreign.h"
 #include "python/gil.h"
+#include "python/refusal.h"
 #include "python/short_way.h"
 #include "sha256.h"
 #include "store/machine.h"
@@ -147,6 +148,7 @@ NB_MODULE(_native, module) {
   rallypoint::python::bind_arena(module);
   rallypoint::python::bind_engine(module);
   rallypoint::python::bind_foreign(module);
+  rallypoint::python::bind_refusals();
   rallypoint::python::bind_short_way(module);
   bind_store(module);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 namespace rallypoint {
@@ -17,6 +18,19 @@ constexpr std::size_t kSegmentBytes = 64 << 20;
 constexpr std::size_t kMost = std::size_t{1} << 46;
 
 std::size_t up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// -1 if the system refuses it. Sealed where it can be, so that a process that has mapped it never
+// finds it shorter than it was.
+int make_file(std::size_t bytes) {
+  const int fd = memfd_create("rallypoint-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    close(fd);
+    return -1;
+  }
+  fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW);
+  return fd;
+}
 
 }  // namespace
 
@@ -57,18 +71,14 @@ std::byte* Arena::take(std::byte* base, Segment& segment, std::size_t bytes) {
   return nullptr;
 }
 
-// Sealed, so that a process that has mapped it never finds it shorter than it was.
 Arena::Segments::iterator Arena::add_segment(std::size_t bytes) {
-  const int fd = memfd_create("rallypoint-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return segments_.end();
+  const int fd = make_file(bytes);
   struct stat status{};
-  void* base = MAP_FAILED;
-  if (ftruncate(fd, static_cast<off_t>(bytes)) == 0 && fstat(fd, &status) == 0 &&
-      fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
-    base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  }
+  if (fd >= 0) fstat(fd, &status);
+  const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (base == MAP_FAILED) {
-    close(fd);
+    if (fd >= 0) close(fd);
     return segments_.end();
   }
   madvise(base, bytes, MADV_HUGEPAGE);
@@ -87,16 +97,15 @@ void Arena::release(std::byte* at) {
   if (block == segment.used.end()) return;
   const auto [offset, bytes] = *block;
   segment.used.erase(block);
-  give_back(segment, offset, bytes);
+  give_back(base, segment, offset, bytes);
   if (!segment.used.empty() || segments_.size() == 1) return;
   munmap(base, segment.bytes);
-  close(segment.fd);
+  if (segment.fd >= 0) close(segment.fd);
   segments_.erase(found);
 }
 
-void Arena::give_back(Segment& segment, std::size_t offset, std::size_t bytes) {
-  fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-            static_cast<off_t>(bytes));
+void Arena::give_back(std::byte* base, Segment& segment, std::size_t offset, std::size_t bytes) {
+  if (madvise(base + offset, bytes, MADV_REMOVE) != 0) std::memset(base + offset, 0, bytes);
   auto next = segment.free.lower_bound(offset);
   if (next != segment.free.end() && next->first == offset + bytes) {
     bytes += next->second;
@@ -142,7 +151,7 @@ bool Arena::locate(const std::byte* at, std::size_t bytes, ArenaPlace& place) co
   if (found == segments_.begin()) return false;
   const auto& [base, segment] = *--found;
   const auto offset = static_cast<std::size_t>(at - base);
-  if (offset > segment.bytes || bytes > segment.bytes - offset) return false;
+  if (segment.fd < 0 || offset > segment.bytes || bytes > segment.bytes - offset) return false;
   place = {segment.inode, segment.device, offset, segment.fd};
   return true;
 }

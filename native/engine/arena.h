@@ -3,7 +3,8 @@
 //   arena of a process     | segment: 64 MiB or more | segment | ...     each a memfd, without a
 //   name block                  whole pages of one segment, given back to the system when freed
 //
-// Memory that other libraries have put into such files is adopted as a separate segment.
+// Memory that other libraries have put into such files is adopted as a separate segment. Where the
+// system refuses memfds, segments have no file: peers get what is in them as from any other memory.
 //
 // Peers open a segment through /proc/PID/fd and map it when they first see a message in it
 // (peer_memory.h). A forked child shares these arrays with its parent: they are not copied on
@@ -44,7 +45,7 @@ class Arena {
 
  private:
   struct Segment {
-    int fd;
+    int fd;  // -1: it has no file
     std::uint64_t inode;
     std::uint64_t device;
     std::size_t bytes;
@@ -56,7 +57,7 @@ class Arena {
 
   Segments::iterator add_segment(std::size_t bytes);
   static std::byte* take(std::byte* base, Segment& segment, std::size_t bytes);
-  static void give_back(Segment& segment, std::size_t offset, std::size_t bytes);
+  static void give_back(std::byte* base, Segment& segment, std::size_t offset, std::size_t bytes);
 
   mutable std::mutex mutex_;
   Segments segments_;

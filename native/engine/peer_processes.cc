@@ -1,6 +1,7 @@
 #include "engine/peer_processes.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,6 +9,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "engine/process.h"
 
@@ -50,17 +54,42 @@ bool is_over(char state) { return state == 'Z' || state == 'X' || state == 'x'; 
 
 bool has_number(pid_t pid) { return kill(pid, 0) == 0 || errno != ESRCH; }
 
-}  // namespace
-
-PeerProcesses::~PeerProcesses() {
-  for (const pollfd& entry : pidfds_) close_owned(entry.fd);
+bool has_ended(int pidfd) {
+  pollfd entry{pidfd, POLLIN, 0};
+  return poll(&entry, 1, 0) > 0;
 }
 
-bool PeerProcesses::add(std::uint32_t rank, pid_t pid) {
+// Null, with errno, if the system grants none. One whose process has ended is not given out again:
+// another process may have its number now.
+std::shared_ptr<const int> pidfd_of(pid_t pid) {
+  struct Pidfds {
+    std::mutex mutex;
+    std::map<pid_t, std::weak_ptr<const int>> by_pid;
+  };
+  static constinit PerProcess<Pidfds> of_process;
+  Pidfds& pidfds = of_process.get();
+  const std::lock_guard lock(pidfds.mutex);
+  std::erase_if(pidfds.by_pid, [](const auto& entry) { return entry.second.expired(); });
+  const auto known = pidfds.by_pid.find(pid);
+  if (known != pidfds.by_pid.end()) {
+    auto pidfd = known->second.lock();
+    if (pidfd != nullptr && !has_ended(*pidfd)) return pidfd;
+  }
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  if (fd >= 0) {
-    pidfds_.push_back({own(fd), POLLIN, 0});
-    ranks_.push_back(rank);
+  if (fd < 0) return nullptr;
+  std::shared_ptr<const int> pidfd(new int(own(fd)), [](const int* owned) {
+    close_owned(*owned);
+    delete owned;
+  });
+  pidfds.by_pid[pid] = pidfd;
+  return pidfd;
+}
+
+}  // namespace
+
+bool PeerProcesses::add(std::uint32_t rank, pid_t pid) {
+  if (auto pidfd = pidfd_of(pid)) {
+    watched_.push_back({rank, std::move(pidfd)});
     return true;
   }
   if (errno == ESRCH) return false;
@@ -72,10 +101,12 @@ bool PeerProcesses::add(std::uint32_t rank, pid_t pid) {
 
 std::vector<std::uint32_t> PeerProcesses::ended() const {
   std::vector<std::uint32_t> found;
-  std::vector<pollfd> polled = pidfds_;
+  std::vector<pollfd> polled;
+  polled.reserve(watched_.size());
+  for (const Watched& each : watched_) polled.push_back({*each.pidfd, POLLIN, 0});
   if (poll(polled.data(), polled.size(), 0) > 0) {
     for (std::size_t i = 0; i < polled.size(); ++i) {
-      if (polled[i].revents != 0) found.push_back(ranks_[i]);
+      if (polled[i].revents != 0) found.push_back(watched_[i].rank);
     }
   }
   for (const Unwatched& each : unwatched_) {

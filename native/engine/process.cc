@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -45,8 +46,14 @@ void start_thread(std::function<void()> body) {
     sigdelset(&most, fault);
   }
   pthread_sigmask(SIG_SETMASK, &most, &before);
-  std::thread(std::move(body)).detach();
+  int error = 0;
+  try {
+    std::thread(std::move(body)).detach();
+  } catch (const std::system_error& refused) {
+    error = refused.code().value();
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) throw std::system_error(error, std::generic_category(), "pthread_create");
 }
 
 }  // namespace rallypoint

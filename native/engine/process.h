@@ -22,7 +22,7 @@ int own(int fd);
 void close_owned(int fd);
 
 // Starts a thread that ends with the process, and that the program's signals do not interrupt. Its
-// own faults (SIGSEGV and the like) are reported as in any other thread.
+// own faults (SIGSEGV and the like) are reported as in any other thread. Throws std::system_error.
 void start_thread(std::function<void()> body);
 
 // The only T of a process, created on first use and never destroyed: threads may outlive everything

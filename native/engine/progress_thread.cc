@@ -73,8 +73,9 @@ ProgressThread& ProgressThread::instance() {
 
 void ProgressThread::add(Progressable& member) {
   const Visit visit(*this);
+  if (!is_running_) start_thread([this] { run(); });  // it may be refused
+  is_running_ = true;
   members_.push_back(&member);
-  if (!std::exchange(is_running_, true)) start_thread([this] { run(); });
 }
 
 void ProgressThread::remove(Progressable& member) {

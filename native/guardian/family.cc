@@ -14,10 +14,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
+
+// Of all architectures; headers before 5.3 lack it.
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
 
 namespace guardian {
 namespace {
@@ -36,14 +43,7 @@ int64_t now_ns(clockid_t clock) {
   return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
 }
 
-int open_pidfd(pid_t pid) {
-#ifdef SYS_pidfd_open
-  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-#else
-  (void)pid;
-  return -1;
-#endif
-}
+int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
 pid_t parent_of(const char* pid) {
   char path[64];
@@ -78,19 +78,34 @@ std::vector<Process> processes() {
   return found;
 }
 
+}  // namespace
+
+Family::Family(Channel& channel, int epoll, int child_signal, bool sessions)
+    : channel_(channel),
+      epoll_(epoll),
+      child_signal_(child_signal),
+      sessions_(sessions),
+      fence_timer_(timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)),
+      patience_ms_(kPatienceMs) {}
+
 // Our direct children. Only these can be killed without a race: until we reap one, its number
 // cannot belong to another process. Killing a child hands us its children, so repetition reaches
-// all.
-std::vector<pid_t> children() {
+// all. Without /proc, only workers are known, and their groups.
+std::vector<pid_t> Family::children() const {
   std::vector<pid_t> found;
-  for (const Process& each : processes())
+  const std::vector<Process> all = processes();
+  for (const Process& each : all)
     if (each.parent == getpid()) found.push_back(each.pid);
+  if (all.empty())
+    for (const Worker& worker : workers_) found.push_back(-worker.pid);
   return found;
 }
 
 // Signals every process below us, parents before their children, and looks again until there are no
 // new ones. With SIGSTOP there is no race: a stopped parent neither forks nor reaps.
-void signal_all(int number) {
+void Family::signal_all(int number) {
+  if (processes().empty())
+    for (const Worker& worker : workers_) kill(-worker.pid, number);
   std::set<pid_t> reached{getpid()};
   for (int pass = 0, before = 0; pass < kMostPasses && before < static_cast<int>(reached.size());
        ++pass) {
@@ -104,16 +119,6 @@ void signal_all(int number) {
     }
   }
 }
-
-}  // namespace
-
-Family::Family(Channel& channel, int epoll, int child_signal, bool sessions)
-    : channel_(channel),
-      epoll_(epoll),
-      child_signal_(child_signal),
-      sessions_(sessions),
-      fence_timer_(timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)),
-      patience_ms_(kPatienceMs) {}
 
 void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
   if (is_past_fence()) {  // the agent was stopped on its way here
@@ -228,6 +233,13 @@ void Family::resume() {
   signal_all(SIGCONT);
 }
 
+int Family::wait_ms() const {
+  if (child_signal_ < 0) return kRetryMs;
+  if (fence_timer_ >= 0 || fence_.until_ns == 0 || has_fenced_) return -1;
+  const int64_t left_ns = fence_.until_ns - now_ns(CLOCK_BOOTTIME);
+  return static_cast<int>(std::clamp<int64_t>(left_ns / 1'000'000 + 1, 0, INT_MAX));
+}
+
 bool Family::is_past_fence() const {
   return fence_.until_ns != 0 && now_ns(CLOCK_BOOTTIME) >= fence_.until_ns;
 }
@@ -256,7 +268,7 @@ void Family::enforce_fence() {
 
 void Family::end() {
   const std::vector<pid_t> left = kill_all();
-  for (const pid_t pid : left) channel_.report({ReportKind::kUnkillable, 0, pid});
+  for (const pid_t pid : left) channel_.report({ReportKind::kUnkillable, 0, std::abs(pid)});
   channel_.report(
       {ReportKind::kEnded, 0, 0, 0, static_cast<int64_t>(left.size()), now_ns(CLOCK_REALTIME)});
 }
@@ -273,7 +285,8 @@ std::vector<pid_t> Family::kill_all() {
       break;
     }
     left = children();
-    if (now_ns(CLOCK_MONOTONIC) > deadline) break;
+    const bool is_blind = left.empty() && processes().empty();  // others may run on, unseen
+    if (is_blind || now_ns(CLOCK_MONOTONIC) > deadline) break;
     for (const pid_t pid : left) kill(pid, SIGKILL);
     pollfd wake{child_signal_, POLLIN, 0};
     poll(&wake, 1, kRetryMs);

@@ -40,6 +40,9 @@ class Family {
   void set_fence(const FenceRequest& fence);
   void enforce_fence();
   bool is_past_fence() const;
+  // How long to wait for events, or -1: not for ever only where the system grants no signalfd or no
+  // timerfd.
+  int wait_ms() const;
   int fence_timer() const { return fence_timer_; }
 
   static constexpr uint64_t kWorkerEvent = 1ull << 32;  // epoll data: this bit | worker id
@@ -49,6 +52,8 @@ class Family {
   Worker* find_pid(pid_t pid);
   void reap(const Worker& worker);
   void reap_all();
+  void signal_all(int number);
+  std::vector<pid_t> children() const;  // negative: a worker and its group
   std::vector<pid_t> kill_all();
 
   Channel& channel_;

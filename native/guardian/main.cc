@@ -132,8 +132,8 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
       watch(epoll, EPOLL_CTL_MOD, channel.fd(), kChannelEvent, EPOLLIN | (writing ? EPOLLOUT : 0u));
     }
     epoll_event events[64];
-    const int count = epoll_wait(epoll, events, 64, -1);
-    bool children_ended = false;
+    const int count = epoll_wait(epoll, events, 64, family.wait_ms());
+    bool children_ended = count == 0;
     bool request_waits = false;
     for (int i = 0; i < count; ++i) {
       // epoll lists events in the order in which they became ready: this orders the workers' ends.
@@ -177,6 +177,7 @@ int main(int argc, char** argv) {
   const pid_t agent = atoi(argv[2]);
   const int signals = prepare(socket);
   const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll < 0) return 1;  // the agent sees the end of the socket
   Channel channel(socket);
   Family family(channel, epoll, signals, needs_sessions(argv[4]));
   watch(epoll, EPOLL_CTL_ADD, socket, kChannelEvent, EPOLLIN);

@@ -1,5 +1,6 @@
 #include "worker.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -8,18 +9,39 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <vector>
+
+// Of all architectures; headers before 5.9 lack it.
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
 
 namespace guardian {
 namespace {
 
-void close_from(unsigned first) {
-#ifdef SYS_close_range
+constexpr rlim_t kMostClosed = 1 << 16;  // one by one: the limit may be a billion
+
+// Where the kernel has no close_range (before 5.9), or a sandbox refuses it, /proc shows what is
+// open. After the fork of a process with one thread, memory may be taken.
+void close_from(int first) {
   if (syscall(SYS_close_range, first, ~0u, 0u) == 0) return;
-#endif
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  for (unsigned fd = first; fd < limit.rlim_cur; ++fd) close(static_cast<int>(fd));
+  DIR* const directory = opendir("/proc/self/fd");
+  if (directory == nullptr) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    const auto most = static_cast<int>(std::min(limit.rlim_cur, kMostClosed));
+    for (int fd = first; fd < most; ++fd) close(fd);
+    return;
+  }
+  std::vector<int> open;
+  while (const dirent* entry = readdir(directory)) {
+    const int fd = atoi(entry->d_name);  // 0 for . and ..
+    if (fd >= first && fd != dirfd(directory)) open.push_back(fd);
+  }
+  closedir(directory);
+  for (const int fd : open) close(fd);
 }
 
 [[noreturn]] void give_up(ExecFailure* failure, SpawnStage stage) {

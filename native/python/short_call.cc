@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "python/communicator.h"
+#include "python/refusal.h"
 
 namespace nb = nanobind;
 
@@ -258,6 +259,8 @@ class ShortCall {
       error.restore();
     } catch (const std::bad_alloc&) {
       PyErr_NoMemory();
+    } catch (const std::system_error& refused) {
+      set_refusal(refused);
     } catch (const std::exception& error) {
       PyErr_SetString(PyExc_ValueError, error.what());
     }

@@ -100,21 +100,21 @@ EventLoop::EventLoop(int listener, int log, std::string token, int silence_s)
   // Accepted sockets inherit these from the listener, which saves system calls for each.
   set_option(listener_, IPPROTO_TCP, TCP_NODELAY, 1);
   set_keepalive(listener_, 60, 30);
-  epoll_ = descriptors_.add(epoll_create1(EPOLL_CLOEXEC));
-  wake_ = descriptors_.add(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  spare_ = descriptors_.add(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  epoll_event on_accept{.events = EPOLLIN, .data = {.u32 = kListener}};
-  epoll_event on_wake{.events = EPOLLIN, .data = {.u32 = kWake}};
-  const bool ready = epoll_ >= 0 && wake_ >= 0 && spare_ >= 0 &&
-                     fcntl(listener_, F_SETFL, O_NONBLOCK) == 0 &&
-                     fcntl(listener_, F_SETFD, FD_CLOEXEC) == 0 &&
-                     epoll_ctl(epoll_, EPOLL_CTL_ADD, listener_, &on_accept) == 0 &&
-                     epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &on_wake) == 0;
-  if (!ready) {
+  const auto granted = [this](int result, const char* call) {
+    if (result >= 0) return result;
     const int error = errno;
     close_all();
-    throw std::system_error(error, std::system_category(), "preparing to serve the store");
-  }
+    throw std::system_error(error, std::generic_category(), call);
+  };
+  epoll_ = descriptors_.add(granted(epoll_create1(EPOLL_CLOEXEC), "epoll_create1"));
+  wake_ = descriptors_.add(granted(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd2"));
+  spare_ = descriptors_.add(granted(open("/dev/null", O_RDONLY | O_CLOEXEC), "open"));
+  epoll_event on_accept{.events = EPOLLIN, .data = {.u32 = kListener}};
+  epoll_event on_wake{.events = EPOLLIN, .data = {.u32 = kWake}};
+  granted(fcntl(listener_, F_SETFL, O_NONBLOCK), "fcntl");
+  granted(fcntl(listener_, F_SETFD, FD_CLOEXEC), "fcntl");
+  granted(epoll_ctl(epoll_, EPOLL_CTL_ADD, listener_, &on_accept), "epoll_ctl");
+  granted(epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &on_wake), "epoll_ctl");
 }
 
 void EventLoop::stop() {

@@ -28,7 +28,7 @@ Server::Server(int listener, int log, std::string token, int silence_s)
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_attr_destroy(&attributes);
   if (error != 0) {
-    throw std::system_error(error, std::system_category(), "starting the store's thread");
+    throw std::system_error(error, std::generic_category(), "pthread_create");
   }
   running_ = true;
 }

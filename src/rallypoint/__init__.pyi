@@ -19,6 +19,7 @@ from rallypoint.base.errors import RevokedError as RevokedError
 from rallypoint.base.errors import StoreConnectionError as StoreConnectionError
 from rallypoint.base.errors import StoreError as StoreError
 from rallypoint.base.errors import StoreTimeoutError as StoreTimeoutError
+from rallypoint.base.errors import SystemCallError as SystemCallError
 from rallypoint.base.errors import WorkersFailedError as WorkersFailedError
 from rallypoint.base.preemption import preempted as preempted
 from rallypoint.base.preemption import time_left as time_left

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 namespace rallypoint::tcp {
@@ -106,10 +107,17 @@ Control::Control(Region& region, const std::vector<PeerAddress>& peers, bool spa
   for (const auto& peer : peers) {
     if (peer.control >= 0) peers_.push_back(std::make_unique<Peer>(peer.rank, peer.control));
   }
-  for (auto& peer : peers_) peer->key = Watcher::instance().add(peer->stream.fd(), *this, false);
+  try {
+    for (auto& peer : peers_) peer->key = Watcher::instance().add(peer->stream.fd(), *this, false);
+  } catch (const std::system_error&) {
+    unwatch();
+    throw;
+  }
 }
 
-Control::~Control() {
+Control::~Control() { unwatch(); }
+
+void Control::unwatch() {
   for (auto& peer : peers_) Watcher::instance().remove(peer->stream.fd(), peer->key);
 }
 

@@ -74,6 +74,7 @@ class Control final : public Watched, public Messenger {
   class Reader;
   struct ProbeFrame;
 
+  void unwatch();
   void on_ready(int fd, std::uint64_t key) override;
   bool take(Peer& peer, const ControlHeader& header);
   bool take_poison(const Peer& peer);

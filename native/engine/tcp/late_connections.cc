@@ -59,7 +59,8 @@ LateConnections::LateConnections(Region& region, Control& control, LateMesh mesh
       wanted_(new std::atomic<bool>[region.ranks()]()),
       links_(region.ranks()) {
   if (epoll_ < 0 || clock_ < 0) {
-    throw std::system_error(errno, std::generic_category(), "epoll_create1");
+    throw std::system_error(errno, std::generic_category(),
+                            epoll_ < 0 ? "epoll_create1" : "timerfd_create");
   }
   own(mesh_.listener);
   for (const Endpoint& each : mesh_.endpoints) {

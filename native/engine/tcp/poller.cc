@@ -14,7 +14,12 @@ constexpr std::size_t kFew = 1;  // reading nothing costs more than asking
 
 Poller::Poller(Region& region) : region_(region), epoll_(own(epoll_create1(EPOLL_CLOEXEC))) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
-  key_ = Watcher::instance().add(epoll_, *this, true);
+  try {
+    key_ = Watcher::instance().add(epoll_, *this, true);
+  } catch (const std::system_error&) {
+    close_owned(epoll_);
+    throw;
+  }
 }
 
 Poller::~Poller() {

@@ -24,7 +24,8 @@ Watcher::~Watcher() { close_owned(epoll_); }
 
 std::uint64_t Watcher::add(int fd, Watched& owner, bool once) {
   const std::lock_guard lock(mutex_);
-  if (!std::exchange(is_running_, true)) start_thread([this] { run(); });
+  if (!is_running_) start_thread([this] { run(); });  // it may be refused
+  is_running_ = true;
   const std::uint64_t key = enter(fd, owner, once);
   if (key == 0) throw std::system_error(errno, std::generic_category(), "epoll_ctl");
   return key;

@@ -1,4 +1,5 @@
-"""Details that exceptions leave out: which file system was full, how a data loader's process died.
+"""Details that exceptions leave out: which limit was reached, which file system was full, how a
+data loader's process died.
 
 The failing worker collects them, because no other process knows what it was doing. Imported only
 after a failure.
@@ -13,6 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from rallypoint.base.refusals import NO_THREAD, refusal_in
+
+_LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EFBIG)
 _ALMOST_NONE_BYTES = 1 << 20
 _MOST_PATHS = 256
 _MOST_CHARACTERS = 4096
@@ -30,6 +34,9 @@ def completed(message: str, error: BaseException, trace: TracebackType | None) -
     """The error's message, with what it leaves out."""
     if _LOADER_ENDED in message and _LOADER_KILLED in str(error.__cause__):
         return str(error.__cause__)
+    if str(error) == NO_THREAD or (isinstance(error, OSError) and error.errno in _LIMITS):
+        refusal = refusal_in(error)
+        return message if refusal is None else f"{message} ({str(refusal).rstrip('.')})"
     lacks_space = isinstance(error, OSError) and error.errno == errno.ENOSPC
     if not lacks_space and not _NOT_WRITTEN.search(message):
         return message

@@ -143,6 +143,20 @@ class HostError(RallypointError, RuntimeError):
     rank: int | None = None
 
 
+class SystemCallError(HostError):
+    """The system refused what cannot be done without: a limit is reached, or a sandbox forbids it.
+
+    Attributes:
+        call: the system call, e.g. ``"memfd_create"``.
+        errno: its error number, e.g. ``errno.EPERM``.
+    """
+
+    def __init__(self, message: str, *, call: str = "", errno: int = 0) -> None:
+        super().__init__(message)
+        self.call = call
+        self.errno = errno
+
+
 class OutOfMemoryError(HostError, MemoryError):
     """The system cannot provide the memory that was requested."""
 

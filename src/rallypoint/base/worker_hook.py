@@ -249,6 +249,15 @@ def _keep_flight_record() -> None:
         flight_record = ""
 
 
+def _memory(name: str) -> int:
+    try:
+        return os.memfd_create(name)
+    except (OSError, AttributeError) as error:
+        from rallypoint.base.memory_file import unnamed_file
+
+        return unnamed_file(name, 0, error)
+
+
 def _offer_stacks() -> None:
     """Have a signal write the stacks of all threads into memory that is known by its name.
 
@@ -268,7 +277,7 @@ def _offer_stacks() -> None:
     package = __file__.rpartition("/")[0].rpartition("/")[0]
     path = f"{package}/_stacks{_imp.extension_suffixes()[0]}"
     stacks = _imp.create_dynamic(ModuleSpec("rallypoint._stacks", None, origin=path))
-    memory = os.memfd_create(f"{STACKS_NAME}{number}")
+    memory = _memory(f"{STACKS_NAME}{number}")
     if not stacks.answer(number, memory):
         import faulthandler
 

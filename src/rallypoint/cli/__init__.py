@@ -71,15 +71,30 @@ def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> i
             sys.stdout.flush()  # while a failure can still be reported
     except KeyboardInterrupt:  # before the agent could handle it
         return 130
+    except MemoryError:
+        from rallypoint.base.refusals import refused
+
+        print(f"rallypoint: {refused('mmap', errno.ENOMEM)}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
+            return _refused(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader of our output is gone
             return 128 + signal.SIGPIPE
         print(f"rallypoint: cannot write to the standard output: {error.strerror}", file=sys.stderr)
         return 1
     return status
+
+
+def _refused(error: OSError) -> int:
+    from rallypoint.base.refusals import refusal_in
+
+    refusal = refusal_in(error)
+    if refusal is None:
+        raise error
+    print(f"rallypoint: {refusal}", file=sys.stderr)
+    return 1
 
 
 def _dispatch(words: Sequence[str]) -> int:

@@ -62,7 +62,7 @@ def perform(
         if PORT_RANGE in job.environ:
             os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
         if job.talk is not Talk.QUIET:
-            for note in [*notes, *note_on_threads(job)]:
+            for note in [*notes, *note_on_threads(job), *_note_on_loopback(job)]:
                 print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
         from rallypoint.launch.agent.loop import run as run_job
 
@@ -193,6 +193,16 @@ def note_on_threads(job: Job) -> list[str]:
         "each worker gets OMP_NUM_THREADS=1, as with torchrun; set it yourself, to"
         f" {cpus // workers} for {cpus} CPUs and {workers} workers, if one thread is too few"
     ]
+
+
+def _note_on_loopback(job: Job) -> list[str]:
+    """A note if the workers cannot reach their store: one that waits for it may say nothing."""
+    if job.nodes.count > 1 or job.rendezvous is not None:
+        return []
+    from rallypoint.base.address import loopback_trouble
+
+    trouble = loopback_trouble("127.0.0.1")
+    return [trouble] if trouble else []
 
 
 def _stop_signals(values: Mapping[str, str]) -> tuple[str, ...]:

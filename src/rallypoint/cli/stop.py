@@ -6,14 +6,13 @@ job that runs may be that of somebody else who shares the account.
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.printable import one_line, printable
+from rallypoint.base.process_end import ProcessEnd
 from rallypoint.cli.jobs.choice import NAMED, RunningJob, perform
 from rallypoint.cli.options import Flag, UsageError
 from rallypoint.launch.inspection.agent_status import ask_status
@@ -108,12 +107,8 @@ def _ask_to_stop(agent: Found) -> bool:
 def _wait_for(pid: int) -> None:
     """Wait until that process has ended."""
     try:
-        process = os.pidfd_open(pid)
+        process = ProcessEnd(pid)
     except ProcessLookupError:
         return
-    try:
-        poll = select.poll()
-        poll.register(process, select.POLLIN)
-        poll.poll()
-    finally:
-        os.close(process)
+    process.wait()
+    process.close()

@@ -12,6 +12,7 @@ store.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.cluster.interface_choice import choose, ranked
 from rallypoint.cluster.interface_facts import Kind, Route, Target
-from rallypoint.cluster.netlink import default_interface, read_interfaces, route_to
+from rallypoint.cluster.netlink import (
+    addresses_without_netlink,
+    default_interface,
+    read_interfaces,
+    route_to,
+)
 from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, addresses_of, can_bind
 from rallypoint.cluster.network_choice import AddressChoice, NameChoice, NetworkChoice
 
@@ -133,8 +139,10 @@ def host_identity() -> str:
         with open(_BOOT, encoding="ascii") as file:
             boot = file.read().strip()
         kinds = [os.stat(_NAMESPACE.format(kind)).st_ino for kind in ("net", "pid")]
-    except OSError:
-        return os.uname().nodename
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM):
+            return os.uname().nodename  # there is no /proc, or not that part of it
+        raise  # it is the same host, even if no descriptor is left to see it
     return "/".join([boot, *map(str, kinds)])
 
 
@@ -158,7 +166,11 @@ def own_addresses() -> tuple[str, ...]:
     """
     firsts: list[str] = []
     rest: list[str] = []
-    for each in ranked(read_interfaces(), default_interface()):
+    interfaces = read_interfaces()
+    if not interfaces:  # a sandbox refuses netlink
+        told = addresses_without_netlink()
+        return tuple([each for each in told if not is_loopback(each)])[:_MAX_ADDRESSES]
+    for each in ranked(interfaces, default_interface()):
         if each.kind is Kind.LOOPBACK:
             continue
         for length in (4, 16):

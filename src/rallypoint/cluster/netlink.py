@@ -2,8 +2,8 @@
 
 It uses netlink (rtnetlink(7)), which answers for this process's own network namespace. /sys may
 show another namespace, so only speeds are read there, and only if the interface is the same.
-Nothing is sent into the network. If netlink is forbidden, interfaces are unknown, and routes are
-found through a socket.
+Nothing is sent into the network. If netlink is forbidden, interfaces are unknown, except for their
+IPv4 addresses, and routes are found through a socket.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _TENTATIVE, _FAILED, _DEPRECATED, _TEMPORARY = 0x40, 0x08, 0x20, 0x01
 _SCOPE_LINK = 253
 _LINK_NETWORK = bytes((169, 254))
 _LOCAL = 2  # the type of a route
+_SIOCGIFCONF, _MOST_IFREQS, _IFREQ_BYTES, _IFREQ_ADDRESS = 0x8912, 64, 40, 20  # netdevice(7)
 _ANY_PORT = 9  # routes do not depend on it, but some kernels refuse 0
 
 # The kinds of interface that connect containers and virtual machines to a bridge.
@@ -79,8 +80,8 @@ def route_to(address: str) -> Route:
     try:
         with _open() as kernel:
             index, is_own = _asked_route(kernel, address)
-    except OSError:
-        return Route(interface="", source=source)
+    except OSError:  # to its own addresses, a machine sends from them
+        return Route(interface="", source=source, is_own=source == address)
     names = dict(socket.if_nameindex())
     return Route(
         interface=names.get(index, ""), source=address if is_own else source, is_own=is_own
@@ -99,6 +100,23 @@ def source_towards(address: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, _ANY_PORT))
         return str(probe.getsockname()[0])
+
+
+def addresses_without_netlink() -> tuple[str, ...]:
+    """The IPv4 addresses of this machine's interfaces, loopback among them; empty if unknown."""
+    import array
+    import fcntl
+
+    entries = array.array("B", bytes(_IFREQ_BYTES * _MOST_IFREQS))
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            wanted = struct.pack("@iP", len(entries), entries.buffer_info()[0])
+            told = fcntl.ioctl(probe, _SIOCGIFCONF, wanted)
+    except OSError:
+        return ()
+    (length,) = struct.unpack_from("@i", told)
+    starts = range(_IFREQ_ADDRESS, length, _IFREQ_BYTES)
+    return tuple([socket.inet_ntoa(entries[at : at + 4].tobytes()) for at in starts])
 
 
 def default_interface() -> str:

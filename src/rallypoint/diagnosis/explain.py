@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint.diagnosis import no_hang, sentence
+from rallypoint.diagnosis.activity import Doing
 from rallypoint.diagnosis.evidence import evidence
 from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Kind, Root, Strength
 from rallypoint.diagnosis.facts import Facts
@@ -33,6 +34,14 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
     reduction = reduce_graph(needs)
     findings = find(sight, waits, needs, reduction)
     edges = tuple(_edges(waits))
+    cut_off = next(filter(_is_cut_off, sight), None)
+    if cut_off is not None and cut_off.node is not None:
+        place, trouble = cut_off.node, cut_off.node.loopback_trouble
+        return Explanation(
+            kind=Kind.EXPLAINED,
+            sentence=sentence.cut(f"on node {place.node_rank} ({place.host}), {trouble}"),
+            evidence=evidence(sight, waits, findings),
+        )
     if not findings:
         if all(rank.condition is Condition.NOT_SEEN for rank in sight):
             return _unknown("nothing was kept of the job")
@@ -74,6 +83,12 @@ def needs_of(waits: Sequence[Wait]) -> dict[Node, tuple[Clause, ...]]:
         if wait.clauses:
             needs[wait.rank] = (*needs.get(wait.rank, ()), *wait.clauses)
     return needs
+
+
+def _is_cut_off(rank: Rank) -> bool:
+    """Whether it waits for others at the start, and cannot reach those of its own machine."""
+    has_trouble = rank.node is not None and bool(rank.node.loopback_trouble)
+    return has_trouble and rank.activity.doing is Doing.INIT
 
 
 def _is_blind_to(rank: Rank) -> bool:

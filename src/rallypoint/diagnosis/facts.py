@@ -169,6 +169,7 @@ class Node:
         oom_kills: the number of kills there by the kernel's out-of-memory killer since the job
             began; None if unknown.
         is_paused: its agent has stopped its workers until it hears the others again.
+        loopback_trouble: why processes there do not reach each other; empty if they do.
     """
 
     node_rank: int
@@ -179,6 +180,7 @@ class Node:
     silent_s: float | None = None
     oom_kills: int | None = None
     is_paused: bool = False
+    loopback_trouble: str = ""
     flows: tuple[Flow, ...] = ()
 
 

@@ -1,8 +1,9 @@
 """Passes the shared region of a communicator from a host's first rank to the others.
 
-The region is a memfd: it has no name in /dev/shm, is not limited by the size of /dev/shm, and
-disappears with the last process that holds it. Its descriptor is passed over an abstract Unix
-socket, whose random name and secret the first rank gives to the others through the store.
+The region is a memfd (base/memory_file.py): it has no name in /dev/shm, is not limited by the size
+of /dev/shm, and disappears with the last process that holds it. Its descriptor is passed over an
+abstract Unix socket, whose random name and secret the first rank gives to the others through the
+store.
 
     others secret, rank -> mapped -> reach -> first <- descriptor <- go <- what is in reach of all
 
@@ -12,7 +13,9 @@ Once all have mapped it, each rank determines which memory of the others it can 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import functools
 import hmac
 import os
 import select
@@ -24,6 +27,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
+from rallypoint.base.memory_file import memory_file
+from rallypoint.base.refusals import UNIX_SOCKET, refused
 
 Mapped = TypeVar("Mapped")
 
@@ -48,15 +53,20 @@ class SegmentOwner:
     """The first rank's side: creates the region and hands it to the others."""
 
     def __init__(self, nbytes: int) -> None:
-        self.fd = os.memfd_create("rallypoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, nbytes)
-        fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+        self.fd = memory_file("rallypoint", nbytes)
+        with contextlib.suppress(OSError):  # only a memfd can be sealed
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         self._members: dict[int, socket.socket] = {}
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener: socket.socket | None = None
+
+    @functools.cached_property
+    def offer(self) -> Offer:
+        """From now on, others can fetch the region: nothing is opened for a rank that is alone."""
+        self._listener = _unix_socket()
         address = f"rallypoint-{os.urandom(12).hex()}"
         self._listener.bind("\0" + address)
         self._listener.listen(4096)
-        self.offer = Offer(address, os.urandom(SECRET_BYTES))
+        return Offer(address, os.urandom(SECRET_BYTES))
 
     def hand_out(
         self,
@@ -67,9 +77,9 @@ class SegmentOwner:
     ) -> int:
         """Give the region to the other ranks of this host and wait until each has mapped it.
 
-        `others` has each rank's number in messages. Returns for each rank, for this one from
-        `probe()`, which memory of all others it can read: bits below 8. `check` is called every
-        second until all have arrived, and may raise.
+        They know its `offer`. `others` has each rank's number in messages. Returns for each rank,
+        for this one from `probe()`, which memory of all others it can read: bits below 8. `check`
+        is called every second until all have arrived, and may raise.
 
         Raises:
             CollectiveTimeoutError: some ranks did not arrive by the deadline (time.monotonic).
@@ -107,6 +117,7 @@ class SegmentOwner:
             del strangers[connection]
             return connection
 
+        assert self._listener is not None
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ)
         try:
@@ -120,7 +131,7 @@ class SegmentOwner:
                 for connection in (key.fileobj for key, _ in ready):
                     assert isinstance(connection, socket.socket)
                     if connection is self._listener:
-                        with contextlib.suppress(OSError):  # it may be gone again
+                        with contextlib.suppress(ConnectionError, BlockingIOError):  # it is gone
                             new, _ = self._listener.accept()
                             new.setblocking(False)
                             selector.register(new, selectors.EVENT_READ)
@@ -163,7 +174,8 @@ class SegmentOwner:
 
     def close(self) -> None:
         """Close the sockets and the descriptor; mappings stay."""
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         for connection in self._members.values():
             connection.close()
         os.close(self.fd)
@@ -189,9 +201,10 @@ def join_segment(
     Raises:
         HostError: the first rank is not on this machine.
         PeerLostError: the first rank died.
+        SystemCallError: this process has no descriptor left for the region.
         CollectiveTimeoutError: not all ranks arrived by the deadline.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    with _unix_socket() as connection:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             connection.connect("\0" + offer.address)
@@ -203,9 +216,13 @@ def join_segment(
         try:
             connection.sendall(offer.secret + rank.to_bytes(4, "little"))
             _await(connection, deadline, check)
-            data, fds, _, _ = socket.recv_fds(connection, 1, 1)
+            data, fds, flags, _ = socket.recv_fds(connection, 1, 1)
         except OSError:  # or a TimeoutError
-            data, fds = b"", []
+            data, fds, flags = b"", [], 0
+        if flags & socket.MSG_CTRUNC:  # it came, and there was no place for it
+            for fd in fds:
+                os.close(fd)
+            raise refused("recvmsg", errno.EMFILE)
         if not data or not fds:
             raise PeerLostError(
                 f"rank {first} closed the connection before the group was complete",
@@ -222,6 +239,13 @@ def join_segment(
         with contextlib.suppress(OSError):
             connection.sendall(bytes([probe(mapped)]))
         return mapped, _expect(connection, _REACHES, deadline, first, check)[0]
+
+
+def _unix_socket() -> socket.socket:
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise refused(UNIX_SOCKET, error.errno or 0) from None
 
 
 def _await(connection: socket.socket, deadline: float, check: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 
 _MAX_MESSAGE = 200  # characters, in a line about a failure
-_MAX_CALLS = 1000  # the same for what several ranks called, with places in their programs
+_MAX_OURS = 1000  # our own sentences, some of which say what several ranks called
 
 
 class GroupState(Enum):
@@ -98,8 +98,8 @@ class Failure(Record):
             return f"could not be started: {self.exit.start_error}"
         if self.error is not None:
             message = self.error.message.strip().partition("\n")[0]
-            is_of_all = self.error.type.endswith("MismatchError")  # what each rank called
-            limit = _MAX_CALLS if is_of_all else _MAX_MESSAGE
+            is_ours = self.error.type.startswith("rallypoint.")  # the end says what to do
+            limit = _MAX_OURS if is_ours else _MAX_MESSAGE
             if len(message) > limit:
                 words, _, rest = message[:limit].rpartition(" ")
                 message = f"{words or rest} ..."

@@ -17,7 +17,7 @@ import weakref
 from contextlib import suppress
 
 from rallypoint import _native
-from rallypoint.base.address import endpoint_of, numeric_family
+from rallypoint.base.address import endpoint_of, is_loopback, loopback_trouble, numeric_family
 from rallypoint.base.errors import StoreConnectionError, StoreRefusedError
 from rallypoint.base.worker_env import read_silence
 from rallypoint.store import wire
@@ -228,6 +228,7 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
     Raises:
         StoreConnectionError: there is no store at that address.
         StoreRefusedError: there is one, and it wants another token.
+        SystemCallError: the system refuses this process what it needs to connect.
     """
     endpoint = endpoint_of(host, port)
     deadline = time.monotonic() + timeout_s
@@ -242,6 +243,7 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
                 operation="connect",
             ) from None
         except OSError as error:
+            _raise_if_in_vain(error, host, endpoint)
             pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
             if time.monotonic() + pause_s >= deadline:
                 raise StoreConnectionError(
@@ -251,6 +253,22 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
                     operation="connect",
                 ) from error
             time.sleep(pause_s)
+
+
+def _raise_if_in_vain(error: OSError, host: str, endpoint: str) -> None:
+    """Raise an error that says what keeps this process from connecting, however often it tries."""
+    from rallypoint.base.refusals import refusal_in  # trying again takes longer
+
+    refusal = refusal_in(error)
+    if refusal is not None:
+        raise refusal from None
+    trouble = loopback_trouble(host) if is_loopback(host) else ""
+    if trouble:
+        raise StoreConnectionError(
+            f"the store at {endpoint} cannot be reached: {trouble}",
+            endpoint=endpoint,
+            operation="connect",
+        ) from None
 
 
 def _connect_once(

@@ -6,6 +6,8 @@ import os
 from enum import Enum
 from pathlib import Path
 
+from rallypoint.base.process_end import is_running, start_of
+
 _SEPARATOR = b"\0"
 
 
@@ -20,7 +22,7 @@ class Liveness(Enum):
 def identity() -> bytes:
     """Return this process's identity, different for each call."""
     pid = os.getpid()
-    parts = (_machine(), b"%d" % pid, _start_of(pid) or b"", os.urandom(8).hex().encode())
+    parts = (_machine(), b"%d" % pid, start_of(pid) or b"", os.urandom(8).hex().encode())
     return _SEPARATOR.join(parts)
 
 
@@ -29,19 +31,13 @@ def liveness_of(member: bytes) -> Liveness:
     machine, pid, start, _ = member.split(_SEPARATOR)
     if machine != _machine():
         return Liveness.ELSEWHERE
-    return Liveness.ALIVE if _start_of(int(pid)) == start else Liveness.DEAD
+    return Liveness.ALIVE if is_running(int(pid), start) else Liveness.DEAD
 
 
 def _machine() -> bytes:
     # The boot id is the machine's until it restarts; the namespace tells containers apart.
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-    return boot_id + bytes(Path("/proc/self/ns/pid").readlink())
-
-
-def _start_of(pid: int) -> bytes | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    state, start = fields[0], fields[19]
-    return None if state in (b"Z", b"X") else start
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        return boot_id + bytes(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # there is no /proc
+        return os.fsencode(os.uname().nodename)

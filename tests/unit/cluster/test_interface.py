@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -65,6 +67,29 @@ def test_own_addresses_begin_with_what_others_reach(monkeypatch: pytest.MonkeyPa
     assert "127.0.0.1" not in found
     monkeypatch.setattr(interface, "read_interfaces", lambda: (loopback, bridges[0], card))
     assert interface.own_addresses() == ("10.0.0.1", "172.17.0.1", "10.0.0.2")
+
+
+def test_own_addresses_where_netlink_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interface, "read_interfaces", lambda: ())
+    told = ("127.0.0.1", "10.0.0.1", "10.0.0.2")
+    monkeypatch.setattr(interface, "addresses_without_netlink", lambda: told)
+    assert interface.own_addresses() == ("10.0.0.1", "10.0.0.2")
+
+
+def test_a_process_without_descriptors_is_on_no_other_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    identity = host_identity()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            host_identity()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert host_identity() == identity
+    monkeypatch.setattr(interface, "_BOOT", "/missing")  # there is no /proc
+    assert host_identity() == os.uname().nodename
 
 
 def test_processes_of_one_host_have_one_identity() -> None:

@@ -83,7 +83,18 @@ def test_where_netlink_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(netlink, "_open", refuse)
     assert netlink.read_interfaces() == ()
-    assert netlink.route_to("127.0.0.1").source == "127.0.0.1"
+    found = netlink.route_to("127.0.0.1")
+    assert (found.source, found.is_own) == ("127.0.0.1", True)
+
+
+def test_addresses_are_known_without_netlink() -> None:
+    told = {
+        address.text
+        for each in netlink.read_interfaces()
+        for address in each.addresses
+        if each.is_up and len(address.packed) == 4
+    }
+    assert told <= set(netlink.addresses_without_netlink())
 
 
 def test_an_answer_that_is_cut_short_is_read_as_far_as_it_goes() -> None:

@@ -728,3 +728,18 @@ def test_the_answer_for_programs(c: int) -> None:
     (edge,) = found["edges"]
     assert (edge["ranks"], edge["waits_for"], edge["number"]) == (others(c), [c], 17)
     assert found["roots"][0]["pids"] == [4000 + c]
+
+
+def test_processes_of_a_machine_cannot_reach_each_other(c: int) -> None:
+    """Whether or not all ranks are there yet: those that are wait in vain."""
+    at = [f"{TORCH}/distributed/distributed_c10d.py:1892 init_process_group", "/home/u/train.py:12"]
+    culprit = sleeping(c) if c else worker(c, stacks=[stack(*at)])
+    facts = job(
+        culprit,
+        *(worker(rank, stacks=[stack(*at)]) for rank in others(c)),
+        loopback_trouble="the loopback interface is down; run `ip link set lo up` as root",
+    )
+    found = told(facts)
+    assert found.sentence == (
+        "on node 0 (box1), the loopback interface is down; run `ip link set lo up` as root."
+    )

@@ -1,15 +1,17 @@
-"""Handing out a region: a first rank that holds a connection and says nothing."""
+"""Handing out a region: to ranks that have no place for it, and by one that says nothing."""
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 import threading
 import time
 
 import pytest
 
-from rallypoint.base.errors import PeerLostError
+from rallypoint.base.errors import PeerLostError, SystemCallError
 from rallypoint.engine import segment
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 
@@ -60,3 +62,46 @@ def test_strangers_that_say_nothing_keep_nobody_out() -> None:
     owner.close()
     for each in strangers:
         each.close()
+
+
+def test_a_rank_without_descriptors_blames_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The region comes, and there is no place for it: the first rank is well."""
+    owner = SegmentOwner(4096)
+    offer, deadline = owner.offer, time.monotonic() + 60
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    has_come = threading.Event()
+
+    def hand_out() -> None:
+        assert owner._listener is not None
+        connection, _ = owner._listener.accept()
+        owner._admit(connection, connection.recv(segment._HELLO_BYTES), {1: 1})
+        has_come.set()
+
+    def take_away_descriptors(*_: object) -> None:
+        has_come.wait()
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+
+    monkeypatch.setattr(segment, "_await", take_away_descriptors)
+    thread = threading.Thread(target=hand_out)
+    thread.start()
+    try:
+        with pytest.raises(SystemCallError, match="ran out of file descriptors") as info:
+            join_segment(offer, 1, deadline, lambda fd: fd, lambda _: 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        thread.join()
+        owner.close()
+    assert (info.value.call, info.value.errno) == ("recvmsg", errno.EMFILE)
+
+
+def test_a_rank_that_is_alone_needs_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    owner = SegmentOwner(4096)
+    with pytest.raises(SystemCallError, match="Unix sockets are refused"):
+        owner.offer  # noqa: B018 - it opens the socket
+    owner.close()

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import struct
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.process_end import ProcessEnd
 
 START_S = 120.0
 ANSWER_S = 300.0
@@ -181,10 +181,10 @@ def check_ranks(name: str, answers: Sequence[Mapping[str, Any]]) -> None:
 
 
 class _Member:
-    """One process: its connection, and the descriptor that holds it."""
+    """One process: its connection, and what tells its end."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
-        self.descriptor = os.pidfd_open(pid)
+        self._end = ProcessEnd(pid)
         self.connection = connection
         self.rank = -1
         connection.settimeout(ANSWER_S)
@@ -197,13 +197,11 @@ class _Member:
 
     def await_end(self, until: float) -> None:
         """Wait for its end, at most until that time."""
-        left_s = max(0.0, until - time.monotonic())
-        select.select([self.descriptor], [], [], left_s)
+        self._end.wait(until - time.monotonic())
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
-        os.close(self.descriptor)
+        self._end.kill()
+        self._end.close()
 
 
 def _who(connection: socket.socket) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.memory_file import memory_file
 from rallypoint.cli.health.node import GREETING, MODULE, ExaminedNode
 from rallypoint.cluster.order_link import OrderLink
 from rallypoint.cluster.remote_shell import command_on, version_trouble
@@ -75,7 +76,7 @@ class ShellLink(NodeLink):
         self.name = host.rpartition("@")[2]
         # Error output goes to memory: that needs no disk, which may be full, and leaves no file
         # behind.
-        self._log = os.memfd_create("rallypoint-doctor")
+        self._log = memory_file("rallypoint-doctor")
         log = Path(f"/proc/self/fd/{self._log}")
         self._link = OrderLink(host, command_on(host, rsh, MODULE), log)
 

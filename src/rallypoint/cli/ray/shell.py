@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping
 from typing import IO
 
+from rallypoint.base.process_end import ProcessEnd
+
 _READ_BYTES = 64 << 10  # small enough that Ray sends it within a reply
 _THREADS = "OMP_NUM_THREADS"
 _RAYLET = "RAY_RAYLET_PID"
@@ -27,7 +29,7 @@ class Shell:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._poll = select.poll()
-        self._raylet = -1
+        self._raylet: ProcessEnd | None = None
         # By descriptor, what is read: 0 is stdout, 1 is stderr.
         self._open: dict[int, tuple[int, IO[bytes]]] = {}
 
@@ -53,7 +55,7 @@ class Shell:
             self._open[stream.fileno()] = (number, stream)
             self._poll.register(stream.fileno(), select.POLLIN)
         with contextlib.suppress(OSError, ValueError):  # the raylet is not visible from a container
-            self._raylet = os.pidfd_open(int(os.environ.get(_RAYLET, "")))
+            self._raylet = ProcessEnd(int(os.environ.get(_RAYLET, "")))
             self._poll.register(self._raylet, select.POLLIN)
 
     def write(self, data: bytes) -> None:
@@ -70,7 +72,7 @@ class Shell:
         found = [b"", b""]
         while self._open and not any(found):
             for fd, _ in self._poll.poll():
-                if fd == self._raylet:
+                if self._raylet is not None and fd == self._raylet.fileno():
                     os._exit(1)
                 data = os.read(fd, _READ_BYTES)
                 number, stream = self._open[fd]

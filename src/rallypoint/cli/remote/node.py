@@ -28,6 +28,7 @@ from typing import Any
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import bind_free
+from rallypoint.base.process_end import ProcessEnd
 from rallypoint.cluster.remote_shell import greeting
 
 GREETING = "rallypoint node"  # anything printed before it comes from a login shell
@@ -163,7 +164,7 @@ def _watch(launcher: subprocess.Popen[bytes], orders: Orders) -> int:
 
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
-    ended = os.pidfd_open(launcher.pid)
+    ended = ProcessEnd(launcher.pid)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(0, select.POLLIN)
@@ -179,7 +180,7 @@ def _watch(launcher: subprocess.Popen[bytes], orders: Orders) -> int:
             kill_at = time.monotonic() + _GRACE_S
         left_s = None if kill_at is None else max(0.0, kill_at - time.monotonic())
         ready = [fd for fd, _ in poll.poll(None if left_s is None else left_s * 1000)]
-        if ended in ready:
+        if ended.fileno() in ready:
             status = launcher.wait()
             return status if status >= 0 else 128 - status
         if 0 in ready:

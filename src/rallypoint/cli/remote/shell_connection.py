@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from rallypoint.base.process_end import ProcessEnd
 from rallypoint.cluster.remote_shell import end, last_lines, start
 
 _NOT_FOUND = (126, 127)  # exit statuses of a shell that cannot run the program
@@ -36,7 +37,8 @@ class ShellConnection:
         for stream in streams:
             if stream is not None:
                 stream.close()
-        self.ended = os.pidfd_open(self._process.pid)
+        self._end = ProcessEnd(self._process.pid)
+        self.ended = self._end.fileno()
 
     def end(self) -> None:
         """See Connection."""
@@ -44,7 +46,7 @@ class ShellConnection:
 
     def close(self) -> None:
         """See Connection."""
-        os.close(self.ended)
+        self._end.close()
         end(self._process, time.monotonic() + 1.0)  # it has ended; this reaps it
 
     def why(self, said: str) -> str:

@@ -12,6 +12,7 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 
+from rallypoint.base.address import loopback_trouble
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.inspection.looker import Looker
 from rallypoint.launch.inspection.relay import Relay, Told
@@ -79,6 +80,7 @@ class AgentAnswers(Answers):
             "world_size": seat.world_size if seat is not None else 0,
             "uptime_s": time.monotonic() - self._began,
             "oom_kills": self._oom_kills(),
+            "loopback_trouble": loopback_trouble("127.0.0.1"),
             "news": self._rounds.news,
             "ranks": [
                 {

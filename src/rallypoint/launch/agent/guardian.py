@@ -9,11 +9,13 @@ Reasons: docs/decisions/010-guardian.md.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
@@ -24,11 +26,19 @@ from rallypoint.launch.agent.limits import limit_error
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "guardian")
 _MAX_PAYLOAD = 8 << 20
+_LOOK_S = 0.005
 _HEADER = struct.Struct("=II")
 _SPAWN = struct.Struct("=III")
 _SIGNAL = struct.Struct("=II")
 _FENCE = struct.Struct("=qQ")
 _REPORT = struct.Struct("=6q")
+_FORK, _DIRECTORY, _EXEC, _AFFINITY = range(1, 5)
+_STAGES = {
+    _FORK: "make a process",
+    _DIRECTORY: "enter the working directory",
+    _EXEC: "run",
+    _AFFINITY: "bind it to its CPUs",
+}
 _KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE, _KIND_PAUSE, _KIND_RESUME = range(1, 7)
 
 
@@ -58,6 +68,18 @@ class Report(Record):
     code: int
     status: int
     time_s: float
+
+
+def start_error(report: Report, program: str) -> str:
+    """Why it could not start a worker (SPAWN_FAILED), which was to run that program."""
+    if report.code == _FORK and report.status in (errno.EAGAIN, errno.EMFILE, errno.ENOMEM):
+        from rallypoint.base.refusals import refused
+
+        return str(refused("fork", report.status, who="the launcher")).rstrip(".")
+    what = _STAGES.get(report.code, "start")
+    if report.code == _EXEC:
+        what = f"{what} {program!r}"
+    return f"cannot {what}: {os.strerror(report.status)}"
 
 
 class Guardian:
@@ -204,12 +226,23 @@ class Guardian:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return True
+        except (OSError, AttributeError):  # docs/support.md
+            return self._is_reaped_within(wait_s)
         try:
             poll = select.poll()  # unlike select, for any number of a descriptor
             poll.register(pidfd, select.POLLIN)
             return bool(poll.poll(wait_s * 1000))
         finally:
             os.close(pidfd)
+
+    def _is_reaped_within(self, wait_s: float) -> bool:
+        """The same without pidfds; also where no descriptor is left."""
+        deadline = time.monotonic() + wait_s
+        while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     def _wait_for(self, events: int) -> bool:
         """Wait for one of these; returns whether there is something to read."""

@@ -1,52 +1,41 @@
-"""Limits of the system that a launch can reach, as sentences: which, how high, what to do."""
+"""Limits of the system that a launch can reach."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from rallypoint.base.errors import HostError, RallypointError
+from rallypoint.base.errors import SystemCallError
 
 _EACH = 6  # descriptors of the agent for a worker, with log files
 
 
-def limit_error(error: Exception, workers: int = 0) -> HostError | None:
-    """The error to raise for a limit that was reached; None if it was another problem."""
-    if isinstance(error, RallypointError):
-        return None  # it has its sentence
-    import resource  # only when something went wrong
+def limit_error(error: Exception, workers: int = 0) -> SystemCallError | None:
+    """The error to raise for what the system refused the launcher; None for other problems."""
+    from rallypoint.base.refusals import refusal_in  # only when something went wrong
 
-    number = _number_of(error)
-
-    def told(which: int) -> str:
-        soft, hard = resource.getrlimit(which)
-        return f"{soft} here" + (f", and {hard} if you ask for it" if hard != soft else "")
-
-    if number in (errno.EMFILE, errno.ENFILE):
-        need = f"; {workers} workers need about {24 + _EACH * workers}" if workers else ""
-        return HostError(
-            f"the launcher ran out of file descriptors ({told(resource.RLIMIT_NOFILE)}{need}):"
-            " raise the limit with ulimit -n."
-        )
-    if number == errno.EAGAIN:
-        return HostError(
-            "the launcher cannot start more processes (this user's limit is "
-            f"{told(resource.RLIMIT_NPROC)}, for all processes, and a control group may set a "
-            "lower one): raise it with ulimit -u, or end other processes."
-        )
-    if number == errno.ENOMEM:
-        return HostError("the launcher ran out of memory: free some, or start fewer workers.")
-    return None
+    need = f"{workers} workers need about {24 + _EACH * workers}" if workers else ""
+    return refusal_in(error, who="the launcher", need=need)
 
 
-def _number_of(error: Exception) -> int | None:
-    """The errno of an OSError; errors from native code and threads only have its text."""
-    if isinstance(error, OSError):
-        return error.errno
-    if str(error) == "can't start new thread":
-        return errno.EAGAIN
-    numbers = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
-    return next((each for each in numbers if str(error).endswith(os.strerror(each))), None)
+def make_room(connections: int) -> None:
+    """See to it that this process can open so many more descriptors.
+
+    Raises:
+        OSError: even its highest limit is too low.
+    """
+    lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # that is free
+    os.close(lowest)
+    if _allows(lowest + connections):
+        return
+    allow_many_connections()
+    if not _allows(lowest + connections):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def _allows(descriptors: int) -> bool:
+    limit = os.sysconf("SC_OPEN_MAX")  # without importing resource
+    return limit < 0 or descriptors <= limit
 
 
 def allow_many_connections() -> None:

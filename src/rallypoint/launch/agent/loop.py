@@ -24,7 +24,7 @@ from rallypoint.base.control_message import (
 from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
-from rallypoint.launch.agent.limits import allow_many_connections, limit_error
+from rallypoint.launch.agent.limits import allow_many_connections, limit_error, make_room
 from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,
@@ -362,6 +362,8 @@ class Agent:
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)
         self._rounds.settle()
+        if seat.node_rank == 0:  # its agent serves the store; start() made room for far ranks
+            make_room(len(ranks))
         if start.because and before >= 0:  # a newcomer has seen nothing of it
             self._progress.told(
                 self._reports.of_round(

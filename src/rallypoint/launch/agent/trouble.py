@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from rallypoint.cluster.memory_limit import count_oom_kills
+from rallypoint.base.control_groups import count_oom_kills
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.flight_report import FlightRecords
 from rallypoint.launch.worker_group import WorkerGroup

@@ -8,19 +8,13 @@ from functools import partial
 from rallypoint.base.control_message import Place, WorkerError
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
 from rallypoint.launch.agent.control import ControlChannel
-from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
+from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind, start_error
 from rallypoint.launch.job import Job, place_environ, worker_environ
 from rallypoint.launch.output.streams import Streams
 from rallypoint.launch.worker_group import Exit
 from rallypoint.rendezvous.job.round import Placement, Seat
 
 _CLD_EXITED, _CLD_DUMPED = 1, 3
-_STAGES = {
-    1: "make a process",
-    2: "enter the working directory",
-    3: "run",
-    4: "bind it to its CPUs",
-}
 _MAX_ERROR_FILE_BYTES = 1 << 20
 
 
@@ -95,14 +89,11 @@ class Worker:
         """The guardian's report of this worker's end, in the coordinator's form."""
         ended_by_itself = report.code == _CLD_EXITED
         if report.kind is ReportKind.SPAWN_FAILED:
-            program = self._job.command[0]
-            what = f"{_STAGES.get(report.code, 'run')} {program!r}" if report.code == 3 else None
-            reason = os.strerror(report.status)
             return Exit(
                 rank=self.rank,
                 pid=report.pid,
                 time_s=report.time_s,
-                start_error=f"cannot {what or _STAGES.get(report.code, 'start')}: {reason}",
+                start_error=start_error(report, self._job.command[0]),
             )
         return Exit(
             rank=self.rank,

@@ -16,7 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
-from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
+from rallypoint.launch.agent.guardian import (
+    Guardian,
+    GuardianLostError,
+    Report,
+    ReportKind,
+    start_error,
+)
 from rallypoint.launch.api.call import read_result, write_call
 from rallypoint.launch.worker_group import signal_name
 
@@ -100,7 +106,7 @@ class SpawnContext:
                 failures={number: result[2]},
             ) from result[1]
         if report.kind is ReportKind.SPAWN_FAILED:
-            how = f"could not be started: {os.strerror(report.status)}"
+            how = f"could not be started: {start_error(report, sys.executable)}"
         elif report.code == _CLD_EXITED:
             how = f"exited with code {report.status}"
         else:

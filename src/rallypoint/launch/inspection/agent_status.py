@@ -44,6 +44,7 @@ class AgentStatus:
         round: the latest one here; -1: none yet.
         nodes, world_size: of that round.
         oom_kills: the number of out-of-memory kills since the job began, if known.
+        loopback_trouble: why processes there do not reach each other; empty if they do.
         news: what the agent waits for while there is no round.
     """
 
@@ -57,6 +58,7 @@ class AgentStatus:
     world_size: int
     uptime_s: float
     oom_kills: int | None
+    loopback_trouble: str
     news: str
     ranks: tuple[RankStatus, ...] = field(default=())
 
@@ -101,6 +103,7 @@ def read_status(told: Mapping[str, object]) -> AgentStatus:
             world_size=_whole(told["world_size"]),
             uptime_s=float(str(told["uptime_s"])),
             oom_kills=None if told["oom_kills"] is None else _whole(told["oom_kills"]),
+            loopback_trouble=str(told["loopback_trouble"]),
             news=str(told["news"]),
             ranks=tuple(_read_rank(each) for each in ranks),
         )

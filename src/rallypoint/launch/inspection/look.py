@@ -103,6 +103,7 @@ def _node(
         ),
         oom_kills=status.oom_kills,
         is_paused=status.is_paused,
+        loopback_trouble=status.loopback_trouble,
         flows=waiting_flows({each.pid: each.rank for each in status.running}),
     )
 

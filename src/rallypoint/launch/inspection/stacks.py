@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rallypoint.diagnosis.facts import Stack
 
 SCRIBE = "rally-scribe"  # a thread of ours, not of the program (native/scribe)
-_MEMORY = f"/memfd:{STACKS_NAME}"
+_MEMORY = re.compile(rf"/(?:memfd:|.+/){STACKS_NAME}(\d+)\b.* \(deleted\)")
 _MOST_BYTES = 1 << 20
 _AT = re.compile(r"^rallypoint: at 0x([0-9a-f]+)$", re.MULTILINE)
 _GIL = re.compile(r"^rallypoint: gil (0x[0-9a-f]+)$", re.MULTILINE)
@@ -174,9 +174,8 @@ def _memory_of(pid: int) -> tuple[int, int]:
             target = os.readlink(f"{directory}/{name}")
         except OSError:
             continue
-        number = target[len(_MEMORY) :].partition(" ")[0]
-        if target.startswith(_MEMORY) and number.isdecimal():
-            return int(name), int(number)
+        if found := _MEMORY.match(target):
+            return int(name), int(found[1])
     raise UnansweredError(
         "the process is not a Python program that Rallypoint started, or it has closed its "
         "descriptors"

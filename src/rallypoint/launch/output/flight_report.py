@@ -25,6 +25,16 @@ _MOST_LINES = 8
 _MOST_SITES = 3
 
 
+def _without_memfd(size: int, why: OSError | AttributeError) -> int:
+    from rallypoint.base.errors import SystemCallError
+    from rallypoint.base.memory_file import unnamed_file
+
+    try:
+        return unnamed_file(FLIGHT_RECORD_NAME, size, why)
+    except SystemCallError:  # there is none then: nothing depends on it
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
 class FlightRecords:
     """The memory that the workers of one round on this node write; read once."""
 
@@ -32,11 +42,14 @@ class FlightRecords:
         self._copied: dict[int, Copied] = {}  # by rank
         self._seen: dict[int, tuple[Group, ...]] = {}  # what was read in that
         self._seen_ns = 0
+        self._is_memfd = True
+        size = workers * FLIGHT_RECORD_BYTES
         try:
             self._descriptor = os.memfd_create(FLIGHT_RECORD_NAME)
-            os.truncate(self._descriptor, workers * FLIGHT_RECORD_BYTES)
-        except OSError:  # there is none then: nothing depends on it
-            self._descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.truncate(self._descriptor, size)
+        except (OSError, AttributeError) as error:
+            self._is_memfd = False
+            self._descriptor = _without_memfd(size, error)
 
     def fileno(self) -> int:
         """The descriptor for the workers."""
@@ -51,8 +64,12 @@ class FlightRecords:
         """A worker will write there."""
         size = (slot + 1) * FLIGHT_RECORD_BYTES
         try:
-            if os.fstat(self._descriptor).st_size < size:
+            if os.fstat(self._descriptor).st_size >= size:
+                return
+            if self._is_memfd:
                 os.truncate(self._descriptor, size)
+            else:
+                os.posix_fallocate(self._descriptor, 0, size)
         except OSError:  # nothing depends on it
             return
 
@@ -62,6 +79,9 @@ class FlightRecords:
 
         offset = slot * FLIGHT_RECORD_BYTES
         try:
+            if not self._is_memfd:  # its pages remain reserved
+                os.pwrite(self._descriptor, bytes(FLIGHT_RECORD_BYTES), offset)
+                return
             with mmap.mmap(self._descriptor, FLIGHT_RECORD_BYTES, offset=offset) as memory:
                 memory.madvise(mmap.MADV_REMOVE)
         except (OSError, ValueError):

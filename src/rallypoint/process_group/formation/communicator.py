@@ -26,7 +26,9 @@ from rallypoint.base.errors import (
     InvalidArgumentError,
     PeerLostError,
     StoreError,
+    SystemCallError,
 )
+from rallypoint.base.refusals import tells_refusals
 from rallypoint.cluster.interface import host_identity, machine_of
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
@@ -90,6 +92,7 @@ class _Table:
         return AlgorithmOptions(self.override, self.model_text)
 
 
+@tells_refusals
 def form_communicator(
     store: Store,
     prefix: str,
@@ -118,6 +121,7 @@ def form_communicator(
         PeerLostError: a member joined and died.
         HostError: members on different hosts cannot connect; or backend "shm" has members on
             several hosts.
+        SystemCallError: the system refuses this rank what it needs.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
@@ -153,6 +157,8 @@ def form_communicator(
         )
         communicator.set_reach(reach)
         communicator.watch_peers()
+    except SystemCallError:
+        raise  # what this rank lacks is no other's fault
     except (PeerLostError, HostError) as error:
         is_last_to_leave = rank == 0 and name == DEFAULT_GROUP
         found = found_while_forming(presence, error, is_last_to_leave=is_last_to_leave)

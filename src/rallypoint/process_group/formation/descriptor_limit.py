@@ -23,7 +23,10 @@ def make_room(needed: int, wished: int, *, ranks: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return
-    is_open = len(list(Path("/proc/self/fd").iterdir()))
+    try:
+        is_open = len(list(Path("/proc/self/fd").iterdir()))
+    except (FileNotFoundError, PermissionError):  # there is no /proc
+        is_open = 0
     wanted = is_open + wished + _SPARE
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if is_open + needed > max(most, soft):

@@ -12,6 +12,7 @@ from rallypoint.base.errors import (
     HostError,
     InvalidArgumentError,
     PeerError,
+    SystemCallError,
 )
 from rallypoint.process_group.formation.opening import WorldRequest, base_of_round, open_world
 from rallypoint.process_group.formation.places import await_place, take_next_place
@@ -106,6 +107,8 @@ def _open_in_newest_round(request: WorldRequest, name: str) -> ProcessGroup:
     while True:
         try:
             return open_world(request, f"{base_of_round()}{name}")
+        except SystemCallError:
+            raise  # it would be refused in the next round, too
         except (PeerError, HostError) as error:
             if request.store is not None or not take_next_place(error):
                 raise

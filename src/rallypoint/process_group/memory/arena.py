@@ -6,6 +6,7 @@ it in place. It works with and without a group.
 
 from __future__ import annotations
 
+import errno
 import math
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from rallypoint._native import allocate
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, OutOfMemoryError
+from rallypoint.base.refusals import refused
 
 
 def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = float) -> NDArray[Any]:
@@ -32,7 +34,7 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = flo
         InvalidTypeError: the shape is not a shape, or the dtype has no fixed size (objects cannot
             be shared).
         InvalidArgumentError: a length is negative.
-        OutOfMemoryError: there is not enough memory, or no file descriptor left for it.
+        OutOfMemoryError: there is not enough memory, or address space for it.
     """
     try:
         lengths = [int(n) for n in shape] if isinstance(shape, Sequence) else [shape.__index__()]
@@ -48,6 +50,6 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = flo
     if block is None:
         raise OutOfMemoryError(
             f"empty: the system could not provide {nbytes} bytes of shared memory for an array of "
-            f"shape {lengths}; free other arrays, or raise the limits on memory and open files"
+            f"shape {lengths}: {refused('mmap', errno.ENOMEM)}"
         )
     return block.view(items).reshape(lengths)
