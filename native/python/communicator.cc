@@ -215,8 +215,8 @@ nb::object PythonCommunicator::submit(std::uint32_t collective, std::uint32_t op
   work->call.timeout_s = limit(timeout_s);
   work->communicator = communicator_;
   work->site = site_;
-  ++begun_;
   PythonHost host(&site_);
+  ++begun_;
   if (bytes >= kLongBytes) host.before_wait();
   const bool begun = communicator_->submit(work->call, work, bytes >= kLongBytes, host);
   if (begun && waits) communicator_->finish(*work, host);
@@ -245,6 +245,7 @@ int PythonCommunicator::receive(int from, std::int32_t tag, nb::handle buffer, d
 
 nb::object PythonCommunicator::post(bool sends, int peer, std::int32_t tag, nb::handle buffer,
                                     int as, double timeout_s, bool plain) {
+  refuse_among_others();
   const Releasing releasing;
   const auto work = std::make_shared<PythonWork>();
   std::optional<DType> dtype;
@@ -394,8 +395,8 @@ int PythonCommunicator::prepare(Arguments& given, std::uint32_t collective, std:
 }
 
 int PythonCommunicator::carry_out(const Call& call, std::uint64_t bytes) {
-  ++begun_;
   PythonHost host(&site_);
+  ++begun_;
   if (bytes >= kLongBytes) host.before_wait();
   const Trouble trouble = communicator_->run(call, host);
   host.finish();

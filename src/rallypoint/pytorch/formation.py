@@ -13,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rallypoint.engine.communicator import Communicator
+from rallypoint.engine.interruption import beside_handlers, may_run_handlers
 from rallypoint.process_group.formation.communicator import form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
@@ -41,18 +43,25 @@ def form(
     shared = TorchStore(store)
     members = global_ranks or list(range(size))
     is_beside = not global_ranks and dist.is_initialized()  # made by PyTorch's own helper
-    prefix = fresh_round(shared, "rallypoint", rank=rank, names=members, timeout=timeout)
     title = f"group {name}" if global_ranks or is_beside else DEFAULT_GROUP
-    communicator, algorithms = form_communicator(
-        shared,
-        prefix,
-        rank=rank,
-        members=members,
-        timeout=timeout,
-        options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
-        name=title,
-        is_across_jobs=is_beside,
-    )
+    # Each of its waits keeps a client of torch's to itself, also from this thread's handlers.
+    own = shared.clone() if may_run_handlers() else shared
+
+    def meet() -> tuple[str, Communicator, Algorithms]:
+        prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
+        communicator, algorithms = form_communicator(
+            own,
+            prefix,
+            rank=rank,
+            members=members,
+            timeout=timeout,
+            options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
+            name=title,
+            is_across_jobs=is_beside,
+        )
+        return prefix, communicator, algorithms
+
+    prefix, communicator, algorithms = beside_handlers(meet)
     world = World(
         shared, prefix, algorithms.options, _nothing, title=title, is_across_jobs=is_beside
     )
