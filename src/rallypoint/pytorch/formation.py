@@ -94,7 +94,7 @@ def without_members(
     """A group that serves no call until it has been reconfigured, of this rank and size so far."""
     options = AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", ""))
     world = World(TorchStore(store), "", options, _nothing, is_across_jobs=True)
-    world.group = ProcessGroup(
+    group = ProcessGroup(
         None,
         Algorithms(options),
         rank=rank,
@@ -106,13 +106,14 @@ def without_members(
         backend="rallypoint",
         timeout=timeout,
     )
-    world.group.forms_again = True
-    world.group.withdraw(
+    world.group = group
+    group.forms_again = True
+    group.withdraw(
         "the process group was made with enable_reconfigure=True and has no members yet; call its "
         "reconfigure"
     )
-    leave_at_exit(world.group)
-    return world.group
+    leave_at_exit(group)
+    return group
 
 
 def _nothing() -> None:
