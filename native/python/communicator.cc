@@ -56,9 +56,12 @@ Communicator* make(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy p
                           description);
 }
 
-// A forked child says nothing to its parent's peers, and has none of its parent's threads.
+// A forked child says nothing to its parent's peers, and has none of its parent's threads. Leaving
+// may take seconds, if peers are slow to read what was sent to them.
 void let_go(Communicator* communicator) {
-  if (!communicator->is_parents()) delete communicator;
+  if (communicator->is_parents()) return;
+  const WithoutGil others_run;
+  delete communicator;
 }
 
 bool needs_factor(std::uint32_t op) { return static_cast<ReduceOp>(op) == ReduceOp::premul_sum; }
