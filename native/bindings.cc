@@ -132,6 +132,9 @@ void bind_store(nb::module_& module) {
   module.def("signal_thread", [](int pid, int tid, int number) {
     return syscall(SYS_tgkill, pid, tid, number) == 0 ? 0 : errno;
   });
+  module.def("raise_in_thread", [](unsigned long thread, nb::handle exception) {
+    return PyThreadState_SetAsyncExc(thread, exception.ptr()) != 0;
+  });
   module.def("hmac_sha256", [](nb::bytes key, nb::bytes message) {
     const rallypoint::Digest digest =
         rallypoint::hmac_sha256({key.c_str(), key.size()}, {message.c_str(), message.size()});

@@ -24,16 +24,16 @@ constexpr unsigned kLooks = 3;  // without success, before it is recorded where 
 constexpr std::uint16_t kReceive = 0xFFFF;
 
 constexpr unsigned kLooksForMail = 16;
+// A wait of at most so many sleeps, of milliseconds, need not know whether signal handlers may run:
+// asking takes 10 us. Until it has asked, none runs.
+constexpr unsigned kLooksForHandlers = 3;
 
 // A host that also records, once a wait takes long, where the program is.
 class Noter : public Host {
  public:
   explicit Noter(Host& host) : host_(host) {}
-  void before_wait() override {
-    has_waited_ = true;
-    host_.before_wait();
-  }
-  bool has_waited() const { return has_waited_; }
+  void before_wait() override { host_.before_wait(); }
+  bool runs_handlers() override { return host_.runs_handlers(); }
   bool is_alone() override { return host_.is_alone(); }
   std::string site() override { return host_.site(); }
   bool is_interrupted() override {
@@ -46,7 +46,6 @@ class Noter : public Host {
 
   Host& host_;
   unsigned looks_ = 0;
-  bool has_waited_ = false;
 };
 
 // Waits for the collective that is currently running.
@@ -280,6 +279,8 @@ std::string Communicator::teach(std::uint64_t kind, std::span<const std::int32_t
 }
 
 Trouble Communicator::run(const Call& call, Host& host) {
+  std::optional<Waiter> waiter;
+  std::shared_ptr<Work> work;
   {
     std::unique_lock lock(collective_.mutex, std::try_to_lock);
     if (!lock) {
@@ -288,22 +289,24 @@ Trouble Communicator::run(const Call& call, Host& host) {
     }
     if (queue_.is_empty() && call.agreement == nullptr) {
       record_.begin(call.what.bits(), call.count, 1);
-      CallNoter noter(host, waits_);
-      const Trouble trouble = collective_.run(call, noter);
-      const bool has_waited = noter.has_waited();
-      record_.end(trouble, !has_waited && call.count <= kQuickItems);
-      if (has_waited) noter.end();
-      return trouble;
+      if (collective_.run(call, host, waiter) != Step::blocked) {
+        const bool has_waited = waiter && waiter->has_waited();
+        record_.end(collective_.trouble(), !has_waited && call.count <= kQuickItems);
+        return collective_.trouble();
+      }
+      work = std::make_shared<Work>();
+      queue_.adopt(call, work);
+    } else {
+      work = std::make_shared<Work>();
+      queue_.push(call, work);
     }
   }
-  const auto work = std::make_shared<Work>();
-  queue_.push(call, work);
   // The call refers to the caller's memory: stay until it is no longer in use.
-  return finish(*work, host);
+  return finish(*work, host, waiter);
 }
 
-Trouble Communicator::finish(const Work& work, Host& host) {
-  if (wait(work, kForeverS, host)) return work.trouble();
+Trouble Communicator::finish(const Work& work, Host& host, std::optional<Waiter>& waiter) {
+  if (wait(work, kForeverS, host, waiter)) return work.trouble();
   host.before_wait();  // the holder of the lock may need the GIL to proceed
   {
     std::unique_lock lock(collective_.mutex, std::defer_lock);
@@ -314,7 +317,7 @@ Trouble Communicator::finish(const Work& work, Host& host) {
     collective_.interrupt(lock.owns_lock());
   }
   NoHost patient;
-  wait(work, kForeverS, patient);
+  wait(work, kForeverS, patient, waiter);
   return Trouble::interrupted;
 }
 
@@ -343,6 +346,11 @@ void Communicator::serve() {
     ProgressThread::instance().add(*this);
     is_served_.store(true);
   });
+}
+
+void Communicator::stand_by() {
+  serve();
+  ProgressThread::instance().notify(true);
 }
 
 bool Communicator::post(Transfer& transfer, std::shared_ptr<Work> work) {
@@ -407,6 +415,8 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
   const bool has_end = timeout_s < kForeverS;
   bool is_said = false;
   bool has_slept = false;
+  unsigned looks = 0;
+  bool is_helped = false;  // by the progress thread, which is not needed unless handlers run
   TransferNoter noter(host, waits_, work, mailbox_, transfer);
   mail_waiters_.fetch_add(1);
   {
@@ -417,7 +427,15 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
         if (std::exchange(is_said, false)) mailbox_.set_waiting(nullptr);
       } else if (waiter.pause(transfer.asked)) {
         has_slept = true;
-        if (noter.is_interrupted() || now_s() > until_s) break;
+        if (now_s() > until_s) break;
+        if (++looks < kLooksForHandlers) continue;
+        if (looks == kLooksForHandlers && host.runs_handlers()) {
+          is_helped = true;
+          mail_waiters_.fetch_sub(1);
+          stand_by();
+        }
+        if (noter.is_interrupted()) break;
+        is_said = is_said && mailbox_.is_waiting(transfer);  // a handler may have waited, too
         // A caller that waits for a limited time may do something else afterwards.
         if (!is_said && !has_end && host.is_alone()) {
           mailbox_.set_waiting(&transfer);
@@ -427,7 +445,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
     }
   }
   if (is_said) mailbox_.set_waiting(nullptr);
-  mail_waiters_.fetch_sub(1);
+  if (!is_helped) mail_waiters_.fetch_sub(1);
   if (is_served_.load() && !mailbox_.is_empty()) ProgressThread::instance().notify(true);
   return work.is_done();
 }
@@ -444,36 +462,39 @@ bool Communicator::progress(bool has_slept) {
 }
 
 bool Communicator::wait(const Work& work, double timeout_s, Host& host) {
-  CallNoter noter(host, waits_);
-  const bool is_done = wait_until(now_s() + timeout_s, work, noter);
-  noter.end();
-  return is_done;
+  std::optional<Waiter> waiter;
+  return wait(work, timeout_s, host, waiter);
 }
 
-bool Communicator::wait_until(double end_s, const Work& work, Host& host) {
+bool Communicator::wait(const Work& work, double timeout_s, Host& host,
+                        std::optional<Waiter>& waiter) {
+  const double end_s = now_s() + timeout_s;
+  CallNoter noter(host, waits_);
   NoHost patient;  // an interruption ends the wait, not the operation
+  bool has_slept = false;
+  unsigned looks = 0;
   while (!work.is_done()) {
-    const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-    if (!lock) {
+    std::unique_lock lock(collective_.mutex, std::try_to_lock);
+    if (lock) {
+      if (!waiter) waiter.emplace(region_, policy_, host, transports_.messages.get());
+      do {
+        if (queue_.advance(std::exchange(has_slept, false), patient) == Step::moved) {
+          waiter->reset();
+        } else {
+          has_slept = waiter->pause(collective_.blocker());
+        }
+      } while (!has_slept && !work.is_done());
+      lock.unlock();
+    } else {
       host.before_wait();
       work.sleep(kLookUs);
-      if (host.is_interrupted() || now_s() > end_s) return work.is_done();
-      continue;
     }
-    Waiter waiter(region_, policy_, host, transports_.messages.get());
-    bool has_slept = false;
-    while (!work.is_done()) {
-      const Step step = queue_.advance(has_slept, patient);
-      has_slept = false;
-      if (step == Step::moved) {
-        waiter.reset();
-      } else if (waiter.pause(collective_.blocker())) {
-        has_slept = true;
-        if (host.is_interrupted() || now_s() > end_s) break;
-      }
-    }
-    if (!work.is_done()) break;
+    if (work.is_done() || now_s() > end_s) break;
+    if (++looks < kLooksForHandlers) continue;
+    if (looks == kLooksForHandlers && host.runs_handlers()) stand_by();
+    if (noter.is_interrupted()) break;  // a handler's call needs the lock
   }
+  noter.end();
   if (!queue_.is_empty()) ProgressThread::instance().notify(true);
   return work.is_done();
 }

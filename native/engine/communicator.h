@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -51,7 +52,9 @@ class Communicator final : public Progressable {
   std::string teach(std::uint64_t kind, std::span<const std::int32_t> words, std::uint32_t rank,
                     std::uint32_t ranks, bool averages_at_once);
 
-  // Runs a collective of all ranks in the calling thread, after those submitted before.
+  // Runs a collective of all ranks in the calling thread, after those submitted before. Once it
+  // would have to sleep, it is carried out like one in the background: signal handlers, which then
+  // run in this thread, may make further calls, which come after it.
   Trouble run(const Call& call, Host& host);
   // Carries it out in the background; `at_once` says whether that is worth waking a thread. If
   // there are too many already, it waits; returns false if that was interrupted.
@@ -67,7 +70,10 @@ class Communicator final : public Progressable {
   bool wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host);
   // The same for a collective for which nobody else can wait: an interruption of the wait ends the
   // collective, and the group with it.
-  Trouble finish(const Work& work, Host& host);
+  Trouble finish(const Work& work, Host& host) {
+    std::optional<Waiter> waiter;
+    return finish(work, host, waiter);
+  }
   // Makes progress without waiting, for some turns of a call.
   bool progress(bool has_slept) override;
   void arm() override;
@@ -85,7 +91,10 @@ class Communicator final : public Progressable {
 
  private:
   void serve();
-  bool wait_until(double end_s, const Work& work, Host& host);
+  // Has the progress thread stand by while this one waits, in case it runs signal handlers.
+  void stand_by();
+  Trouble finish(const Work& work, Host& host, std::optional<Waiter>& waiter);
+  bool wait(const Work& work, double timeout_s, Host& host, std::optional<Waiter>& waiter);
   RecordedTransfer record(const Transfer& transfer);
   bool carry_out(Mailbox::Item& item, Host& host);
 

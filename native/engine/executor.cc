@@ -10,43 +10,43 @@ namespace {
 // that sleeps between two pieces of it is woken late each time.
 constexpr unsigned kFarYields = 300;
 constexpr std::uint64_t kFarLongBytes = 128 << 10;
+constexpr unsigned kSleeps = 2;  // the first one only rings for a last look
 
 }  // namespace
 
-Trouble Executor::run(const Call& call, Host& host) {
-  if (region_.poisoned()) return Trouble::aborted;
-  runner_.start(call);
-  if (runner_.advance() != Step::finished) {
-    const Trouble trouble = wait(host);
-    if (trouble != Trouble::none) return trouble;
-  } else if (!call.program->hears_from_all) {
-    observer_.record();
+Step Executor::run(const Call& call, Host& host, std::optional<Waiter>& waiter) {
+  trouble_ = Trouble::none;
+  if (region_.poisoned()) {
+    trouble_ = Trouble::aborted;
+    return Step::failed;
   }
+  runner_.start(call);
+  if (runner_.advance() != Step::finished) return wait(host, waiter);
+  if (!call.program->hears_from_all) observer_.record();
   runner_.finish();
-  return Trouble::none;
+  return Step::finished;
 }
 
-// Completes a call that could not be run in one go.
-Trouble Executor::wait(Host& host) {
+// Goes on with a call that could not be run in one go, for as long as that is a matter of
+// milliseconds.
+Step Executor::wait(Host& host, std::optional<Waiter>& waiter) {
   resume();
   WaitPolicy policy = policy_;
   if (wire_ != nullptr && runner_.prepared().block_bytes >= kFarLongBytes) {
     policy.yields = std::min(policy.yields, kFarYields);
   }
-  Waiter waiter(region_, policy, host, wire_);
+  waiter.emplace(region_, policy, host, wire_);
   bool has_slept = false;
+  unsigned sleeps = 0;
   for (;;) {
-    switch (go_on(has_slept, host)) {
-      case Step::finished:
-        return Trouble::none;
-      case Step::failed:
-        return trouble_;
-      case Step::moved:
-        waiter.reset();
-        has_slept = false;
-        break;
-      case Step::blocked:
-        has_slept = waiter.pause(blocker());
+    const Step step = go_on(std::exchange(has_slept, false), host);
+    if (step == Step::finished) runner_.finish();
+    if (step == Step::finished || step == Step::failed) return step;
+    if (step == Step::moved) {
+      waiter->reset();
+    } else if (waiter->pause(blocker())) {
+      if (++sleeps > kSleeps) return step;
+      has_slept = true;
     }
   }
 }

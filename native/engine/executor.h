@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "engine/call.h"
@@ -26,9 +27,11 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Returns `none` or the trouble. After trouble the region is poisoned, and records the culprit.
-  // One call at a time: threads take `mutex` first.
-  Trouble run(const Call& call, Host& host);
+  // Runs a call until it is finished, has failed, or is `blocked` and there is nothing left to do
+  // but to sleep for longer: the caller goes on with `step`, and with `waiter`, which is made when
+  // needed. After a failure the region is poisoned, and records the culprit. One call at a time:
+  // threads take `mutex` first.
+  Step run(const Call& call, Host& host, std::optional<Waiter>& waiter);
   std::mutex mutex;
 
   // The same without waiting: after `begin`, call `step` until it is finished or failed. With
@@ -42,7 +45,7 @@ class Executor {
   Trouble trouble() const { return trouble_; }
 
  private:
-  Trouble wait(Host& host);
+  Step wait(Host& host, std::optional<Waiter>& waiter);
   void resume();
   Step go_on(bool has_slept, Host& host);
 

@@ -79,6 +79,8 @@ class Mailbox final : public Alarm {
   // A thread waits for this transfer, and nothing else in the process will communicate: ranks that
   // then wait for each other in a cycle are in trouble. Null when it no longer waits.
   void set_waiting(const Transfer* transfer);
+  // Whether that was said of this transfer last.
+  bool is_waiting(const Transfer& transfer) const;
   // Ends the transfer, unless it is done, and with it all operations of all ranks.
   void interrupt(const Transfer& transfer);
 

@@ -79,6 +79,11 @@ void Mailbox::set_waiting(const Transfer* transfer) {
   if (item != items.end() && (transfer->sends || !item->has_begun())) circles_.begin(*item);
 }
 
+bool Mailbox::is_waiting(const Transfer& transfer) const {
+  const std::lock_guard lock(mutex_);
+  return circles_.is_waiting(transfer);
+}
+
 void Mailbox::describe(CallRecord& record, const Item& item) const {
   const Transfer& transfer = *item.transfer;
   record.number.store(item.number + 1, std::memory_order_relaxed);

@@ -11,6 +11,14 @@ void Queue::push(const Call& call, std::shared_ptr<Work> work) {
   waiting_.fetch_add(1, std::memory_order_release);
 }
 
+// Other threads may push calls meanwhile: it comes before these.
+void Queue::adopt(const Call& call, std::shared_ptr<Work> work) {
+  const std::lock_guard lock(mutex_);
+  calls_.push_front({&call, std::move(work), false});
+  has_begun_ = true;
+  waiting_.fetch_add(1, std::memory_order_release);
+}
+
 std::shared_ptr<Work> Queue::first() {
   const std::lock_guard lock(mutex_);
   return calls_.empty() ? nullptr : calls_.front().work;
@@ -41,17 +49,17 @@ Step Queue::advance(bool has_slept, Host& host) {
 }
 
 void Queue::pop(Trouble trouble) {
-  std::shared_ptr<Work> work;
+  Item item;
   {
     const std::lock_guard lock(mutex_);
-    work = std::move(calls_.front().work);
+    item = std::move(calls_.front());
     calls_.pop_front();
   }
   has_begun_ = false;
   record_.end(trouble, false);
-  record_.unqueue();
+  if (item.is_recorded) record_.unqueue();
   waiting_.fetch_sub(1, std::memory_order_release);
-  work->finish(trouble);
+  item.work->finish(trouble);
 }
 
 }  // namespace rallypoint

@@ -23,6 +23,9 @@ class Queue {
   std::size_t size() const { return waiting_.load(std::memory_order_acquire); }
   // The call must stay where it is until the work is done.
   void push(const Call& call, std::shared_ptr<Work> work);
+  // The same for a call that the executor runs already, while there is no other. The caller holds
+  // the executor's mutex.
+  void adopt(const Call& call, std::shared_ptr<Work> work);
   std::shared_ptr<Work> first();  // null if there is none
   // Makes all possible progress with the first call. The caller holds the executor's mutex.
   Step advance(bool has_slept, Host& host);
@@ -31,6 +34,7 @@ class Queue {
   struct Item {
     const Call* call = nullptr;
     std::shared_ptr<Work> work;
+    bool is_recorded = true;  // as queued
   };
 
   void pop(Trouble trouble);

@@ -69,7 +69,6 @@ Trouble TroubleObserver::look(std::uint32_t blocker, Host& host) {
   if (is_cut_off(blocker)) return fail(Trouble::peer_lost, blocker);
   blocker_is_gone_ = false;
   if (now_s() - began_s_ > timeout_s_) return fail(Trouble::timeout, blocker);
-  if (host.is_interrupted()) return fail(Trouble::interrupted, region_.rank());
   return Trouble::none;
 }
 

@@ -26,6 +26,7 @@ class WaitCircles {
 
   // From now on this rank waits for the transfer.
   void begin(const PendingTransfer& item);
+  bool is_waiting(const Transfer& transfer) const { return waiting_ == &transfer; }
   // This rank no longer waits: for this transfer, if it did; or for any.
   void end(const Transfer& transfer);
   void end();

@@ -46,8 +46,11 @@ struct WaitPolicy {
 class Host {
  public:
   virtual ~Host() = default;
-  virtual void before_wait() = 0;     // once per call, before the first yield or sleep
-  virtual bool is_interrupted() = 0;  // called now and then; true ends the call
+  virtual void before_wait() = 0;  // once per call, before the first yield or sleep
+  // Called now and then, without locks, because it may make further calls; true ends the call.
+  virtual bool is_interrupted() = 0;
+  // Whether it is likely to do so, for as long as it takes: signal handlers of the program.
+  virtual bool runs_handlers() = 0;
   // Whether nothing else in this process will communicate before the call returns.
   virtual bool is_alone() = 0;
   // Where the program waits, in its own terms; may be empty.
@@ -59,6 +62,7 @@ class NoHost final : public Host {
  public:
   void before_wait() override {}
   bool is_interrupted() override { return false; }
+  bool runs_handlers() override { return false; }
   bool is_alone() override { return false; }
   std::string site() override { return {}; }
 };
@@ -83,6 +87,8 @@ class Waiter {
   // `blocker` is the rank that is waited for, or none in particular. Returns true after a sleep,
   // when the caller should also look for trouble.
   bool pause(std::uint32_t blocker);
+  // Whether it has yielded the core, or slept.
+  bool has_waited() const { return waiting_; }
   void reset() {
     count_ = 0;
     sleep_us_ = 0;

@@ -56,9 +56,12 @@ Communicator* make(int fd, std::uint32_t rank, std::uint32_t ranks, WaitPolicy p
                           description);
 }
 
-// A forked child says nothing to its parent's peers, and has none of its parent's threads.
+// A forked child says nothing to its parent's peers, and has none of its parent's threads. Leaving
+// may take seconds, if peers are slow to read what was sent to them.
 void let_go(Communicator* communicator) {
-  if (!communicator->is_parents()) delete communicator;
+  if (communicator->is_parents()) return;
+  const WithoutGil others_run;
+  delete communicator;
 }
 
 bool needs_factor(std::uint32_t op) { return static_cast<ReduceOp>(op) == ReduceOp::premul_sum; }
@@ -215,8 +218,8 @@ nb::object PythonCommunicator::submit(std::uint32_t collective, std::uint32_t op
   work->call.timeout_s = limit(timeout_s);
   work->communicator = communicator_;
   work->site = site_;
-  ++begun_;
   PythonHost host(&site_);
+  ++begun_;
   if (bytes >= kLongBytes) host.before_wait();
   const bool begun = communicator_->submit(work->call, work, bytes >= kLongBytes, host);
   if (begun && waits) communicator_->finish(*work, host);
@@ -245,6 +248,7 @@ int PythonCommunicator::receive(int from, std::int32_t tag, nb::handle buffer, d
 
 nb::object PythonCommunicator::post(bool sends, int peer, std::int32_t tag, nb::handle buffer,
                                     int as, double timeout_s, bool plain) {
+  refuse_among_others();
   const Releasing releasing;
   const auto work = std::make_shared<PythonWork>();
   std::optional<DType> dtype;
@@ -394,8 +398,8 @@ int PythonCommunicator::prepare(Arguments& given, std::uint32_t collective, std:
 }
 
 int PythonCommunicator::carry_out(const Call& call, std::uint64_t bytes) {
-  ++begun_;
   PythonHost host(&site_);
+  ++begun_;
   if (bytes >= kLongBytes) host.before_wait();
   const Trouble trouble = communicator_->run(call, host);
   host.finish();

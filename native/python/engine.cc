@@ -21,6 +21,7 @@ void bind_engine(nb::module_& module) {
   module.def("tell_long_waits", &tell_long_waits);
   module.def("next_done", &next_done, nb::call_guard<WithoutGil>());
   module.def("close_work", &close_work);
+  module.def("interrupted_frame", &interrupted_frame);
   nb::class_<PythonWork>(module, "Work")
       .def("wait", &PythonWork::wait)
       .def("test", &PythonWork::test)

@@ -1,6 +1,8 @@
 #include "python/work.h"
 
 #include <nanobind/stl/string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -40,6 +42,34 @@ int release_later(void*) {
   return 0;
 }
 
+// Python runs signal handlers only there.
+bool is_main_thread() { return syscall(SYS_gettid) == getpid(); }
+
+// The Python frame of the main thread that made the call which handlers may interrupt now; null:
+// they interrupt none.
+std::atomic<PyObject*> interrupted{nullptr};
+
+// Handlers may run within this block, which begins with the GIL.
+class Interruptible {
+ public:
+  Interruptible() : is_main_(is_main_thread()), outer_(interrupted) {
+    if (is_main_) interrupted = reinterpret_cast<PyObject*>(PyEval_GetFrame());
+  }
+  ~Interruptible() {
+    if (is_main_) interrupted = outer_;
+  }
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+ private:
+  bool is_main_;
+  PyObject* outer_;
+};
+
+nb::object interruption(const char* function) {
+  return nb::module_::import_("rallypoint.engine.interruption").attr(function);
+}
+
 }  // namespace
 
 Releasing::Releasing() : outer_(std::exchange(comes_by, true)) {}
@@ -49,19 +79,29 @@ Releasing::~Releasing() {
   release_finished();
 }
 
+void refuse_among_others() {
+  if (interrupted != nullptr && is_main_thread()) interruption("refuse_among_others")();
+}
+
 bool PythonHost::is_interrupted() {
   const bool released = thread_ != nullptr;
   resume();
-  const bool interrupted = PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
-  if (released && !interrupted) before_wait();
-  return interrupted;
+  const Interruptible handlers_run;
+  const bool has_raised = PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+  if (released && !has_raised) before_wait();
+  return has_raised;
 }
 
-template <typename Answer>
-Answer PythonHost::ask(const nb::callable& question, Answer otherwise) {
+bool PythonHost::runs_handlers() {
+  return is_main_thread() && ask([] { return interruption("may_run_handlers")(); }, false);
+}
+
+template <typename Question, typename Answer>
+Answer PythonHost::ask(const Question& question, Answer otherwise) {
   const bool released = thread_ != nullptr;
   resume();
   if (PyErr_Occurred() == nullptr) {
+    const Interruptible handlers_run;
     try {
       otherwise = nb::cast<Answer>(question());
     } catch (nb::python_error& error) {
@@ -192,6 +232,11 @@ std::shared_ptr<PythonWork> next_done() {
   lock.unlock();
   work->await_last_step();
   return work;
+}
+
+nb::object interrupted_frame() {
+  PyObject* const frame = is_main_thread() ? interrupted.load() : nullptr;
+  return frame == nullptr ? nb::none() : nb::borrow(frame);
 }
 
 void close_work() {

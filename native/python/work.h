@@ -16,6 +16,10 @@
 
 namespace rallypoint::python {
 
+// Before a call begins: raises CallerError in a signal handler that has interrupted one of several
+// calls which must be made in a row (engine/interruption.py).
+void refuse_among_others();
+
 // Holds the GIL for short waits, releases it for long ones, and lets Ctrl-C through: an exception
 // of a signal handler, wherever it was raised, ends the wait, and `finish` raises it again when the
 // engine has released everything. No exception passes through the engine.
@@ -24,7 +28,9 @@ class PythonHost final : public Host {
   // `is_alone`: whether no other thread of Python's may communicate. `site`: returns where the
   // program is.
   explicit PythonHost(const nanobind::callable* site, const nanobind::callable* is_alone = nullptr)
-      : site_(site), is_alone_(is_alone) {}
+      : site_(site), is_alone_(is_alone) {
+    refuse_among_others();
+  }
   ~PythonHost() override { resume(); }
   PythonHost(const PythonHost&) = delete;
   PythonHost& operator=(const PythonHost&) = delete;
@@ -32,6 +38,7 @@ class PythonHost final : public Host {
     if (thread_ == nullptr) thread_ = PyEval_SaveThread();
   }
   bool is_interrupted() override;
+  bool runs_handlers() override;
   bool is_alone() override;
   std::string site() override;
   // The wait is over, however it ended.
@@ -45,10 +52,10 @@ class PythonHost final : public Host {
     if (thread_ != nullptr) take_gil(thread_);
     thread_ = nullptr;
   }
-  // With the GIL: call the function that Python gave us; other exceptions than errors, such as
+  // With the GIL: what a function of Python's answers; other exceptions than errors, such as
   // Ctrl-C, stay set.
-  template <typename Answer>
-  Answer ask(const nanobind::callable& question, Answer otherwise);
+  template <typename Question, typename Answer>
+  Answer ask(const Question& question, Answer otherwise);
 
   const nanobind::callable* site_;
   const nanobind::callable* is_alone_;
@@ -104,6 +111,9 @@ class Releasing {
 };
 // Waits until a watched operation is done; null when the process ends.
 std::shared_ptr<PythonWork> next_done();
+// In a signal handler: the Python frame of the call that it has interrupted; otherwise
+// None.
+nanobind::object interrupted_frame();
 // The process ends: from now on nothing must access Python.
 void close_work();
 

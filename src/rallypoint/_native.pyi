@@ -1,6 +1,7 @@
 """Types of the native core (native/bindings.cc)."""
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -297,5 +298,11 @@ def exchange(fd: int, request: bytes) -> bytes:
 
 def signal_thread(pid: int, tid: int, number: int, /) -> int:
     """Send a signal to one thread (tgkill); 0, or the errno."""
+
+def raise_in_thread(thread: int, exception: type[BaseException], /) -> bool:
+    """Have a thread raise an exception at its next instruction in Python; False: there is none."""
+
+def interrupted_frame() -> FrameType | None:
+    """In a signal handler: the frame of the call of the engine that it has interrupted."""
 
 def hmac_sha256(key: bytes, message: bytes) -> bytes: ...

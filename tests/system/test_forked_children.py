@@ -326,3 +326,63 @@ dist.destroy_process_group()
 """
     )
     run_ranks(script, tmp_path, patience_s=120)
+
+
+FREED = """
+import gc, socket, sys, weakref
+gc.disable()
+import torch, torch.distributed
+import rallypoint
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+def form_and_leave(dist):
+    port = free_port()
+    where = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("rallypoint", init_method=where, rank=0, world_size=1)
+    parts = [dist.new_group([0]) for _ in range(2)]
+    for group in [None, *parts]:
+        dist.all_reduce(torch.ones(4), group=group)
+        dist.barrier(group=group)
+        dist.all_gather_object([None], "one", group=group)
+    refs = [weakref.ref(group) for group in [dist.group.WORLD, *parts]]
+    dist.destroy_process_group(parts.pop())
+    parts.clear()
+    del group
+    dist.destroy_process_group()
+    assert [ref() for ref in refs] == [None] * 3
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+"""
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("door", ["rallypoint", "torch.distributed"])
+def test_a_group_that_was_left_is_freed_with_its_store(door: str) -> None:
+    """By reference counts: the collector may come late, or never."""
+    if door == "torch.distributed":
+        pytest.importorskip("torch")
+    program = f"{FREED}form_and_leave({door})"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+NOTEBOOK = """
+from accelerate import notebook_launcher
+def train():
+    torch.distributed.init_process_group("rallypoint")
+    values = torch.ones(4)
+    torch.distributed.all_reduce(values)
+    assert bool((values == 2).all())
+    torch.distributed.destroy_process_group()
+form_and_leave(torch.distributed)
+notebook_launcher(train, num_processes=2, use_port=str(free_port()))
+"""
+
+
+@pytest.mark.needs_torch
+def test_a_notebook_launches_after_a_group_of_its_own() -> None:
+    """accelerate's launcher forks; a store's thread that is left over would hang the children."""
+    pytest.importorskip("accelerate")
+    subprocess.run([sys.executable, "-c", FREED + NOTEBOOK], check=True, timeout=120)

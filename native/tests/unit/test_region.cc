@@ -84,6 +84,7 @@ class CountingHost final : public Host {
  public:
   void before_wait() override { ++waits; }
   bool is_interrupted() override { return false; }
+  bool runs_handlers() override { return false; }
   bool is_alone() override { return false; }
   std::string site() override { return {}; }
   int waits = 0;

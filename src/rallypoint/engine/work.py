@@ -51,7 +51,7 @@ class Work:
         self._communicator = communicator
         self.operation = operation
         self._finish = finish  # None once it has been called
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is complete, and help to complete it; returns True.
@@ -114,7 +114,7 @@ class Work:
 
     def _settle(self, end: int) -> None:
         """Finish an operation that has ended, only once. Other threads that call this meanwhile
-        wait.
+        wait; a signal handler in the middle of it, which cannot, does it first.
         """
         if self._finish is None:
             return
@@ -148,7 +148,7 @@ class _Callbacks:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may add one while one is added
         self._told = threading.Condition(self._lock)
         self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Any], object]]]] = {}
         self._threads: list[threading.Thread] = []

@@ -7,7 +7,8 @@ futures. Do not touch an operation's arrays before it is completed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
@@ -111,7 +112,7 @@ class OneWork(EngineWork):
         self.operation = called.operation
         self._finish = finish
         if finish is not None:
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
         self._group = group
         self._called = called
         self._outputs = outputs
@@ -201,6 +202,20 @@ def together(works: Sequence[Work | None], async_op: bool) -> Work | None:
     return None
 
 
+@contextmanager
+def ended_on_error(works: Sequence[Any]) -> Iterator[None]:
+    """If an error ends the block, wait first for the operations that it has begun: once the caller
+    has the error, nothing changes the arrays any more.
+    """
+    try:
+        yield
+    except Exception:
+        for work in works:
+            with suppress(RallypointError):
+                work.wait()
+        raise
+
+
 class Future:
     """A value that is available later: the part of torch.futures.Future that communication needs.
 
@@ -209,7 +224,7 @@ class Future:
 
     def __init__(self) -> None:
         self._is_done = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may add a callback while one is added
         self._callbacks: list[Callable[[Future], object]] = []
         self._value: Any = None
         self._error: BaseException | None = None

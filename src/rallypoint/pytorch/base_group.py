@@ -120,9 +120,14 @@ class BaseGroup(Operations):
         group = self._group_for(device)
         if group is not None:
             return group._end_coalescing(device)
-        works, self._coalesced = self._coalesced or [], None
-        self.is_watched = self.has_watchers()
+        works = self._coalesced or []
+        self.forget_coalesced()
         return joined(works, [output for work in works for output in work.result()])
+
+    def forget_coalesced(self) -> None:
+        """Calls are no longer coalesced; those begun go on."""
+        self._coalesced = None
+        self.is_watched = self.has_watchers()
 
     # The names by which C++ calls them.
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
@@ -163,4 +168,5 @@ class BaseGroup(Operations):
         """End the group, only once."""
         if not self._is_over:
             self._is_over = True
+            self.devices.close()
             shared_buckets.leave()

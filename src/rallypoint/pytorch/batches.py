@@ -1,12 +1,18 @@
-"""torch.distributed.batch_isend_irecv on GPUs, where NCCL must begin all of a batch together.
+"""Two of torch.distributed's functions that make several calls as one.
 
-Begun one after the other, ranks that all send first wait for each other. PyTorch has NCCL begin
-them together only for groups whose type is its own or, from 2.15 on, after a first call on a GPU.
+batch_isend_irecv on GPUs, where NCCL must begin all of a batch together: begun one after the other,
+ranks that all send first wait for each other. PyTorch has NCCL begin them together only for groups
+whose type is its own or, from 2.15 on, after a first call on a GPU.
+
+_coalescing_manager, whose block may end with an exception: PyTorch's would then keep all later
+calls for the end of the block, and carry out none.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -16,11 +22,31 @@ from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.untraced import untraced_function
 
 _original = dist.batch_isend_irecv
+_original_manager = distributed_c10d._coalescing_manager
 
 
 def install() -> None:
-    """Have PyTorch's function begin batches of our groups together, from now on."""
+    """Have PyTorch's functions do this for our groups, from now on."""
     dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
+    dist._coalescing_manager = distributed_c10d._coalescing_manager = coalescing_manager
+
+
+@contextmanager
+def coalescing_manager(
+    group: Any = None,  # noqa: ANN401 - of torch
+    device: Any = None,  # noqa: ANN401
+    async_ops: bool = False,
+) -> Iterator[Any]:
+    """See PyTorch's."""
+    try:
+        with _original_manager(group, device, async_ops) as manager:
+            yield manager
+    except BaseException:
+        chosen = group or distributed_c10d._get_default_group()
+        if isinstance(chosen, BaseGroup):
+            distributed_c10d._world.pg_coalesce_state.pop(chosen, None)
+            chosen.forget_coalesced()
+        raise
 
 
 @untraced_function

@@ -25,7 +25,7 @@ class SharedBuckets:
     """The storages of this process that were moved to shared memory."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may destroy the group meanwhile
         self._storages: dict[int, Any] = {}  # by address
         self._groups = 0
 
@@ -68,7 +68,7 @@ class SharedBuckets:
             is_used = torch._C._storage_Use_Count(storage._cdata) > 1
             if all_of_them or not is_used:
                 abandon(address, is_used)
-                del self._storages[address]
+                self._storages.pop(address, None)
 
 
 shared_buckets = SharedBuckets()

@@ -21,7 +21,7 @@ from rallypoint.process_group.calls.point_to_point import post_message
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.process_group.work import Called
+from rallypoint.process_group.work import Called, ended_on_error
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.memory import Memory
@@ -238,7 +238,8 @@ def side_by_side(opts: Options, outputs: Sequence[Any]) -> Iterator[Begun]:
     is_async, opts.asyncOp = opts.asyncOp, True
     works = Begun()
     try:
-        yield works
+        with ended_on_error(works):
+            yield works
     finally:
         opts.asyncOp = is_async
     works.whole = joined(works, outputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -65,11 +66,15 @@ def why_staged(seats: Sequence[Seat]) -> str | None:
 
 
 class Devices:
-    """The groups that take one group's calls for other devices."""
+    """The groups that take one group's calls for other devices.
+
+    Args:
+        adopt: a method of torch's group, which holds this object.
+    """
 
     def __init__(self, group: ProcessGroup, store: Any, adopt: Adopt) -> None:  # noqa: ANN401
         self._group = group
-        self._adopt = adopt
+        self._adopt = weakref.WeakMethod(adopt)
         self._store = store
         self._prefix = f"{group.world.prefix}/gpus/{group.group_name}"
         self._groups: dict[str, Any] = {}
@@ -107,6 +112,10 @@ class Devices:
         """The groups that have been made."""
         return [group for group in self._groups.values() if group is not None]
 
+    def close(self) -> None:
+        """The group has ended: no other takes its calls, nor is kept."""
+        self._groups = dict.fromkeys(MAKERS)
+
     def _tell(self) -> None:
         text = json.dumps(asdict(Seat.own()))
         # Without the store the group has all that CPU tensors need, and its calls say who was lost.
@@ -121,7 +130,9 @@ class Devices:
         )
         if reason is None:
             store = dist.PrefixStore(f"{self._prefix}/{kind}", self._store)
-            return MAKERS[kind](store, self._group, self._adopt)
+            adopt = self._adopt()
+            assert adopt is not None, "calls come by way of it"
+            return MAKERS[kind](store, self._group, adopt)
         if self._group.own_rank == 0:
             warnings.warn(
                 f"rallypoint: {kind} tensors are copied to the host and back in the group "

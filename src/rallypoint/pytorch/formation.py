@@ -13,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rallypoint.engine.communicator import Communicator
+from rallypoint.engine.interruption import beside_handlers, may_run_handlers
 from rallypoint.process_group.formation.communicator import form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
@@ -41,18 +43,25 @@ def form(
     shared = TorchStore(store)
     members = global_ranks or list(range(size))
     is_beside = not global_ranks and dist.is_initialized()  # made by PyTorch's own helper
-    prefix = fresh_round(shared, "rallypoint", rank=rank, names=members, timeout=timeout)
     title = f"group {name}" if global_ranks or is_beside else DEFAULT_GROUP
-    communicator, algorithms = form_communicator(
-        shared,
-        prefix,
-        rank=rank,
-        members=members,
-        timeout=timeout,
-        options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
-        name=title,
-        is_across_jobs=is_beside,
-    )
+    # Each of its waits keeps a client of torch's to itself, also from this thread's handlers.
+    own = shared.clone() if may_run_handlers() else shared
+
+    def meet() -> tuple[str, Communicator, Algorithms]:
+        prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
+        communicator, algorithms = form_communicator(
+            own,
+            prefix,
+            rank=rank,
+            members=members,
+            timeout=timeout,
+            options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
+            name=title,
+            is_across_jobs=is_beside,
+        )
+        return prefix, communicator, algorithms
+
+    prefix, communicator, algorithms = beside_handlers(meet)
     world = World(
         shared, prefix, algorithms.options, _nothing, title=title, is_across_jobs=is_beside
     )
@@ -85,7 +94,7 @@ def without_members(
     """A group that serves no call until it has been reconfigured, of this rank and size so far."""
     options = AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", ""))
     world = World(TorchStore(store), "", options, _nothing, is_across_jobs=True)
-    world.group = ProcessGroup(
+    group = ProcessGroup(
         None,
         Algorithms(options),
         rank=rank,
@@ -97,13 +106,14 @@ def without_members(
         backend="rallypoint",
         timeout=timeout,
     )
-    world.group.forms_again = True
-    world.group.withdraw(
+    world.group = group
+    group.forms_again = True
+    group.withdraw(
         "the process group was made with enable_reconfigure=True and has no members yet; call its "
         "reconfigure"
     )
-    leave_at_exit(world.group)
-    return world.group
+    leave_at_exit(group)
+    return group
 
 
 def _nothing() -> None:

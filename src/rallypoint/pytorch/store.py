@@ -114,8 +114,11 @@ class TorchStore(Store):
         self.wait([f"{key}/all"], timeout)
 
     def clone(self) -> TorchStore:
-        """See Store."""
-        return TorchStore(self._store.clone() if hasattr(self._store, "clone") else self._store)
+        """See Store; this handle itself, if torch's store has no others."""
+        try:
+            return TorchStore(self._store.clone())
+        except (AttributeError, RuntimeError):  # of a store in Python
+            return self
 
     def close(self) -> None:
         """The store is torch's to close."""

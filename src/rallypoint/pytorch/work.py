@@ -38,6 +38,9 @@ class _Telling(threading.local):
 
 
 _telling = _Telling()
+# All works share it: few have futures, and it is held for microseconds. A signal handler may make
+# one in the middle of another.
+_of_futures = threading.RLock()
 
 
 @untraced
@@ -91,7 +94,6 @@ class _Running:
     _followers: list[Any] | None = None  # works begun by callbacks of this one
 
     if TYPE_CHECKING:  # methods of the work that this is mixed into
-        _lock: Any
         _outputs: Sequence[Any]
 
         def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
@@ -141,7 +143,7 @@ class _Running:
         if _is_for_typed_hook(self._outputs):
             self.wait()
             return _typed(self.result())
-        with self._lock:
+        with _of_futures:
             is_first = self._future is None
             if is_first:
                 self._is_told = threading.Event()
@@ -178,7 +180,7 @@ class _Running:
         """Complete the future, only once."""
         if not super().is_completed():  # type: ignore[misc]
             return
-        with self._lock:
+        with _of_futures:
             signal, self._signal = self._signal, None
         if signal is None or self._is_told is None:
             return
@@ -227,7 +229,6 @@ class RunningWorks(_Running, ManyWorks, dist.Work):
     def __init__(self, works: Sequence[RunningWork], outputs: Sequence[Any]) -> None:
         _init(self)
         super().__init__(works)
-        self._lock = threading.Lock()
         self._outputs = outputs
 
     _source_rank = ManyWorks.source_rank

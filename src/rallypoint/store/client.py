@@ -2,8 +2,8 @@
 
 Against our server each operation is at most one round trip, for a thousand keys; against torch's it
 uses the stock sequences. Every operation ends within its timeout, with an error that names server,
-operation and key. A client has one connection and runs one operation at a time: threads that may
-wait long should each use a `clone`.
+operation and key. A client runs one operation at a time over its connection. While one waits,
+those of other threads, and of a signal handler that has interrupted it, use a further connection.
 """
 
 from __future__ import annotations
@@ -82,19 +82,36 @@ class TCPStore(Store):
         self.host: str = host_name
         self.port: int = port
         self._endpoint = endpoint_of(host_name, port)
-        self._session = Session(connect(host_name, port, timeout_s, token), timeout_s)
+        self._own = Session(connect(host_name, port, timeout_s, token), timeout_s)
+        self._beside: TCPStore | None = None
         if world_size is not None and wait_for_workers:
             self._count_in(world_size, wait=is_master)
 
+    @property
+    def _session(self) -> Session:
+        """One whose turn it is."""
+        if not self._own.is_busy:
+            return self._own
+        if self._beside is None:
+            self._beside = self.clone()
+        return self._beside._session
+
+    def _post(self, operation: str, key: str | None, request: bytes) -> None:
+        """Send a request that has no reply."""
+        session = self._session
+        session.post(operation, key, request)
+        if session is not self._own:  # it is to be served before what follows there
+            session.exchange_number("num_keys", None, b"\x07", _I64)
+
     def _count_in(self, world_size: int, *, wait: bool) -> None:
         joined = self._add(_WORKERS, 1)
-        deadline = time.monotonic() + self._session.timeout_s
+        deadline = time.monotonic() + self._own.timeout_s
         pause_s = 0.001
         while wait and joined < world_size:
             if time.monotonic() >= deadline:
                 raise StoreTimeoutError(
                     f"{joined} of {world_size} clients joined the store at {self._endpoint} "
-                    f"within {self._session.timeout_s:g} s; look for the first error of the others",
+                    f"within {self._own.timeout_s:g} s; look for the first error of the others",
                     endpoint=self._endpoint,
                     operation="wait_for_workers",
                 )
@@ -105,19 +122,21 @@ class TCPStore(Store):
     @property
     def is_ours(self) -> bool:
         """Whether the server is Rallypoint's, which can do more than torch's."""
-        return self._session.ours
+        return self._own.ours
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations wait."""
         super().set_timeout(timeout)
-        self._session.timeout_s = seconds_of(timeout)
+        self._own.timeout_s = seconds_of(timeout)
+        if self._beside is not None:
+            self._beside.set_timeout(timeout)
 
     # Keys.
 
     def set(self, key: str, value: str | bytes) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
         request = b"\x01" + pack_key(key) + pack_value(key, value)
-        self._session.post("set", key, request)
+        self._post("set", key, request)
 
     def get(self, key: str) -> bytes:
         """See Store."""
@@ -134,7 +153,7 @@ class TCPStore(Store):
 
     def append(self, key: str, value: str | bytes) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
-        self._session.post("append", key, b"\x09" + pack_key(key) + pack_value(key, value))
+        self._post("append", key, b"\x09" + pack_key(key) + pack_value(key, value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """See Store."""
@@ -148,7 +167,7 @@ class TCPStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """See Store."""
-        timeout_s = seconds_of(timeout) if timeout is not None else self._session.timeout_s
+        timeout_s = seconds_of(timeout) if timeout is not None else self._own.timeout_s
         self._session.wait(
             "wait", keys, b"\x06" + pack_keys(keys), Connection.receive_u8, timeout_s
         )
@@ -185,11 +204,9 @@ class TCPStore(Store):
             return [connection.receive_blob() for _ in range(count)]
 
         if self.is_ours:
-            return self._session.wait(
-                operation, keys, b"\x40" + packed, read, self._session.timeout_s
-            )
+            return self._session.wait(operation, keys, b"\x40" + packed, read, self._own.timeout_s)
         self._session.wait(
-            operation, keys, b"\x06" + packed, Connection.receive_u8, self._session.timeout_s
+            operation, keys, b"\x06" + packed, Connection.receive_u8, self._own.timeout_s
         )
         return self._session.exchange(operation, _first(keys), b"\x0a" + packed, read)
 
@@ -201,13 +218,13 @@ class TCPStore(Store):
             )
         parts = [pack_key(k) + pack_value(k, v) for k, v in zip(keys, values, strict=True)]
         request = b"\x0b" + pack_count(parts) + b"".join(parts)
-        self._session.post("multi_set", _first(keys), request)
+        self._post("multi_set", _first(keys), request)
 
     # Queues and barriers.
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
-        self._session.post("queue_push", key, b"\x0e" + pack_key(key) + pack_value(key, value))
+        self._post("queue_push", key, b"\x0e" + pack_key(key) + pack_value(key, value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """See Store."""
@@ -215,9 +232,9 @@ class TCPStore(Store):
         if block and self.is_ours:
             request = b"\x41" + packed
             return self._session.wait(
-                "queue_pop", [key], request, Connection.receive_blob, self._session.timeout_s
+                "queue_pop", [key], request, Connection.receive_blob, self._own.timeout_s
             )
-        deadline = time.monotonic() + self._session.timeout_s
+        deadline = time.monotonic() + self._own.timeout_s
         while True:
             if block:
                 left_s = max(deadline - time.monotonic(), 0.001)
@@ -236,7 +253,7 @@ class TCPStore(Store):
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """See Store."""
-        timeout_s = seconds_of(timeout) if timeout is not None else self._session.timeout_s
+        timeout_s = seconds_of(timeout) if timeout is not None else self._own.timeout_s
         request = b"\x12" + pack_key(key) + pack_number("barrier", world_size)
         self._session.wait("barrier", [key], request, Connection.receive_u8, timeout_s)
 
@@ -251,7 +268,7 @@ class TCPStore(Store):
             StoreError: the server is not ours.
         """
         self._require_ours("set_ephemeral", key)
-        self._session.post("set_ephemeral", key, b"\x42" + pack_key(key) + pack_value(key, value))
+        self._post("set_ephemeral", key, b"\x42" + pack_key(key) + pack_value(key, value))
 
     def enter(self, namespace: str, number: int) -> None:
         """Join a round: from now on this store holds that round's keys and no others.
@@ -275,8 +292,8 @@ class TCPStore(Store):
             StoreError: the server is not ours.
         """
         self._require_ours("watch", prefix)
-        connection = connect(self.host, self.port, self._session.timeout_s, self._token)
-        session = Session(connection, self._session.timeout_s)
+        connection = connect(self.host, self.port, self._own.timeout_s, self._token)
+        session = Session(connection, self._own.timeout_s)
         if self._round is not None:
             request = b"\x44" + pack_key(self._round[0]) + pack_number("enter", self._round[1])
             session.exchange_number("enter", self._round[0], request, _I64)
@@ -305,11 +322,15 @@ class TCPStore(Store):
 
     def interrupt(self) -> None:
         """End an operation of another thread with StoreConnectionError, and all later ones."""
-        self._session.interrupt()
+        self._own.interrupt()
+        if self._beside is not None:
+            self._beside.interrupt()
 
     def close(self) -> None:
-        """Close the connection, and the server if it runs here."""
-        self._session.close()
+        """Close the connections, and the server if it runs here."""
+        self._own.close()
+        if self._beside is not None:
+            self._beside.close()
         server, self._server = self._server, None
         if server is not None and _shared.get(server.port) is not server:
             server.close()  # a shared server ends with the last of its masters

@@ -81,7 +81,8 @@ class FileStore(Store):
         self._world_size = world_size
         self._run_id = run_id
         self._reset_stale = reset_stale
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_open = False
         self._contents = Contents()
         self._replayed = 0  # the number of bytes of the file that are in _contents
         self._member: bytes | None = None
@@ -224,7 +225,7 @@ class FileStore(Store):
         Store.__init__(other, self._timeout)
         other.path, other._run_id, other._world_size = self.path, self._run_id, self._world_size
         other._reset_stale = False
-        other._lock = threading.Lock()
+        other._lock, other._is_open = threading.RLock(), False
         other._contents, other._replayed, other._member = Contents(), 0, None
         return other
 
@@ -290,6 +291,20 @@ class FileStore(Store):
 
     @contextmanager
     def _open(self, operation: str, key: str | None, lock: int, *, create: bool) -> Iterator[int]:
+        if self._is_open:  # by this thread, which has the lock
+            raise self._error(
+                operation, key, "a signal handler has interrupted another call of this store; use "
+                "another handle in the handler, or set a flag there and make the call later"
+            )  # fmt: skip
+        self._is_open = True
+        try:
+            with self._opened(operation, key, lock, create=create) as fd:
+                yield fd
+        finally:
+            self._is_open = False
+
+    @contextmanager
+    def _opened(self, operation: str, key: str | None, lock: int, *, create: bool) -> Iterator[int]:
         deadline = time.monotonic() + seconds_of(self._timeout)
         flags = os.O_RDWR | (os.O_CREAT if create else 0)
         while True:

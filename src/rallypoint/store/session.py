@@ -1,7 +1,8 @@
 """One request and its reply at a time over one connection, with errors that name operation and key.
 
 An interrupted exchange closes the connection: its late reply could be mistaken for that to the next
-request.
+request. A signal handler that runs in the middle of one cannot use the connection, and calls that
+another thread waits in may wait for the handler's: see `is_busy`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,15 @@ class Session:
         self.ours = connection.ours
         self._endpoint = connection.endpoint
         self._connection: Connection | None = connection
-        self._lock = threading.Lock()
+        # A handler may run when the lock is taken, but the exchange has not begun.
+        self._lock = threading.RLock()
+        self._thread = 0  # whose exchange is under way; 0: none is
+        self._is_waiting = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange that begins now, in this thread, might never get its turn."""
+        return self._is_waiting or self._thread == threading.get_ident()
 
     def interrupt(self) -> None:
         """End an exchange of another thread with an error, and the connection with it."""
@@ -60,6 +69,7 @@ class Session:
         with self._lock:
             connection = self._usable(operation, key)
             try:
+                self._thread = threading.get_ident()
                 connection.start(self.timeout_s)
                 connection.send(request)
                 if connection.ours:
@@ -70,6 +80,8 @@ class Session:
             except BaseException as error:
                 self._give_up(error)
                 raise
+            finally:
+                self._thread = 0
 
     def exchange_number(
         self, operation: str, key: str | None, request: bytes, layout: struct.Struct
@@ -78,6 +90,7 @@ class Session:
         with self._lock:
             connection = self._connection or self._usable(operation, key)
             try:
+                self._thread = threading.get_ident()
                 reply = connection.exchange(request, self.ours + layout.size, self.timeout_s)
                 if self.ours and reply[0]:
                     # Every other reply is longer than the longest number.
@@ -89,12 +102,15 @@ class Session:
             except BaseException as error:
                 self._give_up(error)
                 raise
+            finally:
+                self._thread = 0
 
     def post(self, operation: str, key: str | None, request: bytes) -> None:
         """Send `request`, which has no reply."""
         with self._lock:
             connection = self._usable(operation, key)
             try:
+                self._thread = threading.get_ident()
                 connection.start(self.timeout_s)
                 connection.send(request)
             except OSError as error:
@@ -102,6 +118,8 @@ class Session:
             except BaseException as error:
                 self._give_up(error)
                 raise
+            finally:
+                self._thread = 0
 
     def wait(
         self,
@@ -116,6 +134,7 @@ class Session:
         with self._lock:
             connection = self._usable(operation, key)
             try:
+                self._thread, self._is_waiting = threading.get_ident(), True
                 connection.start(timeout_s)
                 connection.send(request)
                 try:
@@ -133,6 +152,8 @@ class Session:
             except BaseException as error:
                 self._give_up(error)
                 raise
+            finally:
+                self._thread, self._is_waiting = 0, False
 
     @property
     def _cancel_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import weakref
 from datetime import timedelta
@@ -322,3 +323,32 @@ def test_an_error_of_a_callback_of_what_is_over_is_reported_not_raised(
 
     run_ranks(2, main)
     assert [str(each) for each in reported] == ["mine", "mine"]
+
+
+def test_a_signal_handler_waits_for_a_work_that_is_being_finished() -> None:
+    """It finishes it itself, as the thread that it has interrupted cannot go on before."""
+    seen = list[str]()
+
+    def main(communicator: Communicator) -> None:
+        def handle(*_: object) -> None:
+            seen.append("in the handler")
+            work.wait()
+            work.add_done_callback(lambda _: seen.append("told"))
+
+        def finish() -> None:
+            if not seen:
+                signal.raise_signal(signal.SIGUSR1)
+            seen.append("finished")
+
+        values = np.ones(3)
+        native = all_reduce(communicator, values)._native
+        work = Work(native, communicator, "all_reduce", finish)
+        before = signal.signal(signal.SIGUSR1, handle)
+        try:
+            work.wait()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    with communicators_of(1) as (communicator,):
+        main(communicator)
+    assert seen == ["in the handler", "finished", "told", "finished"]

@@ -444,3 +444,33 @@ def test_memory_in_use_outlives_its_tensor() -> None:
             storages._free_weak_ref(memory)
 
     run_ranks(2, main)
+
+
+def test_an_error_of_a_coalesced_call_comes_when_nothing_changes_its_tensors_any_more() -> None:
+    def main(group: Any) -> None:
+        tensor, opts = torch.ones(3_000_000), c10d.AllreduceCoalescedOptions()
+        with pytest.raises(NotImplementedError, match="meta tensor"):
+            group.allreduce_coalesced([tensor, torch.ones(2, device="meta")], opts)
+        assert bool((tensor == 2).all())
+
+    run_ranks(2, main)
+
+
+def test_after_an_exception_in_torchs_manager_calls_are_made_as_before() -> None:
+    import torch.distributed as dist
+
+    def main(group: Any) -> None:
+        with (
+            pytest.raises(ZeroDivisionError),
+            dist._coalescing_manager(group, torch.device("cpu")),
+        ):
+            group.allreduce([torch.ones(3)]).wait()
+            raise ZeroDivisionError
+        assert group not in dist.distributed_c10d._world.pg_coalesce_state
+        assert group._coalesced is None
+        assert not group.is_watched
+        work = group.allreduce([torch.ones(3)])
+        work.wait()
+        assert bool((work.result()[0] == 2).all())
+
+    run_ranks(2, main)

@@ -6,6 +6,7 @@ tests/system/test_file_store.py kills writers.
 from __future__ import annotations
 
 import os
+import signal
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from rallypoint.base.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.file import FileStore
-from rallypoint.store.file_log import Change, Kind, encode_record
+from rallypoint.store.file_log import Change, Contents, Kind, encode_record
 
 
 @pytest.mark.parametrize("keep", range(0, 60, 7))
@@ -93,3 +94,32 @@ def test_a_wait_ends_with_its_timeout(tmp_path: Path) -> None:
     with pytest.raises(StoreTimeoutError, match="get of 'k'"):
         store.get("k")
     assert Path(store.path).exists()
+
+
+def test_a_call_in_a_signal_handler_in_the_middle_of_another_is_refused(tmp_path: Path) -> None:
+    """Both would need the lock of the file; in a wait for a key, it is made."""
+    store = FileStore(str(tmp_path / "store"))
+    told = list[str]()
+
+    def handle(*_: object) -> None:
+        try:
+            store.set("key", "value")
+        except StoreError as error:
+            told.append(str(error))
+        else:
+            told.append("made")
+
+    def is_set(contents: Contents) -> bool:
+        if not told:
+            signal.raise_signal(signal.SIGUSR1)
+        return contents.has("key")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        assert not store._read("check", "key", is_set)
+        signal.raise_signal(signal.SIGUSR1)
+        assert store._read("check", "key", is_set)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "a signal handler has interrupted another call of this store" in told[0]
+    assert told[1:] == ["made"]

@@ -17,7 +17,7 @@ from rallypoint.process_group.calls.exchanges import all_gather
 from rallypoint.process_group.groups.default import Group, joined, resolve
 from rallypoint.process_group.memory.arrays import Array
 from rallypoint.process_group.operators import Operator
-from rallypoint.process_group.work import ManyWorks, Work, together
+from rallypoint.process_group.work import ManyWorks, Work, ended_on_error, together
 
 _SUM = ReduceOp.SUM
 
@@ -53,10 +53,10 @@ def all_reduce_coalesced(
     """
     if joined(group, "all_reduce_coalesced") is None:
         return None
-    works = [
-        all_reduce(tensor, op, group, True, timeout=timeout, algorithm=algorithm)
-        for tensor in (tensors if isinstance(tensors, list | tuple) else [tensors])
-    ]
+    works: list[Work | None] = []
+    with ended_on_error(works):
+        for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
+            works.append(all_reduce(tensor, op, group, True, timeout=timeout, algorithm=algorithm))
     return together(works, async_op)
 
 
@@ -106,10 +106,12 @@ def all_gather_coalesced(
             f"{name}: output_tensor_lists must have {chosen.size()} lists, one for each rank, of "
             f"{len(input_tensor_list)} arrays each, one for each input; it has {lengths}"
         )
-    works = [
-        all_gather(list(outputs), array, group, True, timeout=timeout, algorithm=algorithm)
-        for *outputs, array in zip(*output_tensor_lists, input_tensor_list, strict=True)
-    ]
+    works: list[Work | None] = []
+    with ended_on_error(works):
+        for *outputs, array in zip(*output_tensor_lists, input_tensor_list, strict=True):
+            works.append(
+                all_gather(outputs, array, group, True, timeout=timeout, algorithm=algorithm)
+            )
     return together(works, async_op)
 
 

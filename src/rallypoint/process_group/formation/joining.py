@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rallypoint.engine.communicator import Communicator
+from rallypoint.engine.interruption import beside_handlers
 from rallypoint.process_group.delegated.end import End
 from rallypoint.process_group.delegated.registry import ENGINES, parse_backend
 from rallypoint.process_group.formation.communicator import form_communicator, say_formed
@@ -96,19 +97,21 @@ def join(
     others = [each for each in backends.values() if each not in ENGINES]
     communicator, algorithms = None, Algorithms(options)
     if engine in ENGINES:
-        communicator, algorithms = form_communicator(
-            store,
-            prefix,
-            rank=rank,
-            members=members,
-            timeout=timeout,
-            options=options,
-            backend=engine,
-            name=name,
-            way=way,
-            done=done,
-            is_across_jobs=is_across_jobs,
-            connect_timeout=connect_timeout,
+        communicator, algorithms = beside_handlers(
+            lambda: form_communicator(
+                store,
+                prefix,
+                rank=rank,
+                members=members,
+                timeout=timeout,
+                options=options,
+                backend=engine,
+                name=name,
+                way=way,
+                done=done,
+                is_across_jobs=is_across_jobs,
+                connect_timeout=connect_timeout,
+            )
         )
     else:
         await_ranks(

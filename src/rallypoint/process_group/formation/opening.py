@@ -230,7 +230,7 @@ def form_world(
         title=title,
         is_across_jobs=bool(name),
     )
-    world.group = ProcessGroup(
+    group = ProcessGroup(
         parts.communicator,
         parts.algorithms,
         rank=place.rank,
@@ -244,8 +244,9 @@ def form_world(
         backend=backend,
         timeout=timeout,
     )
-    leave_at_exit(world.group)
-    return world.group
+    world.group = group
+    leave_at_exit(group)
+    return group
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.engine.interruption import refuse_among_others
 from rallypoint.process_group.formation.joining import check_backend, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.default import get_process_group_ranks, resolve
@@ -80,6 +81,7 @@ def form_group(
     device: object = None,
 ) -> ProcessGroup | int:
     """new_group within a given world."""
+    refuse_among_others()  # before the group has a name, which others count
     whole = world.group
     assert whole is not None
     members = _checked(list(whole.ranks if ranks is None else ranks), whole, sort_ranks)

@@ -1,11 +1,13 @@
 """A group as its member in this process holds it, and the world that it belongs to.
 
-The room `formation` creates groups; `default` holds the default group.
+The room `formation` creates groups; `default` holds the default group. Neither a group nor its
+world refers to itself in a circle: once nobody holds them they are freed, and the store with them.
 """
 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -358,9 +360,9 @@ class ProcessGroup:
         self._is_member = False
         self._communicator = None
         self._held = ""
-        self._bind(self._refuse)
+        self._bind(_not_the_engines)  # who then asks for the communicator, is refused
 
-    def _refuse(self, *_: object) -> Never:
+    def _refuse(self) -> Never:
         if self._held:
             raise InvalidArgumentError(self._held)
         if self._revoked:
@@ -400,13 +402,22 @@ class World:
     prefix: str
     options: AlgorithmOptions
     on_destroy: Callable[[], None]
-    group: ProcessGroup | None = None
+    _group: weakref.ref[ProcessGroup] | None = None  # it holds its world
     subgroups: list[ProcessGroup] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
     device: object = None
     title: str = DEFAULT_GROUP
     is_across_jobs: bool = False
     has_met: bool = False
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """The default group, as long as somebody holds it."""
+        return None if self._group is None else self._group()
+
+    @group.setter
+    def group(self, group: ProcessGroup | None) -> None:
+        self._group = None if group is None else weakref.ref(group)
 
     def destroy(self) -> None:
         """Leave all groups."""

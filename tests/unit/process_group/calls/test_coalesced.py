@@ -149,3 +149,17 @@ def test_a_mismatch_in_a_block_names_the_line() -> None:
         assert "test_coalesced.py:" in str(caught.value)
 
     run_ranks(2, main)
+
+
+def test_an_error_comes_when_nothing_changes_the_arrays_any_more() -> None:
+    def main(group: ProcessGroup) -> None:
+        array = np.ones(3_000_000)
+        with pytest.raises(InvalidTypeError):
+            dist.all_reduce_coalesced([array, "no array"], group=group)  # type: ignore[list-item]
+        assert (array == 2).all()
+        lists = [[np.zeros(1_000_000), np.zeros(2)] for _ in range(2)]
+        with pytest.raises(InvalidTypeError):
+            dist.all_gather_coalesced(lists, [np.ones(1_000_000), "no"], group)  # type: ignore[list-item]
+        assert all((one == 1).all() for one, _ in lists)
+
+    run_ranks(2, main)
