@@ -54,7 +54,7 @@ def report_of(error: BaseException, trace: TracebackType | None) -> WorkerError:
     if kind.__module__ not in ("builtins", "__main__", None):
         name = f"{kind.__module__}.{name}"
     message = text_of(error)
-    with suppress(Exception):
+    with suppress(BaseException):  # its __str__ may raise anything
         message = error_details.completed(message, error, trace)
     is_startup, is_echo = _is_startup(error, trace), _is_echo(error)
     hide_own_frames(error)

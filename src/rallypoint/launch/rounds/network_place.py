@@ -24,7 +24,7 @@ from rallypoint.launch.job import Rendezvous
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import listen
 from rallypoint.rendezvous.allowed_addresses import ANY
-from rallypoint.rendezvous.job.coordinator import next_notice_s
+from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.round import Endpoint
 
 _BINDING_S = 0.5
@@ -69,7 +69,7 @@ class NetworkPlace:
                     if notice_at == began:
                         waits = f"waiting for up to {wait_s:.0f} s, as it may be known only later"
                         told = f"{str(error).rstrip('.')}; {waits}; {to_find_out}"
-                    notice_at = began + next_notice_s(now - began)
+                    notice_at = next_notice(began, now)
                     say(told)
             time.sleep(min(_LOOK_AGAIN_S, wait_s))
 

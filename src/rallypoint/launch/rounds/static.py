@@ -28,7 +28,7 @@ from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.fixed import NO_SILENCE, FixedRegister
 from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.job.coordinator import next_notice_s
+from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.reports import Finish, Outcome, Report
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
@@ -155,7 +155,7 @@ class StaticGuest(LinkedRounds):
 
     def _begin(self) -> None:
         self._began = time.monotonic()
-        self._notice_at = self._began + next_notice_s(0.0)
+        self._notice_at = next_notice(self._began, self._began)
         self._look()
 
     def _look(self) -> None:
@@ -192,7 +192,7 @@ class StaticGuest(LinkedRounds):
             self.orders.append(self._with_finding(finish))
         elif now >= self._notice_at:
             say(f"waiting for {missing}, for {waited_s:.0f} s so far: {why}")
-            self._notice_at = self._began + next_notice_s(waited_s)
+            self._notice_at = next_notice(self._began, now)
         self._look_at = now + _RETRY_S
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:

@@ -20,7 +20,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
-from rallypoint.rendezvous.job.coordinator import next_notice_s
+from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.round import Endpoint
 
 _READ_IN_A_BEAT = 3000  # members, by a voter that shares its machine: 10,000 are megabytes
@@ -37,7 +37,7 @@ class Proposal:
     def __init__(self, agreement: Agreement, now: float) -> None:
         self.agreement = agreement
         self.since = self.asked_at = now
-        self.notice_at_s = next_notice_s(0.0)
+        self.notice_at_s = next_notice(0.0, 0.0)
         self.accepted_by: set[str] = set()
         self.store: Endpoint | None = None
         self.is_decided = False

@@ -29,7 +29,7 @@ from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rounds import LEFT, Rounds
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
-from rallypoint.rendezvous.job.coordinator import next_notice_s
+from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.reports import (
     Finish,
     Join,
@@ -254,7 +254,7 @@ class Leader:
             self.finish = Finish(outcome=Outcome.GIVEN_UP, because=because)
             self._peers.tell_all(Over(finish=self.finish))
         elif waited_s >= pending.notice_at_s:
-            pending.notice_at_s = next_notice_s(waited_s)
+            pending.notice_at_s = next_notice(0.0, waited_s)
             self._peers.tell_all(Notice(f"waiting for {waited_s:.0f} s so far: {text}"))
 
     def _look_at(self, peer: Peer, now: float) -> None:

@@ -18,7 +18,7 @@ from rallypoint.rendezvous.consensus.follower import Follower
 from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Promise, Send
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
-from rallypoint.rendezvous.job.coordinator import next_notice_s
+from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome
 from rallypoint.rendezvous.job.round import Endpoint
 
@@ -56,7 +56,7 @@ class Search:
     def begin(self, now: float) -> None:
         """There is no coordinator from now on."""
         self.campaign = None
-        self._since, self._notice_at = now, now + next_notice_s(0.0)
+        self._since, self._notice_at = now, next_notice(now, now)
         self._tries, self._nobody_s = 0, _NOBODY_S
 
     def begin_again(self, now: float) -> None:
@@ -84,7 +84,7 @@ class Search:
         """A message for the user, from time to time."""
         if now < self._notice_at:
             return []
-        self._notice_at = self._since + next_notice_s(now - self._since)
+        self._notice_at = next_notice(self._since, now)
         return [Notice(f"waiting for {now - self._since:.0f} s so far: {self._text()}")]
 
     def _text(self) -> str:

@@ -41,12 +41,15 @@ _NOTICES_S = (10.0, 30.0, 60.0, 120.0)
 BATCH_S = 0.5
 
 
-def next_notice_s(waited_s: float) -> float:
-    """How long somebody has waited when the user is told next: 10, 30, 60, 120 s, and doubled."""
-    at_s = next((each for each in _NOTICES_S if each > waited_s), 2 * _NOTICES_S[-1])
-    while at_s <= waited_s:
-        at_s *= 2
-    return at_s
+def next_notice(began: float, now: float) -> float:
+    """When the user is told next that somebody waits: 10, 30, 60, 120 s after it began, and doubled.
+
+    It is later than `now`, also after rounding: who is woken at that time has something to say.
+    """
+    after_s = next((each for each in _NOTICES_S if began + each > now), _NOTICES_S[-1])
+    while began + after_s <= now:
+        after_s *= 2
+    return began + after_s
 
 
 class OpenRound(Record, kw_only=True):
@@ -134,7 +137,7 @@ class Coordinator:
     def opened(self, now: float) -> Decision:
         """Nodes may join from now on."""
         self._gathering.open(now)
-        self._opened_at, self._notice_at = now, now + next_notice_s(0.0)
+        self._opened_at, self._notice_at = now, next_notice(now, now)
         self._set_alarm()
         return NOTHING
 
@@ -239,7 +242,7 @@ class Coordinator:
             return self._finish(Outcome.GIVEN_UP, told)
         notice = NOTHING
         if now >= self._notice_at:
-            self._notice_at = self._opened_at + next_notice_s(now - self._opened_at)
+            self._notice_at = next_notice(self._opened_at, now)
             notice = Decision((Notice(text),), "")
         self._set_alarm()
         return notice

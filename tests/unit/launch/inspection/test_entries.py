@@ -21,7 +21,7 @@ from rallypoint.launch.inspection.entries import Entry, describe_agent, running_
 ABOUT = describe_agent(
     run_id="try", meets_at="", command=("python", "a b.py"), logs="", began=1.5, nnodes="1"
 )
-OTHER = {"run_id": "other"}
+OTHER = {"run_id": "other", "began": "1.5"}
 AGENT = """
 import json, os, signal, sys
 from rallypoint.launch.inspection.entries import Entry

@@ -8,6 +8,8 @@ or `stuck`), `lost 1`, `stop 0`, `tick 10`.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from rallypoint.rendezvous.job.coordinator import (
     Coordinator,
     OpenRound,
     Stage,
-    next_notice_s,
+    next_notice,
 )
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
@@ -196,9 +198,19 @@ def test_who_is_missing_is_told_more_and_more_seldom() -> None:
     job.opened(1000.0)
     told = [at for at in range(600) if job.tick(1000.0 + at).actions]
     assert told == [10, 30, 60, 120, 240, 480]
-    assert [next_notice_s(waited_s) for waited_s in (0, 9.9, 10, 119, 480, 5000)] == [
-        *(10, 10, 30, 120, 960, 7680)
+    assert [next_notice(5.0, 5.0 + waited_s) for waited_s in (0, 9.9, 10, 119, 480, 5000)] == [
+        *(15, 15, 35, 125, 965, 7685)
     ]
+
+
+def test_a_notice_is_always_later_than_now(seed: int) -> None:
+    """By rounding, less than 10 s may have passed at the time that is 10 s later."""
+    chance = random.Random(seed)
+    for _ in range(1000):
+        began = now = chance.random() * 10 ** chance.randint(-3, 9)
+        for _ in range(8):
+            now, before = next_notice(began, now), now
+            assert now > before
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
