@@ -128,7 +128,7 @@ MISTAKES = {
         ' does; put that call below `if __name__ == "__main__":`',
     ),
     "not launched": (
-        "if __name__ == '__main__': rallypoint.spawn(rallypoint.init_process_group, nprocs=2)",
+        "if __name__ == '__main__': rallypoint.spawn(form, nprocs=2)",
         "InvalidArgumentError: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set",
     ),
     "an exception": (
@@ -158,6 +158,8 @@ class Odd(Exception):
         raise ValueError("no text")
 def odd(number):
     raise Odd()
+def form(number):
+    rallypoint.init_process_group()
 def work(number, found={{}}):
     return found["lost"]
 {call}

@@ -42,7 +42,7 @@ BATCH_S = 0.5
 
 
 def next_notice(began: float, now: float) -> float:
-    """When the user is told next that somebody waits: 10, 30, 60, 120 s after it began, and doubled.
+    """When to tell next that somebody waits: 10, 30, 60, 120 s after it began, and then doubled.
 
     It is later than `now`, also after rounding: who is woken at that time has something to say.
     """
