@@ -48,6 +48,9 @@ def train() -> None:
         if group is not None:
             dist.broadcast(weights, src=0, group=group)
     if group is not None:
+        dist.barrier(
+            group=group
+        )  # others may still read in the store, which is here
         print(f"trainer: sent {STEPS} times, at last {weights[0]}", flush=True)
 
 
@@ -56,7 +59,7 @@ def serve() -> None:
     group = form(1 + dist.get_rank())
     for _ in range(STEPS):
         dist.broadcast(weights, src=0, group=group)  # 0 is the trainer, not this job's rank 0
-    dist.barrier()  # among the servers
+    dist.barrier(group=group)
     print(f"server {dist.get_rank()}: got {weights[0]}", flush=True)
 
 

@@ -349,7 +349,11 @@ void Communicator::serve() {
 }
 
 void Communicator::stand_by() {
-  serve();
+  try {
+    serve();
+  } catch (const std::system_error&) {
+    return;  // no further thread is allowed: the calls of handlers wait for this one
+  }
   ProgressThread::instance().notify(true);
 }
 

@@ -13,6 +13,21 @@ namespace nb = nanobind;
 namespace rallypoint::python {
 namespace {
 
+// Within a handler: what was thrown becomes Python's error.
+void set_error() {
+  try {
+    throw;
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::system_error& refused) {
+    set_refusal(refused);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  }
+}
+
 // A group, and its attribute `at_once`, a tuple: its communicator; its members' ranks in it by
 // their global ranks; the numbers of algorithms that calls have asked for; whether barriers are the
 // engine's.
@@ -238,12 +253,8 @@ class ShortCall {
       result_ = nb::handle(known.work)(
           native, nb::handle(group), nb::handle(way_.function).attr("__name__"), nb::handle(source),
           nb::handle(filled), op_, root_.value_or(0), variant_);
-    } catch (nb::python_error& error) {
-      error.restore();
-    } catch (const std::bad_alloc&) {
-      PyErr_NoMemory();
-    } catch (const std::exception& error) {
-      PyErr_SetString(PyExc_ValueError, error.what());
+    } catch (...) {
+      set_error();
     }
     return true;
   }
@@ -255,14 +266,8 @@ class ShortCall {
   int run(const Group& members) {
     try {
       return run(*members.communicator(), members);
-    } catch (nb::python_error& error) {
-      error.restore();
-    } catch (const std::bad_alloc&) {
-      PyErr_NoMemory();
-    } catch (const std::system_error& refused) {
-      set_refusal(refused);
-    } catch (const std::exception& error) {
-      PyErr_SetString(PyExc_ValueError, error.what());
+    } catch (...) {
+      set_error();
     }
     return kThrew;
   }

@@ -27,12 +27,14 @@ if rank == culprit:
     time.sleep(600)
 dist.all_reduce(ones())
 """
-# The culprit comes once there is a file "go".
+# The culprit comes once there is a file "go"; all stay until there is a file "told".
 COMES_LATE = """
 while rank == culprit and not os.path.exists("go"):
     time.sleep(0.02)
 for _ in range(3):
     dist.all_reduce(ones())
+while not os.path.exists("told"):
+    time.sleep(0.02)
 """
 STEPS = """
 end = ones(1) * 0
@@ -168,6 +170,7 @@ def test_a_hang_is_told_and_that_the_job_goes_on(launch: Launch, kind: str) -> N
     (launch.directory / "go").touch()
     over = re.compile(r"the job goes on: rank [02] is no longer waiting, after \d[\d.]* m?s\n")
     wait_until(lambda: over.search(HANGS.split(launch.err)[-1]))
+    (launch.directory / "told").touch()
     assert launch.process is not None
     assert launch.process.wait(60) == 0, launch.err
     (hang,) = [event for event in events(launch, "hang") if HANGS.search(said(event))]
@@ -254,7 +257,8 @@ def test_a_restart(launch: Launch) -> None:
         r"restart \d+ of 100\n"
     )
     wait_until(lambda: why.search(launch.err))
-    (launch.directory / "go").touch()
+    for name in ("go", "told"):
+        (launch.directory / name).touch()
     assert launch.process is not None
     assert launch.process.wait(60) == 0, launch.err
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.conftest import OURS, Launch
-from tests.system.test_refusals import BAD, GOOD, REFUSING
+from tests.system.test_refusals import BAD, GOOD, REFUSING, usual_place_of_jobs
 
 pytestmark = pytest.mark.system
 
@@ -33,6 +33,9 @@ RAISED = "raised rallypoint.base.errors.SystemCallError"
 
 def limited(name: str, limit: int) -> tuple[str, ...]:
     return ("-c", LIMITED, name, str(limit), *OURS)
+
+
+place_of_jobs = pytest.fixture(autouse=True)(usual_place_of_jobs)
 
 
 @pytest.fixture(scope="session")

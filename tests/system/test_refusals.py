@@ -54,6 +54,14 @@ dist.all_reduce(np.ones(1))
 """
 
 
+def usual_place_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that the environment names, and that cannot be used, would be told, too."""
+    monkeypatch.delenv("RALLYPOINT_RUN_DIR")
+
+
+place_of_jobs = pytest.fixture(autouse=True)(usual_place_of_jobs)
+
+
 def check(launch: Launch, calls: str, error: str, job: str, *, backend: str = "") -> None:
     """The job runs as it would anywhere, or its only fault is what the table has."""
     script = launch.script(job.format(backend=f"{backend!r}" if backend else ""))

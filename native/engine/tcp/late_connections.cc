@@ -1,7 +1,7 @@
 #include "engine/tcp/late_connections.h"
 
-#include <arpa/inet.h>
 #include <linux/tcp.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -157,22 +159,18 @@ void LateConnections::on_ready(int, std::uint64_t) {
 
 void LateConnections::call(std::uint32_t rank, std::uint32_t purpose) {
   const Endpoint& to = *links_[rank].endpoint;
-  sockaddr_in6 six{};
-  sockaddr_in four{};
-  const bool is_six = inet_pton(AF_INET6, to.address.c_str(), &six.sin6_addr) == 1;
-  six.sin6_family = AF_INET6;
-  six.sin6_port = htons(to.port);
-  four.sin_family = AF_INET;
-  four.sin_port = htons(to.port);
-  if (!is_six && inet_pton(AF_INET, to.address.c_str(), &four.sin_addr) != 1) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;  // with the scope, as in fe80::1%eth0
+  if (getaddrinfo(to.address.c_str(), std::to_string(to.port).c_str(), &hints, &found) != 0) {
     return give_up(rank, EINVAL);
   }
-  const int fd =
-      own(socket(is_six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> address(found, freeaddrinfo);
+  const int fd = own(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd < 0) return errno == EAFNOSUPPORT ? give_up(rank, errno) : lack(rank, errno);
   prepare(fd);
-  const int result = is_six ? connect(fd, reinterpret_cast<sockaddr*>(&six), sizeof six)
-                            : connect(fd, reinterpret_cast<sockaddr*>(&four), sizeof four);
+  const int result = connect(fd, address->ai_addr, address->ai_addrlen);
   const int error = result == 0 ? 0 : errno;
   auto talk =
       std::make_unique<Talk>(fd, Handshake(mesh_.admission, region_.rank(), rank, purpose), true);

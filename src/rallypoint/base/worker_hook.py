@@ -185,7 +185,9 @@ def _plain_packet(error: BaseException) -> bytes:
     except BaseException:
         message = ""
     told = "".join(_as_json(each) for each in message[:_MOST_OF_PLAIN])
-    kind = type(error).__name__
+    kind, module = type(error).__qualname__, type(error).__module__
+    if module not in ("builtins", "__main__", None):
+        kind = f"{module}.{kind}"
     head = f'{{"v": 1, "kind": "error", "type": "{kind}", "time": {time.time()}, "traceback": ""'
     return f'{head}, "message": "{told}"}}'.encode("ascii", "replace")
 

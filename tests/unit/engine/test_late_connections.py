@@ -24,6 +24,7 @@ from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh
 from rallypoint.process_group.formation.mesh import GREETING, Pass
 from rallypoint.store.token import NONCE, PROOF, client_proof, server_proof
+from tests.conftest import need_ipv6
 from tests.unit.engine.ranks import planner
 
 PASS = Pass("run/0/0", b"s" * 32, b"token")
@@ -34,9 +35,10 @@ HEAD = struct.Struct("<II")
 class Late:
     """A rank of two, and all that the other one holds: a listener and a control connection."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, address: str = "127.0.0.1") -> None:
         self.rank, self.peer = rank, 1 - rank
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.listener = socket.create_server((address.partition("%")[0], 0), family=family)
         self.listener.settimeout(200)
         theirs = socket.create_server(("127.0.0.1", 0))
         theirs.setblocking(False)
@@ -61,7 +63,7 @@ class Late:
                 "",
                 "",
                 200,
-                [(self.peer, *self.listener.getsockname())],
+                [(self.peer, address, self.listener.getsockname()[1])],
                 [(self.peer, control.detach())],
             ),
         )
@@ -146,6 +148,17 @@ def test_it_calls_when_it_has_something_to_send(late: Late) -> None:
     assert receive(mail, 4) == b"RLPM"
     for _, sock in socks:
         sock.close()
+
+
+def test_an_address_may_name_its_link() -> None:
+    """As fe80::1%eth0 does; the loopback interface is number 1 on every machine."""
+    need_ipv6()
+    late = Late(0, "::1%1")
+    late.send.start()
+    sock, purpose, _ = late.called()
+    assert purpose in (MAIL, DATA)
+    sock.close()
+    late.close()
 
 
 def test_a_lack_of_descriptors_may_pass(late: Late) -> None:

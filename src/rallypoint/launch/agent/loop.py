@@ -455,6 +455,9 @@ class Agent:
         if not end.succeeded:
             self._look_at_calls()
         self._read(worker)  # what it said before it ended counts as before
+        if worker.error is not None and worker.rank not in self._state.group.errors:
+            # It raised before the round began in which it ends.
+            self._perform(self._state.worker_reported(worker.rank, worker.error, now))
         if not end.succeeded:
             self._read_error_file(worker, end)
         error = self._state.group.errors.get(worker.rank)
@@ -482,9 +485,10 @@ class Agent:
         if not is_open and worker.control in self.selector.get_map():
             self.selector.unregister(worker.control)
         for message in messages:
-            if isinstance(message, WorkerError) and worker.rank < 0:
+            if isinstance(message, WorkerError):
                 worker.error = message
-            elif isinstance(message, WorkerError):
+                if worker.rank < 0:
+                    continue
                 self._look_at_calls()
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
