@@ -48,9 +48,7 @@ def train() -> None:
         if group is not None:
             dist.broadcast(weights, src=0, group=group)
     if group is not None:
-        dist.barrier(
-            group=group
-        )  # others may still read in the store, which is here
+        dist.barrier(group=group)  # others may still read in the store, which is here
         print(f"trainer: sent {STEPS} times, at last {weights[0]}", flush=True)
 
 

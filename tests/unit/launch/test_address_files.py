@@ -83,7 +83,8 @@ def test_the_second_does_not_begin_another_job(shared: Path) -> None:
 
 def test_one_of_many_founds(shared: Path) -> None:
     everyone = [AddressFiles(str(shared), f"key{i}") for i in range(16)]
-    everyone[0].leave_address(A)
+    for each in everyone:
+        each.leave_address(A)
     start = threading.Barrier(len(everyone))
     founders: list[int] = []
 
@@ -106,7 +107,11 @@ def test_one_of_many_founds(shared: Path) -> None:
     other.clear(is_over=False)
     assert everyone[0].look().generation == 1
     other.clear(is_over=True)
+    assert everyone[0].look().generation == 0  # its founder is still here
+    everyone[founder].clear(is_over=False)
     assert everyone[0].look().generation == 0
+    everyone[founder - 2].clear(is_over=True)
+    assert everyone[0].look().generation == -1
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ class AddressFiles:
         self._path = path
         self._key = key
         self._known: dict[str, Endpoint] = {}  # an agent's file never changes
-        self._founded: list[int] = []
 
     def leave_address(self, at: Endpoint) -> None:
         """Write where this agent listens.
@@ -129,19 +128,22 @@ class AddressFiles:
             os.write(fd, self._key.encode())
         finally:
             os.close(fd)
-        self._founded.append(generation)
         return True
 
     def clear(self, *, is_over: bool) -> None:
-        """Remove our own files; if the job `is_over`, also the founders'."""
-        names = [self._file(_AGENT, self._key)]
-        if is_over:
-            names += [self._file(_FOUNDER, str(generation)) for generation in self._founded]
-        for name in names:
-            try:
-                os.unlink(name)
-            except OSError:  # what stays does no harm
-                continue
+        """Remove our own files; if the job `is_over`, also those of founders that have left."""
+        try:
+            for generation in self._list()[1] if is_over else ():
+                founder = self._read(_FOUNDER, str(generation))
+                # Of those that are here, one may have begun the next job.
+                if founder == self._key or (founder and not self._is_here(founder)):
+                    os.unlink(self._file(_FOUNDER, str(generation)))
+            os.unlink(self._file(_AGENT, self._key))
+        except OSError:  # what stays does no harm
+            return
+
+    def _is_here(self, key: str) -> bool:
+        return os.path.lexists(self._file(_AGENT, key))
 
     def _address_of(self, key: str) -> Endpoint | None:
         known = self._known.get(key)
