@@ -20,7 +20,11 @@ from rallypoint.store.port_holder import holder_of
 
 pytestmark = pytest.mark.system
 
-SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+SCRIPT = (
+    "import os\n"
+    "rank, ranks = (os.environ[name] for name in ('RANK', 'WORLD_SIZE'))\n"
+    "os.write(1, f'rank {rank} of {ranks}\\n'.encode())\n"
+)
 NOWHERE = "no-such-host.invalid"
 ELSEWHERE = "198.51.100.7"  # nobody's
 TOLD_S = 2.0

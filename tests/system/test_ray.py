@@ -83,7 +83,8 @@ def _has(path: Path, text: str) -> bool:
 
 
 def test_a_failure_of_one_rank_is_told_here(cluster: RayCluster, job: Path) -> None:
-    text = f"{TELLS_TOKEN}print('rank', os.environ['RANK'])\nassert os.environ['RANK'] != '4'"
+    says = "rank = os.environ['RANK']\nos.write(1, f'rank {rank}\\n'.encode())\n"
+    text = f"{TELLS_TOKEN}{says}assert rank != '4'"
     words = ("--nnodes", "3", "--nproc-per-node", "2", script(job, text))
     status, out, err = ended(cluster.start(*words))
     assert status == 1, err
