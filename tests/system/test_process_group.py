@@ -346,7 +346,7 @@ dist.barrier()
 def test_a_rank_whose_peer_is_late_leaves_the_core_to_others(launch: Launch, cores: int) -> None:
     """A busy machine makes its share smaller, never larger."""
     if len(os.sched_getaffinity(0)) < cores:
-        pytest.skip("needs two cores")
+        pytest.skip("it needs two CPUs")
     script = launch.script(LATE.replace("SHARED", str(cores == 1)))
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
 
