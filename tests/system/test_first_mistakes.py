@@ -54,8 +54,8 @@ MISTAKES = {
     ),
     "python before the script": Mistake(
         "python train.py",
-        r"run: script 'python' does not exist, and Python is started anyway; leave it out, as in: "
-        r"rallypoint run train\.py",
+        r"run: script 'python' does not exist; the launcher starts Python itself: leave that word "
+        r"out, as in: rallypoint run train\.py",
         ["train.py"],
     ),
     "a script that is not there": Mistake(
@@ -95,7 +95,7 @@ MISTAKES = {
     ),
     "a meeting point that is held": Mistake(
         "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:HELD train.py",
-        r"not all nodes have met yet: localhost:HELD is held by process PID .*, which is no "
+        r"not all nodes have met yet: localhost:HELD is held by process PID .*, which is not a "
         rf"launcher of this job; end that process, or choose another port .*{DOCTOR}",
         ["--nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:PORT train.py"] * 2,
     ),

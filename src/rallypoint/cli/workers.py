@@ -101,7 +101,7 @@ def _cure(command: Sequence[str], way: str) -> str:
     program, *words = script.split(" ")
     if way == "" and program.rpartition("/")[2].startswith("python"):
         rest = " ".join([*words, *command[1:]]) or "train.py"
-        return f", and Python is started anyway; leave it out, as in: {PROGRAM} {rest}"
+        return f"; the launcher starts Python itself: leave that word out, as in: {PROGRAM} {rest}"
     if words and os.path.exists(program):
         return f"; leave out the quotation marks, as in: {PROGRAM} {script}"
     import difflib

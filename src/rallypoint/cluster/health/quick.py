@@ -91,8 +91,8 @@ def _at_loopback(host: str, port: int, *, is_listener: bool) -> str:
     holder = "" if is_listener else holder_of(port)
     if holder.startswith("process") and "rallypoint" not in holder:
         return (
-            f"{endpoint} is held by {holder}, which is no launcher of this job; end that process,"
-            " or choose another port (--master-port, or that of --rdzv-endpoint)"
+            f"{endpoint} is held by {holder}, which is not a launcher of this job; end"
+            " that process, or choose another port (--master-port, or that of --rdzv-endpoint)"
         )
     return (
         f"{endpoint}, where they are to meet, can only be reached from this machine; for nodes on"

@@ -1,6 +1,7 @@
 """What an agent does about ranks that keep others waiting: workers complain, and are believed.
 
-The agent itself complains of workers that a signal has stopped: they cannot just be computing.
+The agent itself complains of workers that a signal has stopped, and of those that have raised an
+exception and do not end: they cannot just be computing.
 
 Hangs are hang_watch.py's, calls that timed out and lost contact complaint_watch.py's; both are
 imported when a worker first complains. The agent that coordinates hears of all complaints, and has

@@ -51,7 +51,8 @@ class Entry:
             self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             os.lockf(self._file, os.F_TLOCK, 0)
             os.write(self._file, _encode(about)[:_MAX_BYTES])
-            self._remove(_SOCKET)  # of a process that had this number before
+            # Of a process that had this number before.
+            _unlink(self._name + _SOCKET, self._directory)
             os.rename(new, f"{here}/{self._name}{_JOB}")
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             self._socket.bind(f"{here}/{self._name}{_SOCKET}")
@@ -79,18 +80,12 @@ class Entry:
     def close(self) -> None:
         """Remove it."""
         for suffix in (_SOCKET, _JOB):
-            self._remove(suffix)
+            _unlink(self._name + suffix, self._directory)
         if hasattr(self, "_socket"):
             self._socket.close()
         if hasattr(self, "_file"):
             os.close(self._file)
         os.close(self._directory)
-
-    def _remove(self, suffix: str) -> None:
-        try:
-            os.unlink(self._name + suffix, dir_fd=self._directory)
-        except OSError:
-            return
 
 
 class Found(Record):

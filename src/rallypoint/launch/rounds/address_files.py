@@ -1,7 +1,8 @@
 """Files in a directory that machines share, by which the agents of a job find each other.
 
     agent.KEY    "HOST:PORT": where the agent of that key listens; removed when it ends normally
-    founder.N    "KEY": that agent began the job, or began it again after founder.N-1; never changed
+    founder.N    "KEY": that agent began the job, or began it again after founder.N-1; never
+                 changed, and removed once the job has succeeded
 
 They are only addresses to call: the agent that answers must know the job's token, and have the key
 in the file's name. So files of dead agents do no harm. A file is written whole (a rename) or
