@@ -4,12 +4,26 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <emmintrin.h>
 #endif
 
 namespace rallypoint {
 
 #if defined(__x86_64__)
+
+bool has_short_string_moves() {
+  static const bool has = [] {
+    constexpr unsigned kFeatures = 7;
+    constexpr unsigned kFastShortRepMovsb = 1 << 4;  // FSRM, in edx
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    return __get_cpuid_count(kFeatures, 0, &a, &b, &c, &d) != 0 && (d & kFastShortRepMovsb) != 0;
+  }();
+  return has;
+}
 
 void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes) {
   constexpr std::size_t kLine = kCacheLineBytes;
@@ -34,6 +48,8 @@ void copy_past_caches(std::byte* target, const std::byte* source, std::size_t by
 }
 
 #else
+
+bool has_short_string_moves() { return false; }
 
 void copy_past_caches(std::byte* target, const std::byte* source, std::size_t bytes) {
   if (bytes > 0) std::memcpy(target, source, bytes);
