@@ -351,6 +351,42 @@ def test_a_rank_whose_peer_is_late_leaves_the_core_to_others(launch: Launch, cor
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
 
 
+MANY_GROUPS = """
+import random, statistics, sys, time
+import numpy as np, rallypoint as dist
+dist.init_process_group()
+rank, rng = dist.get_rank(), random.Random(int(sys.argv[1]))
+groups = [dist.new_group([0, 1]) for _ in range(120)]
+value, late_ms = np.zeros(1), []
+waiting = [dist.irecv(np.zeros(1), 0, group=group) for group in groups[:-1]] if rank == 1 else []
+for _ in range(21):
+    if rank == 0:
+        time.sleep(rng.uniform(0.2, 0.35))  # until the other's naps are as long as they get
+        value[0] = time.monotonic()
+        dist.send(value, 1, group=groups[-1])
+        continue
+    work, ended = dist.irecv(value, 0, group=groups[-1]), []
+    # A rank that waits would look for itself.
+    work.get_future().then(lambda _: ended.append(time.monotonic()))
+    while not ended: time.sleep(0.001)
+    late_ms.append(1e3 * (ended[0] - value[0]))
+if rank == 0:
+    for group in groups[:-1]: dist.send(value, 1, group=group)
+for work in waiting: work.wait()
+if rank == 1: assert statistics.median(late_ms) < 10, late_ms
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.alone  # beside other work, every message is late
+def test_a_message_is_noticed_at_once_among_more_groups_than_one_sleep_listens_to(
+    launch: Launch, seed: int
+) -> None:
+    """Half of a nap of 50 ms is 25 ms."""
+    script = launch.script(MANY_GROUPS)
+    assert launch.run("--nproc-per-node", "2", script, str(seed)) == 0, launch.err
+
+
 @pytest.mark.everyday
 def test_other_threads_run_while_a_rank_waits(launch: Launch) -> None:
     script = launch.script(
