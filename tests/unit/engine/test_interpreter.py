@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import numpy as np
 import pytest
@@ -105,3 +107,32 @@ def test_polls_carry_out_a_collective_by_parts_and_let_other_threads_run() -> No
     finally:
         over.set()
         thread.join()
+
+
+def test_other_threads_run_while_a_forgotten_group_goes_away() -> None:
+    """It waits, for two seconds at most, until its peers have what was sent to them."""
+    with communicators_of(2, transport="tcp") as communicators:
+        forgotten = list(communicators)
+        cast("list[Communicator]", communicators)[:] = communicators[1:]
+        for _ in range(30):  # more than the other end takes in, unread
+            assert forgotten[0].send(1, 0, np.ones(30_000, np.int8)) == 0
+        begins, is_over = threading.Event(), threading.Event()
+        steps = []
+
+        def work() -> None:
+            begins.wait()
+            while not is_over.is_set():
+                time.sleep(0.001)
+                steps.append(time.monotonic())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        begun = time.monotonic()
+        begins.set()
+        forgotten.clear()
+        gc.collect()
+        ended = time.monotonic()
+        is_over.set()
+        thread.join()
+    assert ended - begun > 1, "nothing was waited for"
+    assert len([step for step in steps if step < ended]) > 10
