@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -129,3 +130,26 @@ def test_who_was_stopped_uses_nothing_that_was_given_up(
     )
     assert launch.run("--nproc-per-node", "2", script) == 0, launch.err
     assert len(list(launch.directory.glob("told.*"))) == 2
+
+
+@pytest.mark.needs_torch
+def test_a_relay_whose_memory_others_cannot_read_passes_it_on_all_the_same(
+    launch: Launch,
+) -> None:
+    """Memory that may only be written: its owner's processor reads it, another process cannot."""
+    script = launch.script(
+        head("private") + "import mmap, torch, torch.distributed as dist\n"
+        "dist.init_process_group('rallypoint')\n"
+        "items = 1 << 20\n"
+        "private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS\n"
+        "memory = mmap.mmap(-1, 4 * items, flags=private, prot=mmap.PROT_WRITE)\n"
+        "sent = np.arange(items, dtype=np.float32)\n"
+        "told = sent if dist.get_rank() == 0 else np.frombuffer(memory, np.float32)\n"
+        "dist.broadcast(torch.from_numpy(told), 0)\n"
+        "np.testing.assert_array_equal(told, sent)\n"
+        "dist.destroy_process_group()\n"
+        "open(f'done.{os.environ[\"RANK\"]}', 'w').close()\n",
+    )
+    environ = os.environ | {"RALLYPOINT_ALGORITHM": "two_tree"}  # ranks pass it on to others
+    assert launch.run("--nproc-per-node", "4", script, environ=environ) == 0, launch.err
+    assert len(list(launch.directory.glob("done.*"))) == 4
