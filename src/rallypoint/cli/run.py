@@ -107,8 +107,6 @@ def read_job(
     token = read_token(values, environ)
     if token is None and "--require-token" in values:
         _refuse_without_token(values)
-    if token is not None:
-        environ = {**environ, VARIABLE: os.fsdecode(token)}  # workers use it, too
     if "--port-range" in values:
         read_port_range(values["--port-range"])
         environ = {**environ, PORT_RANGE: values["--port-range"]}

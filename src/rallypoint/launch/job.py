@@ -181,7 +181,7 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
     """The job of one agent: its workers, the other nodes, and options.
 
     Attributes:
-        environ: what the workers inherit.
+        environ: what the workers inherit, but for the token.
         rendezvous: how the nodes find each other, if not as `nodes` says.
         logs: where the workers' output goes.
         shutdown_timeout_s: time for workers to end after the stop signal before they are killed.
@@ -235,6 +235,12 @@ class Job(WorkerSpec, kw_only=True, secret=("environ",)):
         )
 
     @property
+    def token(self) -> bytes:
+        """What the nodes must know to take part, or nothing."""
+        given = (self.rendezvous or self.nodes).token
+        return given or self.environ.get(TOKEN, "").encode(errors="surrogateescape")
+
+    @property
     def limits(self) -> Limits:
         """The number of agents."""
         count, timeout_s = self.nodes.count, self.nodes.join_timeout_s
@@ -268,7 +274,7 @@ def with_silence(job: Job, silence_s: int) -> Job:
     return job.__replace__(environ={SILENCE: str(silence_s), **job.environ})
 
 
-def round_secret(token: str, run_id: str, number: int) -> str:
+def round_secret(token: bytes, run_id: str, number: int) -> str:
     """A secret that workers get instead of the job's token: the same on all nodes, for one round.
 
     A process that reads it in a worker's environment can join that round's groups, but not the job.
@@ -276,7 +282,7 @@ def round_secret(token: str, run_id: str, number: int) -> str:
     import hmac  # slow, and needed only for jobs with a token
 
     text = f"round {number} of {run_id}".encode()
-    return hmac.digest(token.encode(errors="surrogateescape"), text, "sha256").hex()
+    return hmac.digest(token, text, "sha256").hex()
 
 
 def _substitute(text: str, number: str) -> str:
@@ -310,9 +316,8 @@ def place_environ(
     environ = contract.to_environ()
     if job.has_virtual_local_rank:
         environ["LOCAL_RANK"] = "0"
-    token = job.environ.get(TOKEN)
-    if token:
-        environ[TOKEN] = round_secret(token, job.run_id, seat.number)
+    if job.token:
+        environ[TOKEN] = round_secret(job.token, job.run_id, seat.number)
     return environ
 
 
@@ -339,6 +344,7 @@ def worker_environ(
             contract["LOCAL_RANK"] = str(place.local_rank)
         contract[STANDBY] = "1"
     environ = dict(job.environ)
+    environ.pop(TOKEN, None)  # workers have secrets of their rounds
     environ.pop("TORCHELASTIC_ERROR_FILE", None)  # an outer launcher's, if ours has none
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if job.local_world_size > 1:

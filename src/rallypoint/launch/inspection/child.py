@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from rallypoint.launch.job import TOKEN
+
 _CHUNK = 1 << 16
 _MAX_BYTES = 8 << 20
 
@@ -47,7 +49,7 @@ class Child:
             self._pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", "-m", "rallypoint.launch.inspection", *words],
-                os.environ,
+                {name: value for name, value in os.environ.items() if name != TOKEN},
                 file_actions=[
                     nothing if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
                     (os.POSIX_SPAWN_DUP2, their_output, 1),
