@@ -13,10 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
+from tests.system.everyday import wait_until
+from tests.system.handlers import await_sleep
 from tests.system.test_torchrun_logs import files_below
 
 pytestmark = pytest.mark.system
@@ -229,6 +232,40 @@ def test_no_status_line_where_nothing_is_hidden_or_wanted(launch: Launch) -> Non
         status, moments = run_at_a_terminal(launch, *flags, script)
         assert status == 0
         assert screen_of(moments[-1])[0] in ("done", "[default0]:done")
+
+
+SPARE = """
+import os, pathlib
+print("process", os.getpid(), flush=True)
+import rallypoint as dist
+dist.init_process_group()
+pathlib.Path(f"in.{os.getpid()}").touch()
+dist.barrier()
+while not os.path.exists("end"): pass
+"""
+
+
+@pytest.mark.parametrize("way", ["--tee", "--redirects"])
+def test_a_spare_that_replaces_another_one_has_files_of_its_own(launch: Launch, way: str) -> None:
+    flags = ["--nproc-per-node", "1", "--spares", "1", way, "3", "--log-dir", "logs"]
+    agent = launch.start(*flags, launch.script(SPARE))
+    worker = int(launch.wait_for("in.*")[0].name.partition(".")[2])
+
+    def told() -> dict[str, str]:
+        """What each process has said, by its file."""
+        return {path: text for path, text in files_below(launch.directory / "logs").items() if text}
+
+    for files in (2, 3, 4):
+        wait_until(partial(lambda count: len(told()) == count, files))
+        if files < 4:
+            found = [int(text.split()[-1]) for text in told().values()]
+            spare = next(pid for pid in found if pid != worker and Path(f"/proc/{pid}").exists())
+            await_sleep(spare)
+            os.kill(spare, signal.SIGKILL)
+    (launch.directory / "end").touch()
+    assert agent.wait(100) == 0, launch.err
+    parts = ("0", "1", "1.2", "1.3")
+    assert told().keys() == {f"attempt_0/{part}/stdout.log" for part in parts}
 
 
 @pytest.mark.parametrize("redirects", ["2", "0:3"], ids=["one stream", "one of two workers"])

@@ -20,6 +20,9 @@ _BETWEEN_LOOKS_S = 0.01
 class JobDirectory:
     """A directory with torchrun's layout below it: attempt_N/LOCAL_RANK/{error.json, ...}.
 
+    A process that takes the local rank of another one in the same round has files of its own, in
+    attempt_N/LOCAL_RANK.2 and so on.
+
     Attributes:
         path: where it is; empty if it could not be created. Without logs that does no harm: error
             files are a convenience.
@@ -42,6 +45,7 @@ class JobDirectory:
         name = f"{name}_{os.urandom(4).hex()}"
         parent = os.path.abspath(log_directory or environ.get("TMPDIR") or "/tmp")
         self.is_kept = is_kept
+        self._latest: dict[int, str] = {}  # by local rank
         self.path = f"{parent}/{name if log_directory else f'rallypoint_{name}'}"
         try:
             if log_directory:
@@ -65,13 +69,31 @@ class JobDirectory:
         self.attempt = f"{self.path}/attempt_{number}"
 
     def directory_of(self, local_rank: int) -> str:
-        """Create this worker's part of the current round; empty if that is not possible."""
-        directory = f"{self.attempt}/{local_rank}"
-        return directory if self.make_attempt() and _make(directory) else ""
+        """The part of the latest process with that local rank."""
+        return self._latest.get(local_rank, f"{self.attempt}/{local_rank}")
+
+    def make_directory(self, local_rank: int) -> str:
+        """Create the part of a new process; empty if that is not possible."""
+        if not self.make_attempt():
+            return ""
+        part, number = f"{self.attempt}/{local_rank}", 1
+        try:
+            while not _make(part):
+                number += 1
+                part = f"{self.attempt}/{local_rank}.{number}"
+        except OSError:
+            return ""
+        self._latest[local_rank] = part
+        return part
 
     def make_attempt(self) -> bool:
         """Create the directory of the current round; returns whether it exists."""
-        return bool(self.path) and _make(self.attempt)
+        try:
+            if self.path:
+                _make(self.attempt)
+        except OSError:
+            return False
+        return bool(self.path)
 
     def kill_marked(self) -> list[int]:
         """Kill processes with one of these error files in their environment, which are ours.
@@ -106,10 +128,9 @@ class JobDirectory:
 
 
 def _make(path: str) -> bool:
+    """Create a directory; False if it exists."""
     try:
         os.mkdir(path)
     except FileExistsError:
-        return True
-    except OSError:
         return False
     return True

@@ -91,10 +91,11 @@ class Output:
         if not self.directory.is_kept:
             return NO_LOGS
         found = self.directory.attempt
-        for stream in (STDOUT, STDERR):
-            path = f"{self.directory.attempt}/{local_rank}/{NAMES[stream]}.log"
-            if local_rank is not None and self._ask(partial(os.path.exists, path)):
-                found = path
+        if local_rank is not None:
+            part = self.directory.directory_of(local_rank)
+            for path in [f"{part}/{NAMES[stream]}.log" for stream in (STDOUT, STDERR)]:
+                if self._ask(partial(os.path.exists, path)):
+                    found = path
         is_full_there = self._ask(partial(is_full, self.directory.path))
         return f"{found} ({FULL})" if is_full_there else found
 
@@ -121,7 +122,7 @@ class Output:
     def streams_of(self, place: Placement) -> Streams:
         """Where one worker of the round writes to."""
         try:
-            directory = self._files.call(lambda: self.directory.directory_of(place.local_rank))
+            directory = self._files.call(lambda: self.directory.make_directory(place.local_rank))
         except OSError as error:
             directory = ""
             self._failed(self.directory.attempt, error)
