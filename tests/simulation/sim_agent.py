@@ -242,7 +242,8 @@ class SimAgent(Process):
         def end() -> None:
             if self._kept is seat and self.is_alive:
                 self._kept = None
-                self._cluster.tell(f"{self.name}: kept workers end")
+                if seat.local_world_size:
+                    self._cluster.tell(f"{self.name}: kept workers end")
                 self.report(Ended(node_rank=seat.node_rank, round=seat.number, succeeded=False))
 
         self._cluster.loop.after(self._cluster.kill_s * self._cluster.other_random.random(), end)
@@ -253,7 +254,8 @@ class SimAgent(Process):
         if self.seat is not seat or not self.is_alive:
             return
         self.seat = None
-        self._kept = seat if keeps else None
+        # Without a place in the round, it may have workers on standby all the same.
+        self._kept = seat if keeps or not seat.local_world_size else None
         how = "kept" if keeps else "succeeded" if succeeded else "ended"
         self._cluster.ended(self, seat, how=how)
         end = Ended(

@@ -413,6 +413,46 @@ def test_three_nodes_lose_the_first(tmp_path: Path, free_port: int) -> None:
     assert set(ends) < {step.pid for step in found[1]}, "processes were kept"
 
 
+RAISES = """
+import os
+import numpy
+import rallypoint as dist
+from rallypoint import elastic
+
+@elastic.run
+def train(state):
+    while state.step < 40:
+        dist.all_reduce(numpy.ones(1))
+        if state.step == 20 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise ValueError("loss is nan")
+        with state.update():
+            state.step += 1
+
+dist.init_process_group()
+train(elastic.State(step=0))
+open(f"done.{dist.get_rank()}", "w").close()
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_exception_on_all_ranks_costs_one_restart(
+    tmp_path: Path, free_port: int, nodes: int
+) -> None:
+    """And is told as what it was, whichever ranks were thought to go on."""
+    flags = ["--nnodes", str(nodes), "--nproc-per-node", "2", "--max-restarts", "1"]
+    flags += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}"]
+    flags += ["--rdzv-id", "job", "--local-addr", "127.0.0.1"]
+    with launches(tmp_path, nodes) as launched:
+        for each in launched:
+            each.start(*flags, each.script(RAISES))
+        for each in launched:
+            assert each.process is not None
+            assert each.process.wait(100) == 0, each.err
+            assert "raised ValueError: loss is nan" in each.err
+            assert "could not be started" not in each.err
+            assert len(list(each.directory.glob("done.*"))) == 2
+
+
 def is_listened_at(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port)).close()

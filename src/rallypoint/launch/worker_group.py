@@ -42,7 +42,11 @@ _MOVES: dict[GroupState, tuple[GroupState, ...]] = {
 
 
 class Exit(Record, kw_only=True):
-    """How a worker ended: `code`, or `signal`, or the `start_error` that kept it from starting."""
+    """How a worker ended: `code`, or `signal`, or the `start_error` that kept it from starting.
+
+    Attributes:
+        is_early: it left a training in which the others go on, whatever its code.
+    """
 
     rank: int
     pid: int
@@ -51,11 +55,12 @@ class Exit(Record, kw_only=True):
     signal: int | None = None
     core_dumped: bool = False
     start_error: str | None = None
+    is_early: bool = False
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself with code 0."""
-        return self.code == 0
+        """Whether it ended by itself with code 0, and was not missed."""
+        return self.code == 0 and not self.is_early
 
 
 class Failure(Record):
@@ -112,7 +117,8 @@ class Failure(Record):
     def ending(self) -> str:
         """How its process ended."""
         if self.exit.signal is None:
-            return f"exited with code {self.exit.code}"
+            early = " before the training was over" if self.exit.is_early else ""
+            return f"exited with code {self.exit.code}{early}"
         if self.killed_because and self.exit.signal == Signals.SIGKILL:
             return f"was killed by the launcher, as {self.killed_because}"
         dumped = " (core dumped)" if self.exit.core_dumped else ""

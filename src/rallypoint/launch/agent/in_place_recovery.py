@@ -16,7 +16,7 @@ from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorker
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.output.progress import ProgressReporter
-from rallypoint.launch.worker_group import Exit, Failure
+from rallypoint.launch.worker_group import Failure
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
@@ -43,12 +43,15 @@ class InPlaceRecovery:
         self._perform, self._stand_by = perform, stand_by
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
+        self._lost_standbys: list[Failure] = []  # in this round
 
     def begin(self, start: Start) -> None:
         """A round begins in which workers of this node go on, or whose workers are on standby."""
         seat, over, now = start.seat, self._state.group, time.monotonic()
         elsewhere, known_at = self._state.stopped_because, self._state.broken_at
         kept = [self._workers.by_rank[rank] for rank in sorted(self._state.survivors)]
+        gone = [*self._state.lost_while_kept, *reversed(self._lost_standbys)]
+        self._lost_standbys.clear()
         places = self._workers.places_for(seat, kept)
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
         local_ranks = {place.rank: place.local_rank for place, _ in places}
@@ -69,9 +72,14 @@ class InPlaceRecovery:
         self.count_ready()
         if start.may_replace:
             self._stand_by(seat)
-        for rank in ranks[len(places) :]:  # lost while the round was being agreed
-            gone = Exit(rank=rank, pid=0, time_s=time.time(), start_error="it has just ended")
-            self._perform(self._state.worker_exited(gone, now))
+        # Lost while the round was being agreed.
+        for rank, failure in zip(ranks[len(places) :], gone, strict=False):
+            self._perform(self._state.worker_missed(rank, failure, now))
+
+    def forget(self) -> None:
+        """Nobody goes on: all workers are new."""
+        self._recovery = None
+        self._lost_standbys.clear()
 
     def heard(self, worker: Worker, message: Elastic) -> None:
         """A worker says whether it goes on, and how far it has come."""
@@ -122,6 +130,7 @@ class InPlaceRecovery:
         if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
             return
         failure = Failure(worker.exit(report), worker.error)
+        self._lost_standbys.append(failure)
         self._progress.told(f"a worker on standby (pid {report.pid}) {failure.what}")
         self.count_ready()
         if worker.is_ready:  # one that came so far can be replaced

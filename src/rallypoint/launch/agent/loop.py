@@ -50,7 +50,7 @@ from rallypoint.launch.output.streams import Output
 from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, signal_name
+from rallypoint.launch.worker_group import Exit, GroupState, signal_name
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
@@ -355,6 +355,7 @@ class Agent:
         self._perform(decision)
         calls = self._last_calls()
         self._let_workers_go()
+        self._recovery.forget()
         self._recorded.clear()
         self._error_files.clear()
         self._seat = seat
@@ -454,7 +455,10 @@ class Agent:
         end = worker.exit(report)
         if not end.succeeded:
             self._look_at_calls()
-        self._read(worker)  # what it said before it ended counts as before
+        self._read(worker)  # what it said before it ended counts as before,
+        if not end.succeeded and self._state.group.state is GroupState.HEALTHY:
+            for each in self._workers.by_rank.values():  # also that others go on
+                self._read(each)
         if worker.error is not None and worker.rank not in self._state.group.errors:
             # It raised before the round began in which it ends.
             self._perform(self._state.worker_reported(worker.rank, worker.error, now))

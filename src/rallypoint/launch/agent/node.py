@@ -130,6 +130,8 @@ class NodeState:
         self._offered = 0  # so many of them the coordinator knows of, for this round's empty places
         self._is_finishing = False  # a worker has done its last update
         self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
+        self._kept: frozenset[int] = frozenset()  # which the coordinator expects in the next round
+        self._missed: set[int] = set()  # ranks that were expected in this round, and had ended
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -164,6 +166,7 @@ class NodeState:
         self._move(Phase.RUNNING)
         self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
         self._offered, self._is_finishing = 0, False
+        self._missed.clear()
         self.broken_at = None
         self.node_rank = node_rank
         self.round = round_number
@@ -247,6 +250,8 @@ class NodeState:
         """A worker has ended, or could not be started."""
         if end.rank not in self.group.running:
             return NOTHING
+        if end.code == 0 and end.rank in self.elastic - self.group.stopped:
+            end = end.__replace__(is_early=True)
         self.group.exited(end)
         if not end.succeeded:
             self._breaks(now)
@@ -256,6 +261,14 @@ class NodeState:
             case Phase.RUNNING | Phase.HOLDING | Phase.STOPPING if not self.group.running:
                 return self._end("all workers have ended", now)
         return NOTHING
+
+    def worker_missed(self, rank: int, failure: Failure, now: float) -> Decision:
+        """A worker that was to go on in this round, as that rank, had ended before it began."""
+        self._missed.add(rank)
+        if failure.error is not None:
+            self.group.reported(rank, failure.error)
+        end = failure.exit.__replace__(rank=rank, is_early=failure.exit.code == 0)
+        return self.worker_exited(end, now)
 
     def stop_requested(
         self, signal: int, text: str, now: float, *, leaves: bool = False
@@ -334,7 +347,8 @@ class NodeState:
         self.wake_at = None
         match self.phase:
             case Phase.HOLDING:
-                return self._stop(SIGTERM, "a rank failed", now)
+                others_go_on = Decision(self._broken(), "a rank failed, and others go on")
+                return others_go_on if self.survivors else self._stop(SIGTERM, "a rank failed", now)
             case Phase.STOPPING if now < self._stop_until:
                 self.wake_at = self._stop_until
                 return Decision((Notice(self._timeouts(now)),), "not all workers have ended yet")
@@ -413,16 +427,18 @@ class NodeState:
             time_s=failure.time_s,
             is_echo=failure.is_echo,
             is_startup=failure.is_startup,
+            is_charged=failure.exit.rank in self._missed,
         )
 
     # Moves.
 
     def _failed(self, failure: Failure, now: float) -> Decision:
         rank = failure.exit.rank
-        if self.survivors:
-            return Decision(self._broken(), f"rank {rank} failed, and others go on")
         if not self.group.running:
             return self._end(f"rank {rank} failed and no other worker is running here", now)
+        if self.survivors and (failure.error is None or failure.is_echo):
+            self.wake_at = None
+            return Decision(self._broken(), f"rank {rank} failed, and others go on")
         if failure.error is None:
             return self._stop(SIGTERM, f"rank {rank} failed", now)
         grace_s = ECHO_GRACE_S if failure.is_echo else FOLD_GRACE_S
@@ -449,6 +465,14 @@ class NodeState:
         """The running workers that go on when others are lost."""
         return self.group.running & self.elastic
 
+    @property
+    def lost_while_kept(self) -> list[Failure]:
+        """Workers that the coordinator expects in the next round, and that have ended since."""
+        return [
+            self.group.failure_of(self.group.exits[rank])
+            for rank in sorted(self._kept & self.group.exits.keys())
+        ]
+
     def _end_at_fault(self, at_fault: Iterable[int], because: str, *, otherwise: str) -> Decision:
         """Without these ranks the others can go on; none: all do in a new round, `otherwise`."""
         if not self.is_under_way:
@@ -470,6 +494,7 @@ class NodeState:
         self.wake_at = None
         rest = tuple(sorted(self.group.running - self.elastic))
         self.group.stopped.update(rest)
+        self._kept = frozenset(self.survivors)
         end = Ended(
             node_rank=self.node_rank,
             round=self.round,

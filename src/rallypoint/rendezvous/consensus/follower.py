@@ -62,7 +62,9 @@ class Follower:
         self._seen = 0
         self._paused_round = -1
         self._cut_off_round = -1
-        self._kept: Ended | None = None  # the end of a round whose survivors wait for the next
+        # The end of a round whose survivors, or workers on standby, wait for the next.
+        self._kept: Ended | None = None
+        self._has_place = True  # in the latest round
         self._is_alone = False
         self._done: tuple[str, ...] = ()
         self._done_number = -1
@@ -126,14 +128,18 @@ class Follower:
             return self._stop(self.round, "a newer round has begun", at_once=True)
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
             return []  # if it is still valid, it comes again after the next beat
-        if self._kept is not None and self._kept.survivors and not message.start.keeps:
-            return self.cut_off("others have gone on without this node")  # and then begin
+        if self._kept is not None and not message.start.keeps:  # end it, and then begin
+            if message.start.seat.local_world_size:
+                return self.cut_off("nobody is left, and all begin anew")
+            if self._kept.survivors:
+                return self.cut_off("others have gone on without this node")
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.start.seat.number
         self._kept = None
         self.has_run = True
         self._is_alone = message.start.seat.nodes == 1
+        self._has_place = message.start.seat.local_world_size > 0
         self.beat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
         self._register.voter.decided_in(message.ballot, message.number)
         self._drop(message.start.seat.number)
@@ -191,7 +197,8 @@ class Follower:
         if isinstance(report, Ended):
             if report.round == self.round:
                 self.round = -1
-                self._kept = report if report.survivors or report.ready else None
+                waits = report.survivors or report.ready or not self._has_place
+                self._kept = report if waits else None
             elif self._kept is not None and report.round == self._kept.round:
                 self._kept = None  # they have ended after all
             was_stopped = report.round in (self._cut_off_round, self._paused_round)

@@ -349,7 +349,7 @@ class Coordinator:
             case Next.GIVE_UP:
                 return self._finish(Outcome.GIVEN_UP, after.reason, facts.root)
             case Next.RESTART:
-                self.restarts += 1
+                self.restarts += not after.is_free
             case Next.RESIZE if not current.survivors:  # else it costs them milliseconds
                 self._flapping.count(now, came=bool(current.came))
         newcomers_lost, others_lost = current.newcomers_lost, current.others_lost

@@ -11,7 +11,11 @@ from rallypoint.base.record import Record
 
 
 class Cause(Record, kw_only=True):
-    """One worker's failure, in a line."""
+    """One worker's failure, in a line.
+
+    Attributes:
+        is_charged: it belongs to the loss that ended the round before.
+    """
 
     rank: int
     node_rank: int
@@ -19,6 +23,7 @@ class Cause(Record, kw_only=True):
     time_s: float
     is_echo: bool = False
     is_startup: bool = False
+    is_charged: bool = False
 
 
 class Next(Enum):
@@ -62,10 +67,11 @@ class RoundEnd(Record, kw_only=True):
 
 
 class AfterRound(Record):
-    """What comes next, and why."""
+    """What comes next, and why; `is_free`: it uses up no restart."""
 
     next: Next
     reason: str
+    is_free: bool = False
 
 
 def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for each rule
@@ -101,6 +107,10 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for
         return AfterRound(
             Next.GIVE_UP, "it failed before its own code ran, so a retry would fail in the same way"
         )
+    is_known = root.is_charged and all(cause.is_charged or cause.is_echo for cause in end.causes)
+    if is_known and end.restarts_used:
+        reason = f"restart {end.restarts_used} of {end.max_restarts}, for the same loss"
+        return AfterRound(Next.RESTART, reason, is_free=True)
     if left > 0:
         return AfterRound(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
     if end.survivors:

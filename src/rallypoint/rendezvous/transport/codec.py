@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Record)
 
-VERSION = 7
+VERSION = 8
 
 
 @cache

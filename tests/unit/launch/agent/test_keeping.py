@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,
@@ -214,6 +215,79 @@ def test_lost_newcomers_are_counted(lost: int, newcomers_lost: int) -> None:
     assert isinstance(told, Tell)
     assert isinstance(told.report, Ended)
     assert told.report.newcomers_lost == newcomers_lost
+
+
+# Failures of several ranks that are one.
+
+
+def raised(rank: int) -> WorkerError:
+    return WorkerError(type="ValueError", message="loss is nan", traceback="", time_s=1.0)
+
+
+def fails(state: NodeState, rank: int, now: float) -> Decision:
+    state.worker_reported(rank, raised(rank), now)
+    return state.worker_exited(Exit(rank=rank, pid=100 + rank, time_s=now, code=1), now)
+
+
+def test_an_exception_may_come_from_all_ranks() -> None:
+    """Only if the others have not raised it soon after, they go on."""
+    state = node()
+    assert not fails(state, 1, 1.0).actions
+    assert state.wake_at is not None
+    (told,) = state.tick(state.wake_at).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Broken)
+    state = node()
+    assert not fails(state, 1, 1.0).actions
+    assert not fails(state, 2, 1.0).actions
+    ended, *_ = fails(state, 0, 1.01).actions
+    assert ended == EndEverything()
+    (told,) = state.everything_ended(()).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Ended)
+    assert [cause.rank for cause in told.report.causes] == [1, 2, 0]
+
+
+def test_a_death_is_told_at_once_after_an_exception() -> None:
+    state = node()
+    fails(state, 1, 1.0)
+    (told,) = state.worker_exited(killed(2), 1.0).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Broken)
+
+
+def test_how_a_worker_ended_before_the_next_round_is_kept() -> None:
+    state = kept()
+    fails(state, 2, 1.2)
+    (lost,) = state.lost_while_kept
+    state.started(5, range(6, 8), local_ranks={6: 0, 7: 2}, elastic=(6,))
+    state.worker_missed(7, lost, 1.3)
+    (told,) = state.round_stopped(Stop(round=5, because="rank 7 failed"), 1.4).actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.report, Ended)
+    (cause,) = told.report.causes
+    assert cause.text == "rank 7 raised ValueError: loss is nan"
+    assert (cause.is_charged, cause.is_startup) == (True, False)
+
+
+@pytest.mark.parametrize("phase", ["running", "kept"])
+def test_who_leaves_a_training_in_which_others_go_on_is_missed(phase: str) -> None:
+    state = node() if phase == "running" else kept()
+    end = Exit(rank=2, pid=102, time_s=1.0, code=0)
+    decision = state.worker_exited(end, 1.0)
+    if phase == "running":
+        (told,) = decision.actions
+        assert isinstance(told, Tell)
+        assert "rank 2 exited with code 0 before the training was over" in str(told.report)
+    else:
+        assert [lost.exit.is_early for lost in state.lost_while_kept] == [True]
+
+
+def test_who_is_asked_to_end_leaves_nothing_early() -> None:
+    state = node()
+    state.stop_requested(15, "SIGTERM", 1.0)
+    assert not [state.worker_exited(Exit(rank=0, pid=1, time_s=1.1, code=0), 1.1).actions][0]
+    assert not state.group.failures()
 
 
 # Ranks that keep the others waiting.

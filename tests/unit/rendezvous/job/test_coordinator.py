@@ -583,6 +583,21 @@ def test_the_next_round_has_the_survivors(max_restarts: int) -> None:
     assert job.restarts == max_restarts
 
 
+def test_who_ended_before_the_next_round_is_charged_once() -> None:
+    job = two_nodes(max_restarts=1)
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,)), 1.0)
+    opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    missed = FAILED.__replace__(is_charged=True)
+    job.reported("b", end(1, 1, causes=(missed, missed)), 1.1)
+    again = opened(job.reported("a", end(0, 1), 1.1))
+    assert [member.taking_part for member in again.members] == [-1, -1]
+    assert job.restarts == 1
+    job.reported("b", end(1, 2, causes=(FAILED,)), 2.0)
+    (finish,) = job.reported("a", end(0, 2), 2.0).actions
+    assert isinstance(finish, Finish)
+
+
 def test_if_only_contact_was_lost_all_go_on_at_once() -> None:
     job = two_nodes(max_restarts=1)
     job.reported("b", Broken(node_rank=1, round=0, text="connections broke"), 1.0)
