@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,32 @@ def test_a_pass_that_ends_with_an_error_of_the_programs_is_forgotten() -> None:
     state.restore()
     model(torch.ones(2, 3)).sum().backward()
     assert model.module.bias.grad.equal(torch.full((4,), 2.0))
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=["own", "views"])
+@pytest.mark.parametrize("way", ["no_sync", "attribute"])
+def test_gradients_may_be_accumulated(way: str, options: dict[str, Any]) -> None:
+    """As nanoGPT does: the bits are those of the model alone."""
+    plain = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model = DistributedDataParallel(copy.deepcopy(plain), **options)
+    state = elastic.State(model=model)
+    state.sync()
+    trained = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(3):
+        for part in range(3):
+            batch = torch.full((2, 3), float(step + part))
+            is_last = part == 2
+            if way == "attribute":
+                model.require_backward_grad_sync = is_last
+            with model.no_sync() if way == "no_sync" and not is_last else nullcontext():
+                model(batch).sum().backward()
+            plain(batch).sum().backward()
+        with state.update():
+            trained.step()
+        trained.zero_grad()
+        reference.step()
+        reference.zero_grad()
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        assert mine.equal(its)

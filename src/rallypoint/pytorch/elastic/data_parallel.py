@@ -168,13 +168,15 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
         )
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+        if torch.is_grad_enabled():
             if not self._kept_buffers.has_copy:
                 raise InvalidArgumentError(
                     "this model trains before it is part of a state: pass it to elastic.State, "
                     "and call it in the function that elastic.run decorates"
                 )
-            if not self.find_unused_parameters:  # with these, PyTorch does not rebuild buckets
+            # Else PyTorch asks the group to rebuild buckets, also where it does not synchronize;
+            # with unused parameters it does not.
+            if not self.find_unused_parameters:
                 self.reducer._check_reducer_finalized()
                 self.reducer._reset_state()
         return super()._pre_forward(*inputs, **kwargs)
