@@ -413,6 +413,41 @@ def test_three_nodes_lose_the_first(tmp_path: Path, free_port: int) -> None:
     assert set(ends) < {step.pid for step in found[1]}, "processes were kept"
 
 
+HALF = """
+import numpy
+import rallypoint as dist
+from rallypoint import elastic
+
+failed = False
+
+@elastic.run
+def train(state):
+    global failed
+    while state.step < 40:
+        gradient = numpy.ones(2)
+        dist.all_reduce(gradient)
+        with state.update():
+            state.weights[0] += gradient[0]
+            if state.step == 20 and dist.get_rank() == 1 and not failed:
+                failed = True
+                raise dist.StoreError("a store of the program's own")
+            state.weights[1] += gradient[1]
+            state.step += 1
+    return state.weights
+
+dist.init_process_group()
+weights = train(elastic.State(step=0, weights=numpy.zeros(2)))
+assert weights.tolist() == [80, 80], weights
+open(f"done.{dist.get_rank()}", "w").close()
+"""
+
+
+@pytest.mark.exact
+def test_a_rank_with_half_of_an_update_gets_the_state_anew(launch: Launch) -> None:
+    assert launch.run("--nproc-per-node", "2", launch.script(HALF)) == 0, launch.err
+    assert len(list(launch.directory.glob("done.*"))) == 2
+
+
 RAISES = """
 import os
 import numpy

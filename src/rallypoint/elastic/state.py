@@ -94,9 +94,11 @@ class State:
         it, no rank enters, and `run` begins the step again; if one is lost after it, the others
         complete their updates, and newcomers get the state that follows. The block must change
         nothing but this rank's memory: it must not communicate, nor raise. In it, ranks are those
-        of before a loss.
+        of before a loss. After an exception in it this rank has half of an update: it makes no
+        other one, and if it meets the others again, it gets the state from them, as a newcomer.
 
         Raises:
+            InvalidArgumentError: the last one ended with an exception, or this is within another.
             MembershipChangedError: ranks were lost or wait to join; `run` handles it. If this comes
                 at the end of the block, the update has been made, but what follows it is not
                 reached: do what belongs to certain steps, such as saving each thousandth state,
@@ -145,6 +147,7 @@ class State:
                 self._prepared = self._committed + 1  # what arrives is no state until all is here
             values = {name: own[name] for name in self._names}
             synchronize(values, settlement, part.peers)
+            self._update.may_begin()
             own.update(values)
             if settlement.saves and not self._is_member:
                 self._saved = self._copies()
@@ -214,12 +217,19 @@ _ONLY_MEMORY = (
 )
 
 
+_WITHIN = "an update cannot be within another one of the same state"
+_HALF_DONE = (
+    "the last state.update() ended with {}, so this rank has half of an update; what may fail "
+    "belongs before the block"
+)
+
+
 class _Update:
     """The block of `State.update`."""
 
     __slots__ = (
-        *("_has_changed", "_has_news", "_held", "_is_inside", "_own"),
-        *("_mine", "_part", "_participants", "_present", "_state", "_value", "_word"),
+        *("_has_changed", "_has_news", "_held", "_own", "_mine", "_part", "_participants"),
+        *("_present", "_state", "_value", "_why_not", "_word"),
     )
 
     def __init__(self, state: State) -> None:
@@ -232,12 +242,17 @@ class _Update:
         self._word = numpy.full(1, self._mine, numpy.int64)
         self._value = self._word.data  # read faster than by NumPy
         self._held: tuple[ProcessGroup, ...] = ()  # whose calls are refused
-        self._is_inside = self._has_changed = False
+        self._has_changed = False
+        self._why_not = ""  # it cannot begin now
         self._present: View | None = None
 
     def say(self, bits: int) -> None:
         """What this rank tells the others in agreements from now on."""
         self._mine = self._value[0] = bits
+
+    def may_begin(self) -> None:
+        """This rank has got the whole state."""
+        self._why_not = ""
 
     def follow(self) -> bool:
         """Take part in the agreement on an update that is others'; whether it was the last one.
@@ -254,8 +269,8 @@ class _Update:
 
     def __enter__(self) -> None:
         own, value = self._own, self._value
-        if self._is_inside:
-            raise InvalidArgumentError("an update cannot be within another one of the same state")
+        if self._why_not:
+            raise InvalidArgumentError(self._why_not)
         for each in self._participants:
             each.prepare()
         next_one = own["_prepared"] = own["_committed"] + 1
@@ -279,7 +294,7 @@ class _Update:
             if value[0] != self._mine:
                 self._has_changed = not value[0] & _NOBODY_WAITS
                 value[0] = self._mine
-        self._is_inside = True
+        self._why_not = _WITHIN
         whole = resolve(None)
         self._held = (whole, *whole.world.subgroups)
         for group in self._held:
@@ -304,13 +319,16 @@ class _Update:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_inside = False
+        self._why_not = ""
         for group in self._held:
             group.hold("")
         self._held = ()
         if kind is None:
             for each in self._participants:
                 each.commit()
+        else:
+            self._own["_is_member"] = False
+            self._why_not = _HALF_DONE.format(kind.__name__)
         if self._present is not None:
             self._part.show(self._present)
             self._present = None

@@ -143,6 +143,18 @@ def test_no_group_communicates_in_an_update(alone: None) -> None:
         dist.all_reduce(array, group=left)
 
 
+def test_half_of_an_update_is_no_state(alone: None) -> None:
+    state = elastic.State(step=0)
+    state.sync()
+    with pytest.raises(ArithmeticError), state.update():
+        state.step += 1
+        raise ArithmeticError
+    assert not state._report.is_member
+    half = "ended with ArithmeticError, so this rank has half of an update"
+    with pytest.raises(dist.InvalidArgumentError, match=half), state.update():
+        pass
+
+
 def test_run_alone(alone: None) -> None:
     state = elastic.State(step=0)
     calls = []
