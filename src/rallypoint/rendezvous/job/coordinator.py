@@ -216,6 +216,7 @@ class Coordinator:
             return NOTHING
         name = current.name_of(key, member.host)
         if self.stage is Stage.GATHERING:
+            current.forget(key)
             left = Decision((), f"{name} left before the start: {why}")
             return left + self._open_if_complete(now, otherwise=NOTHING)
         if key not in current:

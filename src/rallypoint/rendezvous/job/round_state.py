@@ -98,6 +98,11 @@ class RoundState:
         self.lost.append(name)
         return True
 
+    def forget(self, key: str) -> None:
+        """A member is gone before the next round: none of its workers will be in it."""
+        self._ends.pop(key, None)
+        self._ready.pop(key, None)
+
     def grown(self, key: str, ready: int) -> None:
         """A member has so many workers on standby."""
         self._ready[key] = ready

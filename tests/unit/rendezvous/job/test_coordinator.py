@@ -598,6 +598,21 @@ def test_who_ended_before_the_next_round_is_charged_once() -> None:
     assert isinstance(finish, Finish)
 
 
+def test_survivors_that_are_lost_before_the_next_round_are_not_counted() -> None:
+    """Otherwise a round of no ranks would begin."""
+    job = Coordinator(Limits(min_nodes=3, max_nodes=3), 1)
+    job.opened(0.0)
+    for key in "abc":
+        job.joined(Member(key=key, host=f"h{key}", local_world_size=2), 0.0)
+    job.node_lost("c", "its connection closed", 1.0)
+    job.reported("a", end(0, 0), 1.0)
+    job.reported("b", end(1, 0, survivors=2), 1.0)
+    job.node_lost("b", "its connection closed", 2.0)
+    job.joined(Member(key="d", host="hd", local_world_size=2), 3.0)
+    again = opened(job.joined(Member(key="e", host="he", local_world_size=2), 3.0))
+    assert [member.size for member in again.members] == [2, 2, 2]
+
+
 def test_if_only_contact_was_lost_all_go_on_at_once() -> None:
     job = two_nodes(max_restarts=1)
     job.reported("b", Broken(node_rank=1, round=0, text="connections broke"), 1.0)
