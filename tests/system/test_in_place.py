@@ -413,6 +413,56 @@ def test_three_nodes_lose_the_first(tmp_path: Path, free_port: int) -> None:
     assert set(ends) < {step.pid for step in found[1]}, "processes were kept"
 
 
+WAITS = """
+import os, sys
+import numpy
+import rallypoint as dist
+from rallypoint import elastic
+from rallypoint.process_group.formation import places
+
+places._NEWS_S, places._REMEDY_S = 0.1, 0.2  # for 32 s
+
+@elastic.run
+def train(state):
+    while not os.path.exists(sys.argv[1]):
+        told = numpy.ones(1)
+        dist.all_reduce(told)
+        with state.update():
+            state.step += 1
+        if state.step == 3:
+            open(f"trains.{os.getpid()}", "w").close()
+    return state.step
+
+dist.init_process_group()
+state = elastic.State(step=0, last=os.getpid())
+train(state)
+open(f"done.{state.step}.{os.getpid()}", "w").close()
+"""
+
+
+def test_survivors_wait_for_a_node_as_long_as_their_launcher(
+    tmp_path: Path, free_port: int
+) -> None:
+    flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--local-addr"]
+    flags += ["127.0.0.1", "--rdzv-endpoint", f"127.0.0.1:{free_port}"]
+    with launches(tmp_path, 3) as (first, second, third):
+        script = first.script(WAITS)
+        for each in (first, second):
+            each.start(*flags, script, str(tmp_path / "enough"))
+        (trains,) = first.wait_for("trains.*")
+        second.wait_for("trains.*")
+        assert second.process is not None and first.process is not None
+        second.process.kill()
+        wait_until(lambda: "1 of 2 nodes" in first.err or "waiting" in first.err)
+        time.sleep(3)  # ten times as long as it would wait without a promise
+        third.start(*flags, script, str(tmp_path / "enough"))
+        wait_until(lambda: " go on after " in first.err or " goes on after " in first.err)
+        (tmp_path / "enough").touch()
+        assert first.process.wait(100) == 0, first.err
+        (done,) = first.directory.glob("done.*")
+    assert done.name.rpartition(".")[2] == trains.name.rpartition(".")[2], "it kept its memory"
+
+
 HALF = """
 import numpy
 import rallypoint as dist

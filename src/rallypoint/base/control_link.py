@@ -17,6 +17,7 @@ from rallypoint.base import worker_hook
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
     Elastic,
+    Kept,
     Known,
     Place,
     Released,
@@ -52,7 +53,7 @@ class ControlLink:
         self._changed = threading.Condition()
         self.is_newcomer = os.environ.get(STANDBY) == "1"
         self._is_elastic = self._is_leaving = self._is_released = False
-        self._joined = self._synced = -1
+        self._joined = self._synced = self._kept = -1
         self._pid = os.getpid()
         threading.Thread(target=self._listen, name="rallypoint-control", daemon=True).start()
 
@@ -122,6 +123,10 @@ class ControlLink:
                 left_s = left_s - passed_s if passed_s < _STOPPED_S else timeout_s
             return self.newest if self._is_newer(after) else None
 
+    def is_kept(self, after: int) -> bool:
+        """Whether there will be a place in a round after that one, as long as the agent lives."""
+        return self._kept >= after
+
     def _is_newer(self, than: int) -> bool:
         return self.newest is not None and self.newest.round > than
 
@@ -130,6 +135,12 @@ class ControlLink:
         self.send(Elastic(self._is_elastic, seen, self._joined, self._synced, begins_again))
 
     def _listen(self) -> None:
+        try:
+            self._hear_all()
+        finally:
+            self._kept = -1  # nobody keeps that promise any more
+
+    def _hear_all(self) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while True:
@@ -147,6 +158,9 @@ class ControlLink:
                 return
             if isinstance(message, Place):
                 self._hear(message)
+            elif isinstance(message, Kept):
+                with self._changed:
+                    self._kept = max(self._kept, message.round)
             elif isinstance(message, Released):
                 with self._changed:
                     self._is_released = True

@@ -114,6 +114,12 @@ class Place(Record):
     is_urgent: bool = False
 
 
+class Kept(Record):
+    """Agent to worker: that round is over, and the worker will be in the next one."""
+
+    round: int
+
+
 class Released(Record):
     """Agent to worker: it may stop being elastic, as it has no place in a newer round."""
 
@@ -124,9 +130,9 @@ class Unknown(Record):
     kind: str
 
 
-Known = (
-    Hello | WorkerError | LongWait | CallTimedOut | LostContact | Elastic | Ready | Place | Released
-)
+FromWorker = Hello | WorkerError | LongWait | CallTimedOut | LostContact | Elastic | Ready
+FromAgent = Place | Kept | Released
+Known = FromWorker | FromAgent
 Message = Known | Unknown
 
 
@@ -198,6 +204,8 @@ def _to_object(  # noqa: PLR0911 - one for each kind
             return {"v": VERSION, "kind": "ready"}
         case Released():
             return {"v": VERSION, "kind": "released"}
+        case Kept(number):
+            return {"v": VERSION, "kind": "kept", "round": number}
         case Place(number, environ, is_urgent):
             place = {"round": number, "environ": environ, "is_urgent": is_urgent}
             return {"v": VERSION, "kind": "place", **place}
@@ -248,10 +256,12 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             return Ready()
         case {"kind": "released"}:
             return Released()
+        case {"kind": "kept", "round": int(number)}:
+            return Kept(number)
         case {"kind": "place", "round": int(number), "environ": dict(environ)} if all(
             isinstance(each, str) for pair in environ.items() for each in pair
         ):
             return Place(number, environ, fields.get("is_urgent") is True)
-    if kind in ("hello", "error", "wait", "timed out", "lost contact", "elastic", "place"):
+    if kind in ("hello", "error", "wait", "timed out", "lost contact", "elastic", "kept", "place"):
         raise ControlMessageError(f"a control message of kind {kind!r} lacks fields; refused it.")
     return Unknown(kind[:64])

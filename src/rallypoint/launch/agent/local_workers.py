@@ -10,6 +10,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable, Collection, Sequence
 
+from rallypoint.base.control_message import Kept
 from rallypoint.launch.agent.guardian import Guardian
 from rallypoint.launch.agent.trouble import Trouble
 from rallypoint.launch.agent.worker import Worker
@@ -186,6 +187,13 @@ class LocalWorkers:
         self.wake_at = None
         if self.trouble is not None:
             self.trouble.records.close()
+
+    def keep(self, ranks: Sequence[int], round_number: int) -> None:
+        """Tell these ranks that they are to be in the round after that one."""
+        for rank in ranks:
+            worker = self.by_rank.get(rank)
+            if worker is not None:
+                worker.control.send(Kept(round_number))
 
     def signal(self, guardian: Guardian, ranks: Sequence[int], number: int) -> None:
         """Send a signal to these ranks.

@@ -29,6 +29,7 @@ from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
+    KeepWorkers,
     NodeState,
     PauseEverything,
     Phase,
@@ -518,6 +519,8 @@ class Agent:
             match action:
                 case SignalWorkers():
                     self._signal(action)
+                case KeepWorkers(ranks, number):
+                    self._workers.keep(ranks, number)
                 case EndElsewhere():
                     self._stuck_ranks.end_elsewhere(action, self._answering().relay)
                 case EndEverything():

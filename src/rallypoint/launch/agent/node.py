@@ -91,6 +91,13 @@ class EndElsewhere(Record):
     because: str
 
 
+class KeepWorkers(Record):
+    """Tell these ranks that they are to be in the round after that one."""
+
+    ranks: tuple[int, ...]
+    round: int
+
+
 class EndEverything(Record):
     """Kill every process below the guardian; the answer is `everything_ended`."""
 
@@ -505,7 +512,8 @@ class NodeState:
             newcomers_lost=self._newcomers_lost,
         )
         signals = (SignalWorkers(rest, SIGKILL),) if rest else ()
-        return Decision((*signals, Tell(end)), because)
+        keep = KeepWorkers(tuple(sorted(self._kept)), self.round)
+        return Decision((*signals, Tell(end), keep), because)
 
     def _pause(self, because: str, now: float) -> Decision:
         """Others may go on without this node. If they do not, its workers have lost nothing."""

@@ -17,7 +17,9 @@ from rallypoint.base.worker_env import STANDBY
 ROUND = "TORCHELASTIC_RESTART_COUNT"
 _EVER_S = 1e9
 # A launcher that sees a worker end tells the others within milliseconds. One that has told nothing
-# of a loss after a while is told of it; then all connect again, or go on without some.
+# of a loss after a while is told of it; then all connect again, or go on without some. Once it has
+# said that a worker is kept, that worker waits as long as the launcher lives, which may wait for
+# another node.
 _NEWS_S = 2.0
 _REMEDY_S = 30.0
 # For a hundred ranks that have come, where others can go on without them; it takes milliseconds.
@@ -62,8 +64,10 @@ def next_place(
     if link is None:
         return None
     place = link.wait(after, _NEWS_S)
-    if place is None:
+    if place is None and not link.is_kept(after):
         link.send(LostContact(after, _culprit_of(because), had_formed))
+        place = link.wait(after, _REMEDY_S)
+    while place is None and link.is_kept(after):
         place = link.wait(after, _REMEDY_S)
     return place
 

@@ -13,6 +13,7 @@ from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
+    KeepWorkers,
     NodeState,
     PauseEverything,
     Phase,
@@ -65,7 +66,8 @@ def test_survivors_are_not_signalled() -> None:
     assert isinstance(told.report, Broken)
     assert state.phase.value == "running"
     decision = state.round_stopped(Stop(round=4, because="rank 1 failed"), 1.0)
-    (told,) = decision.actions
+    told, keep = decision.actions
+    assert keep == KeepWorkers((0, 2), 4)
     assert isinstance(told, Tell)
     end = told.report
     assert isinstance(end, Ended)
@@ -211,7 +213,7 @@ def test_lost_newcomers_are_counted(lost: int, newcomers_lost: int) -> None:
     state = kept()
     state.started(5, range(3), elastic=range(3), newcomers=[1])
     state.worker_exited(killed(lost), 2.0)
-    (told,) = state.round_stopped(Stop(round=5, because="it failed"), 2.0).actions
+    told, _ = state.round_stopped(Stop(round=5, because="it failed"), 2.0).actions
     assert isinstance(told, Tell)
     assert isinstance(told.report, Ended)
     assert told.report.newcomers_lost == newcomers_lost
@@ -262,7 +264,7 @@ def test_how_a_worker_ended_before_the_next_round_is_kept() -> None:
     (lost,) = state.lost_while_kept
     state.started(5, range(6, 8), local_ranks={6: 0, 7: 2}, elastic=(6,))
     state.worker_missed(7, lost, 1.3)
-    (told,) = state.round_stopped(Stop(round=5, because="rank 7 failed"), 1.4).actions
+    told, _ = state.round_stopped(Stop(round=5, because="rank 7 failed"), 1.4).actions
     assert isinstance(told, Tell)
     assert isinstance(told.report, Ended)
     (cause,) = told.report.causes

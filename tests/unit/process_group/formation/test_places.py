@@ -35,6 +35,9 @@ class Launcher:
     def send(self, message: object) -> None:
         self.told.append(message)
 
+    def is_kept(self, after: int) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(
     ("error", "culprit"),
@@ -68,6 +71,23 @@ def test_it_may_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "control_link", lambda: launcher)
     assert places.next_place(3, None) is None
     assert len(launcher.told) == 1
+
+
+def test_who_is_kept_waits_as_long_as_its_launcher_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Patient(Launcher):
+        waits = 0
+
+        def wait(self, after: int, timeout_s: float) -> Place | None:
+            self.waits += 1
+            return Place(after + 1, {}) if self.waits == 50 else None
+
+        def is_kept(self, after: int) -> bool:
+            return after == 3
+
+    launcher = Patient(helps=False)
+    monkeypatch.setattr(places, "control_link", lambda: launcher)
+    assert places.next_place(3, None) == Place(4, {})
+    assert launcher.told == []
 
 
 def test_without_a_launcher_there_is_no_other_place() -> None:
