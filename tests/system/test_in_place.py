@@ -334,16 +334,24 @@ runpy.run_path("{PROGRAM}", run_name="__main__")
     assert [size for _, size in ends_of(launch).values()] == [1]
 
 
-def test_a_worker_that_is_stopped_does_not_keep_the_others(launch: Launch) -> None:
-    """It is killed, as it does not answer, and what it would write later is never seen."""
-    begin(launch, "--nproc-per-node", "3", steps=100_000, wishes="until")
+@pytest.mark.parametrize("restarts", ["0", "5"])
+def test_a_worker_that_is_stopped_does_not_keep_the_others(launch: Launch, restarts: str) -> None:
+    """It is killed, as it does not answer, and what it would write later is never seen.
+
+    Nor does it get more time because a newcomer joins meanwhile.
+    """
+    flags = ("--nproc-per-node", "3", "--max-restarts", restarts)
+    begin(launch, *flags, steps=100_000, wishes="until")
     stopped, lost, survivor = await_step(launch.directory, 5, 3)
     os.kill(stopped, signal.SIGSTOP)
     os.kill(lost, signal.SIGKILL)
     wait_until(lambda: f"(pid {stopped}) does not answer" in launch.err)
+    if restarts != "0":
+        await_step(launch.directory, max(steps_of(launch.directory)) + 5, 3)
     (launch.directory / "enough").touch()
     end(launch)
-    assert list(ends_of(launch)) == [survivor]
+    assert survivor in ends_of(launch)
+    assert len(ends_of(launch)) == (1 if restarts == "0" else 3)
     found = steps_of(launch.directory)
     check_steps(found, max(found))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rallypoint.base.control_message import Elastic, Released
 from rallypoint.launch.agent.guardian import Report
-from rallypoint.launch.agent.local_workers import LocalWorkers
+from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import Worker
@@ -83,6 +83,9 @@ class InPlaceRecovery:
 
     def heard(self, worker: Worker, message: Elastic) -> None:
         """A worker says whether it goes on, and how far it has come."""
+        if message.seen > worker.seen and worker.answer_by is not None:
+            is_all = message.is_on and message.seen >= self._state.round
+            worker.answer_by = None if is_all else time.monotonic() + ANSWER_S  # it is not stopped
         worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
         if message.synced > worker.synced:
             worker.synced, worker.begins_again = message.synced, message.begins_again

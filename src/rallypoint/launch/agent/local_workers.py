@@ -21,7 +21,7 @@ from rallypoint.rendezvous.job.round import Placement, Seat
 _NUMBERS = 1 << 32  # the guardian knows each worker by one of so many numbers
 # A worker that goes on says at once that it knows its new place, unless it is stopped, or one of
 # its threads keeps the GIL.
-_ANSWER_S = 10.0
+ANSWER_S = 10.0
 
 
 class LocalWorkers:
@@ -31,7 +31,7 @@ class LocalWorkers:
         by_rank: those of the round.
         standbys: those without a rank.
         trouble: what is remembered of the round; None before the first.
-        wake_at: when a worker that has not answered is to be killed.
+        wake_at: when to look for workers that have not answered.
     """
 
     def __init__(
@@ -127,7 +127,9 @@ class LocalWorkers:
             self.trouble = self.trouble.renewed()
         for place, worker in places:
             worker.take(place, seat, is_urgent=is_urgent)
-        self.wake_at = now + _ANSWER_S if is_urgent else None
+            if is_urgent and worker.answer_by is None:  # one that is silent gets no more time
+                worker.answer_by = now + ANSWER_S
+        self.wake_at = _earliest(seated)
 
     def stand_by(self, guardian: Guardian, output: Output, seat: Seat) -> None:
         """Start workers on standby until there is one for each empty place, and the spares.
@@ -152,17 +154,24 @@ class LocalWorkers:
 
         A newcomer that has its place may take any time to load and build what it needs.
         """
-        if self.wake_at is None:
+        if self.wake_at is None or now < self.wake_at:
             return []
-        silent = [
-            each
-            for each in self.by_rank.values()
-            if each.joined < round_number and (each.seen < round_number or each.has_withdrawn)
-        ]
-        if silent and now < self.wake_at:
-            return []
+        late = []
+        for each in self.by_rank.values():
+            has_seen = each.seen >= round_number and not each.has_withdrawn
+            if each.joined >= round_number or has_seen:
+                each.answer_by = None
+            elif each.answer_by is not None and now >= each.answer_by:
+                each.answer_by = None
+                late.append(each)
+        self.wake_at = _earliest(self.by_rank.values())
+        return late
+
+    def pause(self) -> None:
+        """They are stopped, and cannot answer."""
+        for each in self.by_rank.values():
+            each.answer_by = None
         self.wake_at = None
-        return silent
 
     def has_joined(self, round_number: int) -> bool:
         """Whether all workers of this node have formed that round's group."""
@@ -239,3 +248,7 @@ class LocalWorkers:
             self._selector.unregister(worker.control)
         worker.control.close()
         self._by_number.pop(worker.number, None)
+
+
+def _earliest(workers: Collection[Worker]) -> float | None:
+    return min((each.answer_by for each in workers if each.answer_by is not None), default=None)

@@ -526,7 +526,7 @@ class Agent:
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
                 case PauseEverything():
-                    self._workers.wake_at = None  # they cannot answer
+                    self._workers.pause()
                     self._to_guardian(lambda guardian: guardian.pause())
                 case ResumeEverything():
                     self._renew_fence()

@@ -32,6 +32,7 @@ class Worker:
         seen, joined, synced: the newest round whose place it has been told, whose group it has
             formed, and in which it has the state.
         begins_again: in that round it does a step again.
+        answer_by: when it is to have answered that it knows its place; None: it has.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Worker:
         self.is_elastic = self.has_withdrawn = self.is_ready = False
         self.seen = self.joined = self.synced = -1
         self.begins_again = False
+        self.answer_by: float | None = None
         self.error: WorkerError | None = None
         self._job = job
         self._place = place

@@ -397,12 +397,20 @@ def workers_of(*seated: SimpleNamespace) -> LocalWorkers:
     job = Job(command=("train.py",), local_world_size=4, run_id="x", host="h", environ={})
     workers = LocalWorkers(job, selectors.DefaultSelector(), lambda _: None)
     workers.by_rank = dict(enumerate(seated))  # type: ignore[arg-type]
-    workers.wake_at = 10.0
+    workers.wake_at = min(each.answer_by for each in seated)
     return workers
 
 
-def answered(seen: int, joined: int = -1, *, has_withdrawn: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(seen=seen, joined=joined, has_withdrawn=has_withdrawn)
+def answered(
+    seen: int, joined: int = -1, *, has_withdrawn: bool = False, answer_by: float = 10.0
+) -> SimpleNamespace:
+    return SimpleNamespace(
+        seen=seen,
+        joined=joined,
+        has_withdrawn=has_withdrawn,
+        answer_by=answer_by,
+        take=lambda *_, **__: None,
+    )
 
 
 def test_a_newcomer_may_take_its_time_to_build_its_state() -> None:
@@ -419,6 +427,21 @@ def test_who_does_not_answer_or_does_not_go_on_is_killed() -> None:
     )
     assert workers.unanswered(5, 9.0) == []
     assert workers.unanswered(5, 10.0) == [silent, withdrawn]
+    assert workers.wake_at is None
+
+
+@pytest.mark.parametrize("is_urgent", [False, True])
+def test_who_is_silent_gets_no_more_time_by_another_round(is_urgent: bool) -> None:
+    """As when a newcomer's round begins while a stopped rank is waited for."""
+    silent, other = answered(4, joined=4), answered(5, joined=5)
+    workers = workers_of(silent, other)
+    other.answer_by = None
+    places = [(SimpleNamespace(rank=rank), each) for rank, each in enumerate((silent, other))]
+    workers.go_on(None, places, is_urgent=is_urgent, now=7.0)  # type: ignore[arg-type]
+    other.seen = 6
+    assert workers.wake_at == 10.0
+    assert workers.unanswered(6, 10.0) == [silent]
+    assert workers.unanswered(6, 30.0) == []
 
 
 def test_nobody_joins_those_that_have_done_their_last_update() -> None:
