@@ -471,6 +471,48 @@ def test_survivors_wait_for_a_node_as_long_as_their_launcher(
     assert done.name.rpartition(".")[2] == trains.name.rpartition(".")[2], "it kept its memory"
 
 
+LATE = """
+import os, pathlib, signal, sys, time
+if os.environ.get("RALLYPOINT_STANDBY") == "1":
+    number = len(list(pathlib.Path(".").glob("standby.*")))
+    pathlib.Path(f"standby.{number}").touch()
+    if number < int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+import numpy
+import rallypoint as dist
+from rallypoint import elastic
+
+is_first = "RALLYPOINT_STANDBY" not in os.environ
+
+@elastic.run
+def train(state):
+    while not os.path.exists("enough"):
+        dist.all_reduce(numpy.ones(1))
+        with state.update():
+            state.step += 1
+        if state.step == 3 and is_first and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if state.step > 3 and dist.get_world_size() == 2:
+            pathlib.Path("whole").touch()
+        time.sleep(0.01)
+
+dist.init_process_group()
+train(elastic.State(step=0))
+"""
+
+
+def test_a_replacement_that_dies_before_it_is_ready_is_replaced(launch: Launch) -> None:
+    """As often in a row as restarts are allowed, and not at once."""
+    flags = ("--nproc-per-node", "2", "--max-restarts", "2")
+    launch.start(*flags, launch.script(LATE), "2")
+    launch.wait_for("whole")
+    (launch.directory / "enough").touch()
+    end(launch)
+    assert len(list(launch.directory.glob("standby.*"))) == 3
+    told = "was killed by SIGKILL before it came to init_process_group; another one is started in"
+    assert launch.err.count(told) == 2
+
+
 HALF = """
 import numpy
 import rallypoint as dist

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import Elastic, Released
+from rallypoint.base.durations import brief
 from rallypoint.launch.agent.guardian import Report
 from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
@@ -21,13 +22,18 @@ from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
+
 
 class InPlaceRecovery:
     """One node's workers on their way from round to round.
 
     Args:
+        restarts: so many workers in a row may end on standby before they are ready, and others are
+            started for them.
         perform: performs the decisions of `state`.
         stand_by: starts what is missing on standby in that round.
+
     """
 
     def __init__(
@@ -36,14 +42,24 @@ class InPlaceRecovery:
         workers: LocalWorkers,
         progress: ProgressReporter,
         *,
+        restarts: int,
         perform: Callable[[Decision], None],
         stand_by: Callable[[Seat], None],
     ) -> None:
+        self._restarts, self._fruitless = restarts, 0
+        self._stand_by_at: float | None = None
+        self._seat: Seat | None = None  # of the round, for those who are put on standby later
         self._state, self._workers, self._progress = state, workers, progress
         self._perform, self._stand_by = perform, stand_by
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
         self._lost_standbys: list[Failure] = []  # in this round
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `tick`."""
+        alarms = [at for at in (self._workers.wake_at, self._stand_by_at) if at is not None]
+        return min(alarms, default=None)
 
     def begin(self, start: Start) -> None:
         """A round begins in which workers of this node go on, or whose workers are on standby."""
@@ -52,6 +68,7 @@ class InPlaceRecovery:
         kept = [self._workers.by_rank[rank] for rank in sorted(self._state.survivors)]
         gone = [*self._state.lost_while_kept, *reversed(self._lost_standbys)]
         self._lost_standbys.clear()
+        self._seat = seat
         places = self._workers.places_for(seat, kept)
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
         local_ranks = {place.rank: place.local_rank for place, _ in places}
@@ -78,6 +95,7 @@ class InPlaceRecovery:
 
     def forget(self) -> None:
         """Nobody goes on: all workers are new."""
+        self._stand_by_at, self._fruitless = None, 0
         self._recovery = None
         self._lost_standbys.clear()
 
@@ -120,7 +138,7 @@ class InPlaceRecovery:
 
     def is_ready(self, worker: Worker) -> None:
         """A worker on standby waits for a place."""
-        worker.is_ready = True
+        worker.is_ready, self._fruitless = True, 0
         self.count_ready()
 
     def count_ready(self) -> None:
@@ -134,13 +152,27 @@ class InPlaceRecovery:
             return
         failure = Failure(worker.exit(report), worker.error)
         self._lost_standbys.append(failure)
-        self._progress.told(f"a worker on standby (pid {report.pid}) {failure.what}")
-        self.count_ready()
+        told = f"a worker on standby (pid {report.pid}) {failure.what}"
         if worker.is_ready:  # one that came so far can be replaced
-            self._stand_by(seat)
+            self._progress.told(told)
+            self.count_ready()
+            return self._stand_by(seat)
+        told += " before it came to init_process_group"
+        if failure.exit.code == 0:
+            told += ": it has no RANK until then, and must not be taken for a program of its own"
+        if self._fruitless < self._restarts:
+            pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
+            self._fruitless += 1
+            self._seat, self._stand_by_at = seat, time.monotonic() + pause_s
+            told += f"; another one is started in {brief(pause_s)}"
+        return self._progress.told(told)
 
     def tick(self, now: float) -> None:
-        """Kill workers that should go on, and do not answer."""
+        """Kill workers that should go on, and do not answer; put others on standby."""
+        if self._stand_by_at is not None and now >= self._stand_by_at:
+            self._stand_by_at = None
+            if self._seat is not None and self._state.phase in (Phase.RUNNING, Phase.KEEPING):
+                self._stand_by(self._seat)
         for worker in self._workers.unanswered(self._state.round, now):
             self._state.group.killing(worker.rank, "it did not answer when others went on")
             self._progress.told(

@@ -146,6 +146,7 @@ class Agent:
             self._state,
             self._workers,
             self._progress,
+            restarts=job.max_restarts,
             perform=self._perform,
             stand_by=self._stand_by,
         )
@@ -180,7 +181,7 @@ class Agent:
             sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
             if self._step_signals is not None:
                 sources.append(self._step_signals.wake_at)
-            sources += [self._workers.wake_at, self._stuck_ranks.wake_at]
+            sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
             alarms = [at for at in sources if at is not None]
             timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
             for key, _ in self.selector.select(timeout):

@@ -362,7 +362,9 @@ class Coordinator:
         self._because = after.reason
         was_broken = current.is_broken or facts.root or facts.nodes_lost or facts.interrupted
         self._is_urgent = bool(was_broken)
-        self._may_replace = after.next is Next.RESTART
+        # A node that was lost is free, also if workers were lost with it.
+        may_resize = bool(facts.causes) and self.restarts < self.max_restarts
+        self._may_replace = after.next is Next.RESTART or may_resize
         self.opened(now)
         notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []
         return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))

@@ -613,6 +613,17 @@ def test_survivors_that_are_lost_before_the_next_round_are_not_counted() -> None
     assert [member.size for member in again.members] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_workers_that_are_lost_with_a_node_are_replaced(max_restarts: int) -> None:
+    job = two_nodes(max_restarts)
+    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
+    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
+    action = opened(job.node_lost("b", "its connection closed", 1.0))
+    assert [member.size for member in action.members] == [1]
+    assert action.may_replace == (max_restarts == 1)
+    assert job.restarts == 0
+
+
 def test_if_only_contact_was_lost_all_go_on_at_once() -> None:
     job = two_nodes(max_restarts=1)
     job.reported("b", Broken(node_rank=1, round=0, text="connections broke"), 1.0)
