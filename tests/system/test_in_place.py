@@ -513,6 +513,39 @@ def test_a_replacement_that_dies_before_it_is_ready_is_replaced(launch: Launch) 
     assert launch.err.count(told) == 2
 
 
+OWN = """
+from datetime import timedelta
+import numpy
+import rallypoint as dist
+from rallypoint import elastic
+
+tries = 0
+
+@elastic.run
+def train(state):
+    global tries
+    while state.step < 40:
+        dist.all_reduce(numpy.ones(1))
+        if state.step == 20 and dist.get_rank() == 1:
+            tries += 1
+            open(f"try.{tries}", "w").close()
+            own.get("no such key")
+        with state.update():
+            state.step += 1
+
+dist.init_process_group()
+own = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=0.1))
+train(elastic.State(step=0))
+"""
+
+
+def test_an_error_of_the_programs_own_store_is_no_loss(launch: Launch) -> None:
+    """It ends its rank, and is shown; the others go on."""
+    assert launch.run("--nproc-per-node", "2", launch.script(OWN)) == 0, launch.err
+    assert "StoreTimeoutError" in launch.err.partition("goes on after")[0].splitlines()[-1]
+    assert [path.name for path in launch.directory.glob("try.*")] == ["try.1"]
+
+
 HALF = """
 import numpy
 import rallypoint as dist
@@ -530,7 +563,7 @@ def train(state):
             state.weights[0] += gradient[0]
             if state.step == 20 and dist.get_rank() == 1 and not failed:
                 failed = True
-                raise dist.StoreError("a store of the program's own")
+                raise dist.RevokedError("a group of the program's own")
             state.weights[1] += gradient[1]
             state.step += 1
     return state.weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 # What a lost rank looks like to a call of the program; what it called wrongly is no loss.
 LOSSES = (PeerLostError, RevokedError, StoreError, CollectiveTimeoutError)
 _NOT_FORMED = (PeerError, HostError)  # and to those who form a group
+_SHOWS_WITHIN_S, _BETWEEN_LOOKS_S = 2.0, 0.05
 FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
 
 
@@ -187,6 +189,28 @@ class Membership:
         if not isinstance(error, CollectiveTimeoutError):
             return True
         return error.rank is not None and self._link is not None and self._link.is_elastic
+
+    def has_lost(self, error: RallypointError) -> bool:
+        """Whether the ranks of the job are what this error is about.
+
+        That of a store may be of one of the program's own. After a loss, the default group or the
+        launcher shows it, too.
+        """
+        link = self._link
+        if link is None or not isinstance(error, StoreError):
+            return True
+        until = time.monotonic() + _SHOWS_WITHIN_S
+        while not self.has_news() and not link.is_kept(self.round):
+            try:
+                communicator = self.group.communicator
+            except RallypointError:  # it is not to be asked
+                return True
+            if communicator.has_trouble():
+                return True
+            if time.monotonic() >= until:
+                return False
+            link.wait(self.round, _BETWEEN_LOOKS_S)
+        return True
 
     def _report_timeout(self, error: RallypointError | None) -> None:
         """Have the launcher end the rank that a call has waited for until its timeout."""

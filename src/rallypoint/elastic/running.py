@@ -17,6 +17,7 @@ R = TypeVar("R")
 Training = Callable[Concatenate[State, P], R]
 
 _TOLD_EVERY_S = 10.0
+_RETRIES = 30
 
 
 @overload
@@ -51,8 +52,8 @@ def run(
 
     Args:
         min_size: with fewer ranks, wait for others to join.
-        retries: how often in a row it may begin again without an update in between; None: any
-            number of times.
+        retries: how often in a row it may begin again after losses without an update in between;
+            None: 30 times.
 
     Raises (the decorated function):
         NotInitializedError: there is no default group.
@@ -102,7 +103,7 @@ class _Attempts:
                 if self._state._settlement is None:
                     self._state._go_on(None)
             except LOSSES as error:
-                if not part.outlives(error):
+                if not part.outlives(error) or not part.has_lost(error):
                     raise
                 error.__traceback__ = None  # it would keep the memory of the caller's variables
                 self._count(error)
@@ -126,7 +127,8 @@ class _Attempts:
         committed = self._state._committed
         self._fruitless = self._fruitless + 1 if committed == self._committed else 0
         self._committed = committed
-        if loss is not None and self._retries is not None and self._fruitless > self._retries:
+        most = _RETRIES if self._retries is None else self._retries
+        if loss is not None and self._fruitless > most:
             raise loss
 
     def _await_enough(self) -> None:

@@ -281,6 +281,10 @@ class Communicator:
         """The ranks, of this communicator, that have left or died, as far as is known here."""
         return self.native.gone()
 
+    def has_trouble(self) -> bool:
+        """Whether a rank has left or died, or calls cannot succeed any more."""
+        return bool(self.native.gone()) or self.native.trouble() is not None
+
     def withdraw(self) -> None:
         """Leave, once every call of this process has ended: with an error, unless it is done.
 
