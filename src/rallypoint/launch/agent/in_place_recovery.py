@@ -54,6 +54,7 @@ class InPlaceRecovery:
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
         self._lost_standbys: list[Failure] = []  # in this round
+        self.began_s = 0.0  # when workers went on (time.time()); 0: all are new
 
     @property
     def wake_at(self) -> float | None:
@@ -68,7 +69,7 @@ class InPlaceRecovery:
         kept = [self._workers.by_rank[rank] for rank in sorted(self._state.survivors)]
         gone = [*self._state.lost_while_kept, *reversed(self._lost_standbys)]
         self._lost_standbys.clear()
-        self._seat = seat
+        self._seat, self.began_s = seat, time.time()
         places = self._workers.places_for(seat, kept)
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
         local_ranks = {place.rank: place.local_rank for place, _ in places}
@@ -96,7 +97,7 @@ class InPlaceRecovery:
     def forget(self) -> None:
         """Nobody goes on: all workers are new."""
         self._stand_by_at, self._fruitless = None, 0
-        self._recovery = None
+        self._recovery, self.began_s = None, 0.0
         self._lost_standbys.clear()
 
     def heard(self, worker: Worker, message: Elastic) -> None:

@@ -467,6 +467,8 @@ class Agent:
         if not end.succeeded:
             self._read_error_file(worker, end)
         error = self._state.group.errors.get(worker.rank)
+        if error is not None and error.time_s < self._recovery.began_s:
+            self._state.worker_was_lost(worker.rank)
         if error is not None and self._job.logs.are_kept:
             worker.keep_error(error)
             self._error_files[worker.rank] = worker.error_file

@@ -138,7 +138,9 @@ class NodeState:
         self._is_finishing = False  # a worker has done its last update
         self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
         self._kept: frozenset[int] = frozenset()  # which the coordinator expects in the next round
-        self._missed: set[int] = set()  # ranks that were expected in this round, and had ended
+        self._missed: set[int] = (
+            set()
+        )  # ranks that were lost before the round that expected them
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -269,9 +271,13 @@ class NodeState:
                 return self._end("all workers have ended", now)
         return NOTHING
 
+    def worker_was_lost(self, rank: int) -> None:
+        """What ends this worker is older than the round, which is not to be charged for it."""
+        self._missed.add(rank)
+
     def worker_missed(self, rank: int, failure: Failure, now: float) -> Decision:
         """A worker that was to go on in this round, as that rank, had ended before it began."""
-        self._missed.add(rank)
+        self.worker_was_lost(rank)
         if failure.error is not None:
             self.group.reported(rank, failure.error)
         end = failure.exit.__replace__(rank=rank, is_early=failure.exit.code == 0)
