@@ -138,9 +138,7 @@ class NodeState:
         self._is_finishing = False  # a worker has done its last update
         self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
         self._kept: frozenset[int] = frozenset()  # which the coordinator expects in the next round
-        self._missed: set[int] = (
-            set()
-        )  # ranks that were lost before the round that expected them
+        self._missed: set[int] = set()  # ranks that were lost before the round that expected them
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
