@@ -546,6 +546,41 @@ def test_an_error_of_the_programs_own_store_is_no_loss(launch: Launch) -> None:
     assert [path.name for path in launch.directory.glob("try.*")] == ["try.1"]
 
 
+EARLY = """
+import sys
+import rallypoint as dist
+from rallypoint import elastic
+
+@elastic.run
+def train(state):
+    is_one = dist.get_rank() == 1
+    while state.step < 40:
+        if is_one and state.step == 20:
+            if sys.argv[1] == "exit":
+                sys.exit(0)
+            return
+        with state.update():
+            state.step += 1
+
+dist.init_process_group()
+train(elastic.State(step=0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("return", "rank 1 has returned from its training function after 20 updates"),
+        ("exit", "exited with code 0 before the training was over"),
+    ],
+)
+def test_a_rank_that_leaves_a_training_early_is_told(launch: Launch, how: str, told: str) -> None:
+    """The others go on without it, at once."""
+    assert launch.run("--nproc-per-node", "3", launch.script(EARLY), how) == 0, launch.err
+    assert told in launch.err
+    assert "ranks 0-1 of 2 go on after" in launch.err
+
+
 HALF = """
 import numpy
 import rallypoint as dist

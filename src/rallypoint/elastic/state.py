@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 import numpy
 
@@ -292,13 +292,23 @@ class _Update:
         else:
             own["_committed"] = next_one
             if value[0] != self._mine:
-                self._has_changed = not value[0] & _NOBODY_WAITS
-                value[0] = self._mine
+                told, value[0] = value[0], self._mine
+                self._has_changed = not told & _NOBODY_WAITS
+                if self._mine & ~told & _IS_OVER:
+                    self._refuse_early_end()
         self._why_not = _WITHIN
         whole = resolve(None)
         self._held = (whole, *whole.world.subgroups)
         for group in self._held:
             group.hold(_ONLY_MEMORY)
+
+    def _refuse_early_end(self) -> Never:
+        self._own["_is_member"] = False
+        raise InvalidArgumentError(
+            f"rank {self._part.group.own_rank} has returned from its training function after"
+            f" {self._own['_committed'] - 1} updates, and others make another one; all ranks must"
+            " make the same updates"
+        )
 
     def _is_due(self, because: RallypointError) -> bool:
         """Go on in the next round; the update, if it is due, still sees the ranks of this one.
