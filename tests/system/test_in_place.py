@@ -581,39 +581,6 @@ def test_a_rank_that_leaves_a_training_early_is_told(launch: Launch, how: str, t
     assert "ranks 0-1 of 2 go on after" in launch.err
 
 
-EPOCHS = """
-import os
-import numpy
-import rallypoint as dist
-from rallypoint import elastic
-
-is_first = "RALLYPOINT_STANDBY" not in os.environ
-
-@elastic.run
-def train(state, epoch):
-    while state.step < 20 * epoch or (epoch == 2 and not os.path.exists("enough")):
-        dist.all_reduce(numpy.ones(1))
-        with state.update():
-            state.step += 1
-        if state.step == 25 and is_first and dist.get_rank() == 1:
-            os._exit(7)
-
-dist.init_process_group()
-state = elastic.State(step=0)
-for epoch in (1, 2):
-    train(state, epoch)
-"""
-
-
-def test_nobody_joins_the_second_call_of_a_function(launch: Launch) -> None:
-    """Who tries is told why, and those who train go on."""
-    launch.start("--nproc-per-node", "2", "--max-restarts", "1", launch.script(EPOCHS))
-    told = "the others are in call 2 of a function under elastic.run, and this rank comes to call 1"
-    wait_until(lambda: told in launch.err)
-    (launch.directory / "enough").touch()
-    end(launch)
-
-
 HALF = """
 import numpy
 import rallypoint as dist

@@ -66,8 +66,6 @@ class Membership:
         self.settled: Settlement | None = None
         self.begins_again = False
         self._link: ControlLink | None = None
-        self._functions = 0  # that `run` has begun
-        self._is_within = False  # the last of them
         self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
         self._forming: Store | None = None  # where the round's groups form
 
@@ -95,8 +93,6 @@ class Membership:
             NotInitializedError: it has not.
         """
         _ = self.group
-        self._functions += 1
-        self._is_within = True
         if self.round < 0:
             self.round = int(os.environ.get(ROUND, "0"))
         if self._link is not None and self._link.is_newcomer:
@@ -113,8 +109,7 @@ class Membership:
 
         Returns False if there is a newer round to go to first, in which others need this process.
         """
-        self._is_within = self._link is not None and not self._link.leave()
-        return not self._is_within
+        return self._link is None or self._link.leave()
 
     @property
     def group(self) -> ProcessGroup:
@@ -235,8 +230,7 @@ class Membership:
         self.settled = None
         size, replicas = self.group.size(), self.replicas
         shards = (0, 0) if replicas is None else (replicas.shards, replicas.shard)
-        function = self._functions + (not self._is_within)  # it is in, or comes to
-        mine = numpy.array((*report, *shards, function), numpy.int64)
+        mine = numpy.array((*report, *shards), numpy.int64)
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
         self.group.world.has_met = True
@@ -247,7 +241,6 @@ class Membership:
         settlement = settle(reports)
         if not report.is_member:
             _check_shards([row[5] for row in rows], shards[0])
-            _check_function(max(row[7] for row in rows), function)
         if replicas is not None:
             settlement = replicas.form(settlement, reports, [row[6] for row in rows])
         self._is_meeting = False
@@ -317,14 +310,6 @@ def _check_shards(counts: Sequence[int], own: int) -> None:
                 f"this rank keeps the state in {own or 'no'} shards, but rank {rank} in "
                 f"{count or 'none'}; start all ranks with the same program"
             )
-
-
-def _check_function(others: int, own: int) -> None:
-    if own < others:
-        raise InvalidArgumentError(
-            f"the others are in call {others} of a function under elastic.run, and this rank comes"
-            f" to call {own}, so it cannot join; train in one call, with epochs in a loop in it"
-        )
 
 
 _membership: Membership | None = None
