@@ -13,13 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.system.conftest import Launch
-from tests.system.everyday import wait_until
-from tests.system.handlers import await_sleep
 from tests.system.test_torchrun_logs import files_below
 
 pytestmark = pytest.mark.system
@@ -247,7 +244,9 @@ while not os.path.exists("end"): pass
 
 @pytest.mark.parametrize("way", ["--tee", "--redirects"])
 def test_a_spare_that_replaces_another_one_has_files_of_its_own(launch: Launch, way: str) -> None:
-    flags = ["--nproc-per-node", "1", "--spares", "1", way, "3", "--log-dir", "logs"]
+    # With restarts, a spare is replaced also if it was not ready yet.
+    flags = ["--nproc-per-node", "1", "--spares", "1", "--max-restarts", "3"]
+    flags += [way, "3", "--log-dir", "logs"]
     agent = launch.start(*flags, launch.script(SPARE))
     worker = int(launch.wait_for("in.*")[0].name.partition(".")[2])
 
@@ -256,11 +255,13 @@ def test_a_spare_that_replaces_another_one_has_files_of_its_own(launch: Launch, 
         return {path: text for path, text in files_below(launch.directory / "logs").items() if text}
 
     for files in (2, 3, 4):
-        wait_until(partial(lambda count: len(told()) == count, files))
+        deadline = time.monotonic() + 60
+        while len(told()) != files:
+            assert time.monotonic() < deadline, launch.err
+            time.sleep(0.02)
         if files < 4:
             found = [int(text.split()[-1]) for text in told().values()]
             spare = next(pid for pid in found if pid != worker and Path(f"/proc/{pid}").exists())
-            await_sleep(spare)
             os.kill(spare, signal.SIGKILL)
     (launch.directory / "end").touch()
     assert agent.wait(100) == 0, launch.err
