@@ -86,6 +86,7 @@ def beside_handlers(function: Callable[[], T]) -> T:
     except BaseException:  # of a handler
         raise_in_thread(task.thread.ident or 0, KeyboardInterrupt)
         task.is_over.acquire(timeout=_UNWOUND_S)
+        task.abandon()
         raise
     return task.result()
 
@@ -97,6 +98,7 @@ class _Task(Generic[T]):
         self._function: Callable[[], T] | None = function
         self._returned: list[T] = []
         self._raised: BaseException | None = None
+        self._is_abandoned = False
         # Not an Event, in whose methods a handler cannot wait for it.
         self.is_over = threading.Lock()
         self.is_over.acquire()
@@ -112,6 +114,16 @@ class _Task(Generic[T]):
         finally:
             del error  # which refers to this frame
 
+    def abandon(self) -> None:
+        """Nobody wants the result.
+
+        An error keeps the frames in which it was raised, thus this task, and what was half formed:
+        others would take this rank for one that is there.
+        """
+        self._is_abandoned = True
+        self._returned.clear()
+        self._raised = None
+
     def _run(self) -> None:
         try:
             assert self._function is not None
@@ -120,4 +132,6 @@ class _Task(Generic[T]):
             self._raised = error
         finally:
             self._function = None  # and what it refers to
+            if self._is_abandoned:
+                self.abandon()
             self.is_over.release()

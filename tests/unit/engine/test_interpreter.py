@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import cast
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 
 from rallypoint.base.errors import PeerError
 from rallypoint.engine.communicator import Communicator
+from rallypoint.engine.interruption import beside_handlers
 from rallypoint.schedule.program import Collective
 from tests.unit.engine.ranks import begin, communicators_of, post, struck
 
@@ -136,3 +140,37 @@ def test_other_threads_run_while_a_forgotten_group_goes_away() -> None:
         thread.join()
     assert ended - begun > 1, "nothing was waited for"
     assert len([step for step in steps if step < ended]) > 10
+
+
+def test_nothing_of_an_interrupted_function_is_left() -> None:
+    """Otherwise what it had half formed would still be there for other ranks."""
+
+    class Formed:
+        pass
+
+    begun = threading.Event()
+    formed: list[weakref.ref[Formed]] = []
+
+    def form() -> None:
+        mine = Formed()
+        formed.append(weakref.ref(mine))
+        begun.set()
+        while True:
+            time.sleep(0.001)
+
+    def strike() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=strike)
+    gc.disable()
+    try:
+        thread.start()
+        with suppress(KeyboardInterrupt):
+            beside_handlers(form)
+        assert formed[0]() is None
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGUSR1, before)
+        thread.join()
