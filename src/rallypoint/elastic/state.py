@@ -219,8 +219,8 @@ _ONLY_MEMORY = (
 
 _WITHIN = "an update cannot be within another one of the same state"
 _HALF_DONE = (
-    "the last state.update() ended with {}, so this rank has half of an update; what may fail "
-    "belongs before the block"
+    "the last state.update() ended with {}, so this rank's state is only half updated; do what can "
+    "fail before the block"
 )
 
 
@@ -306,8 +306,8 @@ class _Update:
         self._own["_is_member"] = False
         raise InvalidArgumentError(
             f"rank {self._part.group.own_rank} has returned from its training function after"
-            f" {self._own['_committed'] - 1} updates, and others make another one; all ranks must"
-            " make the same updates"
+            f" {self._own['_committed'] - 1} updates, but other ranks have made one more; all ranks"
+            " must make the same updates"
         )
 
     def _is_due(self, because: RallypointError) -> bool:

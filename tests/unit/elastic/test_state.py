@@ -150,7 +150,7 @@ def test_half_of_an_update_is_no_state(alone: None) -> None:
         state.step += 1
         raise ArithmeticError
     assert not state._report.is_member
-    half = "ended with ArithmeticError, so this rank has half of an update"
+    half = "ended with ArithmeticError, so this rank's state is only half updated"
     with pytest.raises(dist.InvalidArgumentError, match=half), state.update():
         pass
 

@@ -17,7 +17,7 @@ from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorker
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.output.progress import ProgressReporter
-from rallypoint.launch.worker_group import Failure
+from rallypoint.launch.worker_group import Exit, Failure
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
@@ -90,8 +90,12 @@ class InPlaceRecovery:
         self.count_ready()
         if start.may_replace:
             self._stand_by(seat)
-        # Lost while the round was being agreed.
-        for rank, failure in zip(ranks[len(places) :], gone, strict=False):
+        missing = ranks[len(places) :]  # lost while the round was being agreed
+        if len(gone) < len(missing):  # or the round would wait for nobody
+            why = "the process that was to be it has ended"
+            lost = Exit(rank=-1, pid=0, time_s=time.time(), start_error=why)
+            gone += [Failure(lost, None)] * (len(missing) - len(gone))
+        for rank, failure in zip(missing, gone, strict=False):
             self._perform(self._state.worker_missed(rank, failure, now))
 
     def forget(self) -> None:
@@ -160,7 +164,7 @@ class InPlaceRecovery:
             return self._stand_by(seat)
         told += " before it came to init_process_group"
         if failure.exit.code == 0:
-            told += ": it has no RANK until then, and must not be taken for a program of its own"
+            told += "; it has no RANK before that call, so the script must not read RANK earlier"
         if self._fruitless < self._restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
             self._fruitless += 1
