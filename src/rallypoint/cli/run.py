@@ -164,7 +164,8 @@ def _behind(command: Sequence[str]) -> str:
     script, *arguments = command
     names = [word.partition("=")[0] for word in arguments]
     found = [name for name in names if name.replace("_", "-") in _ONLY_OURS]
-    if not found or "rallypoint" in script or "torch" in script:  # another launcher
+    launcher = script.rpartition("/")[2].startswith(("rallypoint", "torchrun", "torch.distributed"))
+    if not found or launcher:
         return ""
     listed = ", ".join(dict.fromkeys(found))
     return (

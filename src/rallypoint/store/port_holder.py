@@ -19,6 +19,15 @@ def holder_of(port: int) -> str:
     return f"a process of user id {next(iter(owners.values()))}, not visible from here"
 
 
+def is_launcher(holder: str) -> bool:
+    """Whether that process, in the words of `holder_of`, is `rallypoint` or `python -m rallypoint`.
+
+    A folder of that name on the way to its Python or its script does not count.
+    """
+    words = holder.replace("(", " ").replace(")", " ").split()
+    return any(word.rpartition("/")[2].partition(".")[0] == "rallypoint" for word in words)
+
+
 def _owners(port: int) -> dict[str, str]:
     """The user ids of the sockets that listen there, by inode."""
     found = {}

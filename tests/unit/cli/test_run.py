@@ -119,6 +119,8 @@ def test_no_flag_is_what_another_is_called_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        ("rallypoint/train.py --nnodes 2", "--nnodes is behind rallypoint/train.py"),
+        ("torch_train.py --nnodes 2", "--nnodes is behind torch_train.py"),
         ("train.py --nproc-per-node 4", "--nproc-per-node is behind train.py"),
         ("train.py -x --nnodes=2 --nnodes 3", "--nnodes is behind train.py"),
         ("train.py --nnodes 2 --rdzv_id 3", "--nnodes, --rdzv_id are behind train.py"),
@@ -130,7 +132,9 @@ def test_launcher_flags_behind_the_script_are_told(
     words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
+    Path("rallypoint").mkdir()
+    for script in ("train.py", "torch_train.py", "rallypoint/train.py"):
+        Path(script).touch()
     values, command = parse(words.split(), FLAGS, program="rallypoint run", environ={})
     job, notes = run_module.read_job(values, command, {})
     assert job.command[2:] == (("-m",) if "--module" in values else ()) + tuple(command)

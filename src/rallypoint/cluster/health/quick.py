@@ -27,7 +27,7 @@ from rallypoint.cluster.health.look import choose, look_at_network
 from rallypoint.cluster.health.network import interface_of
 from rallypoint.cluster.health.probe import probe_endpoints
 from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, is_here
-from rallypoint.store.port_holder import holder_of
+from rallypoint.store.port_holder import holder_of, is_launcher
 
 # Whatever hangs, a finding about it comes within the limit: a name is resolved, then called.
 LIMIT_S = 1.8
@@ -89,7 +89,7 @@ def _at_loopback(host: str, port: int, *, is_listener: bool) -> str:
     """Other machines cannot come there, and what is there may be somebody else's."""
     endpoint = endpoint_of(host, port)
     holder = "" if is_listener else holder_of(port)
-    if holder.startswith("process") and "rallypoint" not in holder:
+    if holder.startswith("process") and not is_launcher(holder):
         return (
             f"{endpoint} is held by {holder}, which is not a launcher of this job; end"
             " that process, or choose another port (--master-port, or that of --rdzv-endpoint)"

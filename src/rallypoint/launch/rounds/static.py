@@ -81,7 +81,9 @@ class StaticHost(LinkedRounds):
         try:
             self._store = StoreHost(self._interface, self._endpoint.port)
         except HostError as error:
-            if "rallypoint" not in str(error):
+            from rallypoint.store.port_holder import is_launcher  # not in each launch
+
+            if not is_launcher(str(error)):
                 raise
             of_two = "if that is another node of this job, give each node its own --node-rank"
             raise HostError(f"{str(error).rstrip('.')}; {of_two}.") from None
