@@ -27,15 +27,11 @@ from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
-    Broken,
-    Ended,
     Finish,
-    Leave,
+    NodeReport,
     Notice,
-    Report,
     Start,
     Stop,
-    StopAsked,
 )
 from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Endpoint, Seat
@@ -78,6 +74,7 @@ class SimAgent(Process):
         self._stopping = False
         self.keeps = cluster.other_random.random() < 0.5
         self._kept: Seat | None = None
+        self._report = NodeReport()
         self.told_ended: set[str] = set()  # other agents
         self._is_stopped = False
         self._unheard: deque[Callable[[], object]] = deque()
@@ -162,10 +159,11 @@ class SimAgent(Process):
         self._set_alarm()
         return None
 
-    def report(self, report: Report) -> None:
-        """Receive a report from its workers, or of a signal."""
-        if self.is_alive and not self._waits(lambda: self.report(report)):
-            self.perform(self.core.reported(report, self.clock.now()))
+    def report(self, **news: object) -> None:
+        """Learn of its workers, or of a signal."""
+        if self.is_alive and not self._waits(lambda: self.report(**news)):
+            self._report = self._report.__replace__(**news)
+            self.perform(self.core.reported(self._report, self.clock.now()))
 
     def _open_store(self, number: int) -> None:
         def opened() -> None:
@@ -180,6 +178,8 @@ class SimAgent(Process):
             self._cluster.witness.violated(f"{self.name} begins twice")
         self.seat, self._kept = seat, None
         self._stopping = False
+        new = self._report.without(seat.number)
+        self._report = new.__replace__(has_begun=True, is_over=False, survivors=0)
         self._cluster.begun(self, seat)
 
     def fail(self) -> None:
@@ -190,7 +190,7 @@ class SimAgent(Process):
         self._stopping = True
         self._cluster.witness.failures.add(seat.number)
         self._cluster.tell(f"{self.name}: a worker fails")
-        self.report(Broken(node_rank=seat.node_rank, round=seat.number, text="rank failed"))
+        self.report(broken="rank failed")
         cause = Cause(
             rank=seat.first_rank,
             node_rank=seat.node_rank,
@@ -210,7 +210,7 @@ class SimAgent(Process):
         if not self.is_alive or self.core.part is Part.DONE:
             return
         self._cluster.tell(f"{self.name}: SIGTERM")
-        self.report(Leave(text="SIGTERM stopped it"))
+        self.report(leaves="SIGTERM stopped it")
         if self.seat is not None and not self._stopping:
             self._end_later(self.seat, self._cluster.random.uniform(0.01, 0.3))
 
@@ -218,7 +218,7 @@ class SimAgent(Process):
         """Press Ctrl-C."""
         if self.is_alive and self.core.part is not Part.DONE:
             self._cluster.tell(f"{self.name}: SIGINT")
-            self.report(StopAsked(node_rank=-1, text="SIGINT stopped it"))
+            self.report(stop_asked="SIGINT stopped it")
 
     def _stop(self, stop: Stop) -> None:
         seat = self.seat
@@ -244,7 +244,7 @@ class SimAgent(Process):
                 self._kept = None
                 if seat.local_world_size:
                     self._cluster.tell(f"{self.name}: kept workers end")
-                self.report(Ended(node_rank=seat.node_rank, round=seat.number, succeeded=False))
+                self.report(survivors=0, waits=False)
 
         self._cluster.loop.after(self._cluster.kill_s * self._cluster.other_random.random(), end)
 
@@ -258,14 +258,13 @@ class SimAgent(Process):
         self._kept = seat if keeps or not seat.local_world_size else None
         how = "kept" if keeps else "succeeded" if succeeded else "ended"
         self._cluster.ended(self, seat, how=how)
-        end = Ended(
-            node_rank=seat.node_rank,
-            round=seat.number,
+        self.report(
+            is_over=True,
             succeeded=succeeded,
             causes=causes,
             survivors=seat.local_world_size if keeps else 0,
+            waits=self._kept is not None,
         )
-        self.report(end)
 
     def _end_by(self, delay_s: float) -> None:
         def end() -> None:

@@ -13,9 +13,9 @@ SEEDS = 8
 SILENCE_S = 5.0  # by default, and one more until it counts as lost
 
 
-def cluster_of(seed: int, nodes: int, *, keeps: bool = True) -> SimCluster:
+def cluster_of(seed: int, nodes: int, *, keeps: bool = True, min_nodes: int = 2) -> SimCluster:
     """One round of all runs."""
-    cluster = SimCluster(seed=seed, nodes=nodes, min_nodes=2, max_nodes=nodes)
+    cluster = SimCluster(seed=seed, nodes=nodes, min_nodes=min_nodes, max_nodes=nodes)
     cluster.start_all()
     cluster.run(10 + cluster.random.random())
     for agent in cluster.alive():
@@ -81,3 +81,22 @@ def test_if_nobody_could_go_on_all_do_when_the_network_is_back(nodes: int) -> No
         assert set(cluster.running()) == set(cluster.names), f"seed {seed}"
         assert told(cluster, "round 0 kept") == set(cluster.names)
         assert not told(cluster, "kept workers end"), f"seed {seed}"
+
+
+@pytest.mark.parametrize("nodes", [5, pytest.param(9, marks=pytest.mark.long)])
+def test_the_coordinator_is_lost_while_survivors_wait_for_a_node(nodes: int) -> None:
+    """Whoever comes after it hears from all of them who goes on, and waits for each."""
+    for seed in range(SEEDS):
+        cluster = cluster_of(seed, nodes, min_nodes=nodes)
+        others = cluster.names[1:-1]
+        cluster.kill(cluster.names[-1])
+        cluster.run(cluster.random.uniform(2.0, 20.0))
+        assert not cluster.running(), "one is missing"
+        cluster.kill("n0")
+        cluster.run(cluster.random.uniform(0.0, 20.0))
+        for name in (cluster.names[-1], "n0"):
+            cluster.start_later(name, cluster.random.uniform(0.0, 2.0))
+        cluster.run(40)
+        assert set(cluster.running()) == set(cluster.names), f"seed {seed}"
+        assert told(cluster, "round 0 kept") >= set(others)
+        assert not told(cluster, "kept workers end") & set(others), f"seed {seed}"

@@ -148,7 +148,7 @@ class InPlaceRecovery:
 
     def count_ready(self) -> None:
         """Tell the coordinator, if there is a place for one of them."""
-        self._perform(self._state.workers_ready(len(self._workers.ready), self._workers.empty))
+        self._perform(self._state.workers_ready(len(self._workers.ready)))
 
     def lost_standby(self, worker: Worker, report: Report, seat: Seat) -> None:
         """A worker on standby has ended."""

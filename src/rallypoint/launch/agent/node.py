@@ -25,17 +25,11 @@ from rallypoint.base.record import Record
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
-    Broken,
-    Ended,
     Finish,
-    Finishing,
-    Grown,
-    Leave,
+    NodeReport,
     Notice,
     Outcome,
-    Report,
     Stop,
-    StopAsked,
 )
 from rallypoint.rendezvous.job.restart_policy import Cause
 
@@ -111,9 +105,9 @@ class ResumeEverything(Record):
 
 
 class Tell(Record):
-    """Tell the coordinator."""
+    """Tell the coordinator how it is."""
 
-    report: Report
+    report: NodeReport
 
 
 class NodeState:
@@ -134,8 +128,10 @@ class NodeState:
         self.is_paused = False  # nothing runs here until the next round
         self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
-        self._offered = 0  # so many of them the coordinator knows of, for this round's empty places
+        self._told_ready = 0  # in this round
         self._is_finishing = False  # a worker has done its last update
+        self._broken = ""  # why the round can no longer succeed
+        self._stop_asked = self._leaves = ""  # why this node asks for that
         self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
         self._kept: frozenset[int] = frozenset()  # which the coordinator expects in the next round
         self._missed: set[int] = set()  # ranks that were lost before the round that expected them
@@ -172,7 +168,7 @@ class NodeState:
             return NOTHING
         self._move(Phase.RUNNING)
         self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
-        self._offered, self._is_finishing = 0, False
+        self._told_ready, self._is_finishing, self._broken = 0, False, ""
         self._missed.clear()
         self.broken_at = None
         self.node_rank = node_rank
@@ -187,8 +183,7 @@ class NodeState:
         if ranks:
             return Decision(resume, reason)
         self._move(Phase.KEEPING)  # what is to be here is on standby, or is not ready yet
-        end = Ended(node_rank=node_rank, round=round_number, succeeded=True, ready=self.ready)
-        return Decision((*resume, Tell(end)), reason)
+        return Decision((*resume, self._tell()), reason)
 
     def round_stopped(self, stop: Stop, now: float) -> Decision:
         """The coordinator ends the round on all nodes, or this node has lost it."""
@@ -230,19 +225,16 @@ class NodeState:
             self.elastic.discard(rank)
             if not self._is_finishing:
                 self._is_finishing = True
-                finishing = Finishing(node_rank=self.node_rank, round=self.round)
-                return Decision((Tell(finishing),), "the last update is done")
+                return Decision((self._tell(),), "the last update is done")
         return NOTHING
 
-    def workers_ready(self, ready: int, empty: int) -> Decision:
-        """So many workers on standby wait for a place, and so many places are empty."""
+    def workers_ready(self, ready: int) -> Decision:
+        """So many workers on standby wait for a place."""
         self.ready = ready
-        offered = min(ready, empty)
-        if offered == self._offered or self.phase not in (Phase.RUNNING, Phase.KEEPING):
+        if ready == self._told_ready or self.phase not in (Phase.RUNNING, Phase.KEEPING):
             return NOTHING
-        self._offered = offered
-        grown = Grown(node_rank=self.node_rank, round=self.round, ready=offered and ready)
-        return Decision((Tell(grown),), f"{ready} workers on standby")
+        self._told_ready = ready
+        return Decision((self._tell(),), f"{ready} workers on standby")
 
     def worker_reported(self, rank: int, error: WorkerError, now: float) -> Decision:
         """A worker reports the exception that is ending it."""
@@ -267,6 +259,8 @@ class NodeState:
                 return self._failed(self.group.failure_of(end), now)
             case Phase.RUNNING | Phase.HOLDING | Phase.STOPPING if not self.group.running:
                 return self._end("all workers have ended", now)
+            case Phase.KEEPING if end.rank in self.elastic:
+                return Decision((self._tell(),), f"rank {end.rank} does not go on")
         return NOTHING
 
     def worker_was_lost(self, rank: int) -> None:
@@ -288,23 +282,23 @@ class NodeState:
         if self.phase is Phase.DONE:
             return NOTHING
         first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
-        asked = Leave(text=text) if leaves else StopAsked(node_rank=self.node_rank, text=text)
-        tell = Tell(asked)
         # A Ctrl-C that all nodes get may come here behind the word of one that had it before.
         is_same = first and now < self._told_until
+        stop = Decision((), text)  # no new round
         if self.phase is Phase.STOPPING and signal == SIGINT and not is_same:
-            end = self._end("interrupted while the workers were stopping", now)
-            return Decision((tell, *end.actions), end.reason)
-        if not first:
+            stop = self._end("interrupted while the workers were stopping", now)
+        elif not first:
             return NOTHING
+        elif self.phase in (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING):
+            stop = self._stop(signal, text, now)
+        if leaves:
+            self._leaves = self._leaves or text
+        else:
+            self._stop_asked = self._stop_asked or text
         if self.phase is Phase.WAITING:
             self.finish = self.finish or Finish(outcome=Outcome.STOPPED, because=text)
-            done = self._done(text)
-            return Decision((tell, *done.actions), text)
-        if self.phase in (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING):
-            stop = self._stop(signal, text, now)
-            return Decision((*stop.actions, tell), text)
-        return Decision((tell,), text)  # no new round
+            self._done(text)
+        return Decision((*stop.actions, self._tell()), stop.reason)
 
     def hangs(self, text: str, rank: int, now: float, *, ends_job: bool = False) -> Decision:
         """The job hung, as `text` says, and the round must fail or the job end for it.
@@ -321,14 +315,13 @@ class NodeState:
             return Decision((EndElsewhere(rank, self.round, text),), reason)
         self.hang = self.stopped_because = text
         stop = self._stop(SIGTERM, text, now)
-        report: Report
         if ends_job:
-            report = StopAsked(node_rank=self.node_rank, text=f"stopped, because {text}")
+            self._stop_asked = self._stop_asked or f"stopped, because {text}"
         else:
             # Whatever fails while it is being ended came later.
             self._hang_cause = Cause(rank=rank, node_rank=self.node_rank, text=text, time_s=0.0)
-            report = Broken(node_rank=self.node_rank, round=self.round, text=text)
-        return Decision((*stop.actions, Tell(report)), stop.reason)
+            self._broken = self._broken or text
+        return Decision((*stop.actions, self._tell()), stop.reason)
 
     def calls_timed_out(self, at_fault: Iterable[int]) -> Decision:
         """Calls of the job timed out as these ranks did not come; none: all have come by now."""
@@ -358,7 +351,7 @@ class NodeState:
         self.wake_at = None
         match self.phase:
             case Phase.HOLDING:
-                others_go_on = Decision(self._broken(), "a rank failed, and others go on")
+                others_go_on = Decision(self._breaks_round(), "a rank failed, and others go on")
                 return others_go_on if self.survivors else self._stop(SIGTERM, "a rank failed", now)
             case Phase.STOPPING if now < self._stop_until:
                 self.wake_at = self._stop_until
@@ -385,16 +378,7 @@ class NodeState:
         self._move(Phase.WAITING)
         self.wake_at = None
         reason = "the others are stuck" if unkillable else "nothing is left running"
-        tell = Tell(
-            Ended(
-                node_rank=self.node_rank,
-                round=self.round,
-                succeeded=self.group.state is GroupState.SUCCEEDED,
-                causes=self._causes(),
-                unkillable=len(unkillable),
-                newcomers_lost=self._newcomers_lost,
-            )
-        )
+        self.ready, tell = 0, self._tell()
         if self.finish is not None:
             self._done(self.finish.because)
         return Decision((tell,), reason)
@@ -422,13 +406,33 @@ class NodeState:
                 return 128 + self.stop_signal
         return FAILED
 
+    @property
+    def report(self) -> NodeReport:
+        """All that the coordinator is to know."""
+        is_over = self.phase in (Phase.WAITING, Phase.KEEPING, Phase.DONE)
+        has_none = self.phase is Phase.KEEPING and not self.group.local_ranks
+        return NodeReport(
+            round=self.round,
+            has_begun=self.round >= 0,
+            is_over=is_over,
+            broken=self._broken,
+            is_finishing=self._is_finishing,
+            ready=self.ready,
+            survivors=len(self.survivors) if self.phase is Phase.KEEPING else 0,
+            waits=self.phase is Phase.KEEPING,
+            succeeded=has_none or (is_over and self.group.state is GroupState.SUCCEEDED),
+            causes=self._causes() if is_over else (),
+            unkillable=len(self.unkillable),
+            stop_asked=self._stop_asked,
+            leaves=self._leaves,
+        )
+
+    def _tell(self) -> Tell:
+        return Tell(self.report)
+
     def _causes(self) -> tuple[Cause, ...]:
         failures = tuple(self._cause(failure) for failure in self.group.failures())
         return (self._hang_cause, *failures) if self._hang_cause is not None else failures
-
-    @property
-    def _newcomers_lost(self) -> int:
-        return sum(each.exit.rank in self._newcomers for each in self.group.failures())
 
     def _cause(self, failure: Failure) -> Cause:
         return Cause(
@@ -439,6 +443,7 @@ class NodeState:
             is_echo=failure.is_echo,
             is_startup=failure.is_startup,
             is_charged=failure.exit.rank in self._missed,
+            is_newcomer=failure.exit.rank in self._newcomers,
         )
 
     # Moves.
@@ -449,7 +454,7 @@ class NodeState:
             return self._end(f"rank {rank} failed and no other worker is running here", now)
         if self.survivors and (failure.error is None or failure.is_echo):
             self.wake_at = None
-            return Decision(self._broken(), f"rank {rank} failed, and others go on")
+            return Decision(self._breaks_round(), f"rank {rank} failed, and others go on")
         if failure.error is None:
             return self._stop(SIGTERM, f"rank {rank} failed", now)
         grace_s = ECHO_GRACE_S if failure.is_echo else FOLD_GRACE_S
@@ -495,8 +500,8 @@ class NodeState:
             else:
                 decided += Decision((EndElsewhere(rank, self.round, because),), because)
         if decided == NOTHING:
-            broken = Broken(node_rank=self.node_rank, round=self.round, text=otherwise)
-            return Decision((Tell(broken),), otherwise)
+            self._broken = self._broken or otherwise
+            return Decision((self._tell(),), otherwise)
         return decided
 
     def _keep(self, because: str) -> Decision:
@@ -506,18 +511,9 @@ class NodeState:
         rest = tuple(sorted(self.group.running - self.elastic))
         self.group.stopped.update(rest)
         self._kept = frozenset(self.survivors)
-        end = Ended(
-            node_rank=self.node_rank,
-            round=self.round,
-            succeeded=False,
-            causes=self._causes(),
-            survivors=len(self.survivors),
-            ready=self.ready,
-            newcomers_lost=self._newcomers_lost,
-        )
         signals = (SignalWorkers(rest, SIGKILL),) if rest else ()
         keep = KeepWorkers(tuple(sorted(self._kept)), self.round)
-        return Decision((*signals, Tell(end), keep), because)
+        return Decision((*signals, self._tell(), keep), because)
 
     def _pause(self, because: str, now: float) -> Decision:
         """Others may go on without this node. If they do not, its workers have lost nothing."""
@@ -551,7 +547,7 @@ class NodeState:
             return self._end(reason, now)
         # SIGCONT: a worker that is suspended could not act on the first signal.
         signals = (SignalWorkers(ranks, signal), SignalWorkers(ranks, SIGCONT))
-        return Decision((*signals, *self._broken()), reason)
+        return Decision((*signals, *self._breaks_round()), reason)
 
     def _timeouts(self, now: float) -> str:
         return (
@@ -561,17 +557,18 @@ class NodeState:
         )
 
     def _end(self, reason: str, now: float) -> Decision:
-        told = self._broken() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
+        told = self._breaks_round() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
         self._move(Phase.ENDING)
         self.wake_at = now + GUARDIAN_PATIENCE_S
         return Decision((EndEverything(), *told), reason)
 
-    def _broken(self) -> tuple[Tell, ...]:
+    def _breaks_round(self) -> tuple[Tell, ...]:
         failures = self.group.failures()
         if not failures:
             return ()
-        text = f"node {self.node_rank}: {failures[0].text}"
-        return (Tell(Broken(node_rank=self.node_rank, round=self.round, text=text)),)
+        if not (self._stop_asked or self._leaves):  # else that ends the round
+            self._broken = self._broken or f"node {self.node_rank}: {failures[0].text}"
+        return (self._tell(),)
 
     def _done(self, reason: str) -> Decision:
         self._move(Phase.DONE)

@@ -17,14 +17,11 @@ from contextlib import suppress
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.api.node_thread import NodeThread
 from rallypoint.rendezvous.job.reports import (
-    Ended,
     Finish,
-    Leave,
+    NodeReport,
     Outcome,
-    Report,
     Start,
     Stop,
-    StopAsked,
 )
 from rallypoint.rendezvous.job.round import Seat
 
@@ -53,7 +50,8 @@ class ProgramNode(NodeThread[Seat]):
         self._name = name
         self._ended = -1  # the newest round whose end was reported
         self._calls: deque[Callable[[], None]] = deque()
-        self._last_word: Report | None = None  # to be sent once somebody can receive it
+        self._report = NodeReport()
+        self._last_word: dict[str, str] | None = None  # to be sent once somebody can receive it
         self._has_said_it = False
         self._end_at: float | None = None
         self._looked_at = 0.0
@@ -90,11 +88,11 @@ class ProgramNode(NodeThread[Seat]):
 
     def close(self) -> None:
         """End the rendezvous for all."""
-        self._call(lambda: self._say_last(StopAsked(node_rank=-1, text=f"{CLOSED}{self._name}")))
+        self._call(lambda: self._say_last(stop_asked=f"{CLOSED}{self._name}"))
 
     def withdraw(self) -> None:
         """See NodeThread."""
-        self._call(lambda: self._say_last(Leave(text="it waited too long")))
+        self._call(lambda: self._say_last(leaves="it waited too long"))
         self.end()
 
     def end(self) -> None:
@@ -140,7 +138,7 @@ class ProgramNode(NodeThread[Seat]):
         if self._last_word is not None and self._rounds.is_led:
             word, self._last_word = self._last_word, None
             self._has_said_it = True
-            self._tell(word)
+            self._tell(**word)
             self._obey()
         if self.finish is not None:
             # The node at the endpoint tells late joiners that they are late.
@@ -184,21 +182,15 @@ class ProgramNode(NodeThread[Seat]):
         if number > self._ended:
             self._ended = number
             # A node without workers ends a round by wanting another one.
-            end = Ended(
-                node_rank=-1,
-                round=number,
-                succeeded=False,
-                was_cut_off=True,
-                because=_CAME_BACK,
-            )
-            self._tell(end)
+            self._tell(round=number, has_begun=True, was_cut_off=True, because=_CAME_BACK)
 
-    def _tell(self, report: Report) -> None:
+    def _tell(self, **news: object) -> None:
+        self._report = self._report.__replace__(**news)
         if self.finish is None:
-            self._rounds.tell(report)
+            self._rounds.tell(self._report)
 
-    def _say_last(self, report: Report) -> None:
-        self._last_word = report
+    def _say_last(self, **word: str) -> None:
+        self._last_word = word
 
     def _end(self) -> None:
         self._end_at = time.monotonic() + _GOODBYE_S

@@ -37,10 +37,10 @@ from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Finish,
     Join,
+    NodeReport,
     Notice,
     Outcome,
     Refuse,
-    Report,
     Start,
     Stop,
 )
@@ -154,7 +154,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._examine_at = min(now + _FIRST_LOOK_S, self._last_look_at)
         self._begin()
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: NodeReport) -> None:
         """See RoundSource."""
         self._happened(lambda now: self._core.reported(report, now))
 

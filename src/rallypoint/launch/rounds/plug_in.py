@@ -35,16 +35,12 @@ from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.api.parameters import RendezvousParameters
 from rallypoint.rendezvous.api.registry import rendezvous_handler_registry
 from rallypoint.rendezvous.job.reports import (
-    Broken,
-    Ended,
     Finish,
-    Leave,
+    NodeReport,
     Order,
     Outcome,
-    Report,
     Start,
     Stop,
-    StopAsked,
 )
 from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
@@ -123,6 +119,7 @@ class PlugInRounds(RoundSource):
         self._round = -1
         self._is_stopped = True  # that round
         self._has_succeeded = False
+        self._told = NodeReport()
         self._stop_asked = ""
         self._store: StoreHost | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -139,18 +136,20 @@ class PlugInRounds(RoundSource):
         self._calls.put(lambda: self._meet(""))
         self._thread.start()
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: NodeReport) -> None:
         """See RoundSource."""
-        match report:
-            case Broken(round=self._round):
-                self.orders.append(Stop(round=self._round, because=report.text))
-            case StopAsked() | Leave():
-                self._stop_asked = report.text
-                self._calls.put(self._handler.set_closed)
-                if self._is_stopped:
-                    self.orders.append(Finish(outcome=Outcome.STOPPED, because=report.text))
-            case Ended(round=self._round):
-                self._calls.put(lambda: self._ended(report))
+        before, self._told = self._told, report
+        is_current = report.round == self._round
+        if is_current and report.broken and not before.broken:
+            self.orders.append(Stop(round=self._round, because=report.broken))
+        asked = report.stop_asked or report.leaves
+        if asked and not self._stop_asked:
+            self._stop_asked = asked
+            self._calls.put(self._handler.set_closed)
+            if self._is_stopped:
+                self.orders.append(Finish(outcome=Outcome.STOPPED, because=asked))
+        if is_current and report.is_over and not (before.is_over and before.round == self._round):
+            self._calls.put(lambda: self._ended(report))
 
     def tick(self) -> None:
         """See RoundSource. The thread keeps its own time."""
@@ -275,7 +274,7 @@ class PlugInRounds(RoundSource):
             self._post(Finish(outcome=Outcome.SUCCEEDED, because=because))
         return is_over
 
-    def _ended(self, end: Ended) -> None:
+    def _ended(self, end: NodeReport) -> None:
         assert self._info is not None
         self._has_succeeded = end.succeeded
         if end.succeeded:

@@ -19,7 +19,7 @@ from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
 from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
 from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.reports import Finish, Order, Report, Start, Stop
+from rallypoint.rendezvous.job.reports import Finish, NodeReport, Order, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Round
 
 TYPE_CHECKING = False
@@ -104,8 +104,8 @@ class RoundSource(ABC):
         """
 
     @abstractmethod
-    def tell(self, report: Report) -> None:
-        """Tell the coordinator."""
+    def tell(self, report: NodeReport) -> None:
+        """Tell the coordinator: all that is to be known of this node."""
 
     @abstractmethod
     def tick(self) -> None:
@@ -151,7 +151,7 @@ class LocalRounds(RoundSource):
         self._perform(self._coordinator.opened(now))
         self._perform(self._coordinator.joined(self._job.member, now))
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: NodeReport) -> None:
         """See RoundSource."""
         self._perform(self._coordinator.reported(self.key, report, time.monotonic()))
 

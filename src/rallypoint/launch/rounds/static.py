@@ -29,7 +29,7 @@ from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.fixed import NO_SILENCE, FixedRegister
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.job.coordinator import next_notice
-from rallypoint.rendezvous.job.reports import Finish, Outcome, Report
+from rallypoint.rendezvous.job.reports import Finish, NodeReport, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.store.client import TCPStore
@@ -138,7 +138,7 @@ class StaticGuest(LinkedRounds):
             return super().wake_at
         return self._examine_at if self._is_looking_first else min(self._look_at, self._examine_at)
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: NodeReport) -> None:
         """See RoundSource."""
         if self._agent is not None:  # else nobody is there to be told
             super().tell(report)

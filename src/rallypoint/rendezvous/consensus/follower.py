@@ -9,8 +9,6 @@ waits longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Ack,
@@ -22,7 +20,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Led,
 )
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.job.reports import Ended, Join, Leave, Report, Stop, StopAsked
+from rallypoint.rendezvous.job.reports import Join, NodeReport, Stop
 from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")
@@ -57,14 +55,11 @@ class Follower:
         self._setup, self._rules, self._register = register.setup, register.rules, register
         self._lease_until = _NEVER
         self._stamp: float | None = None
-        self._reports: list[Report] = []  # of the latest round, and for the whole job
-        self._first = 0  # the number of the first report
-        self._seen = 0
+        self._workers = NodeReport()  # as this node's agent last told of them
         self._paused_round = -1
         self._cut_off_round = -1
-        # The end of a round whose survivors, or workers on standby, wait for the next.
-        self._kept: Ended | None = None
-        self._has_place = True  # in the latest round
+        self._was_cut_off = False  # those of the latest round
+        self._is_of_other_job = False  # that round
         self._is_alone = False
         self._done: tuple[str, ...] = ()
         self._done_number = -1
@@ -75,7 +70,7 @@ class Follower:
         """A coordinator announced that it is ours."""
         if ballot != self.ballot:
             self.ballot, self.leader = ballot, leader
-            self._stamp, self._seen = None, self._first
+            self._stamp = None
             self.beat_at = now
         self.leader = leader or self.leader
         self.heard_at = now
@@ -89,13 +84,7 @@ class Follower:
         taken here.
         """
         self.ballot, self.leader = NO_BALLOT, None
-        self._keep(
-            each.__replace__(succeeded=False, was_cut_off=True, causes=(), survivors=0, ready=0)
-            if isinstance(each, Ended)
-            else each
-            for each in self._reports
-            if isinstance(each, Ended | Leave | StopAsked)
-        )
+        self._is_of_other_job = True
 
     def led(self, message: Led, now: float) -> None:
         """Our coordinator reports the state of the job."""
@@ -109,7 +98,6 @@ class Follower:
         if message.lease_s > 0:
             self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self._stamp = message.stamp
-        self._seen = max(self._seen, message.seen)
         self.waiting, self.is_stopping = message.waiting, message.is_stopping
         self._done, self._done_number = message.done, message.number
 
@@ -128,21 +116,19 @@ class Follower:
             return self._stop(self.round, "a newer round has begun", at_once=True)
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
             return []  # if it is still valid, it comes again after the next beat
-        if self._kept is not None and not message.start.keeps:  # end it, and then begin
+        if self._workers.waits and not message.start.keeps:  # end it, and then begin
             if message.start.seat.local_world_size:
                 return self.cut_off("nobody is left, and all begin anew")
-            if self._kept.survivors:
+            if self._workers.survivors:
                 return self.cut_off("others have gone on without this node")
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.start.seat.number
-        self._kept = None
+        self._was_cut_off = self._is_of_other_job = False
         self.has_run = True
         self._is_alone = message.start.seat.nodes == 1
-        self._has_place = message.start.seat.local_world_size > 0
         self.beat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
         self._register.voter.decided_in(message.ballot, message.number)
-        self._drop(message.start.seat.number)
         return [message.start]
 
     def halt(self, message: Halt, now: float) -> list[Action]:
@@ -151,13 +137,7 @@ class Follower:
         if stop.round == self.round:
             return [stop]
         if stop.round > self.last_round:
-            self.last_round = stop.round
-            self._drop(stop.round)
-            end = Ended(node_rank=-1, round=stop.round, succeeded=False)
-            if self._kept is not None:
-                survivors, ready = self._kept.survivors, self._kept.ready
-                end = end.__replace__(survivors=survivors, ready=ready)
-            self._tell(end, now)
+            self.last_round, self.beat_at = stop.round, now
         return []
 
     def cut_off(self, because: str) -> list[Action]:
@@ -185,48 +165,38 @@ class Follower:
     @property
     def _running(self) -> int:
         """The round of the workers that run here; -1: none."""
-        return self._kept.round if self.round < 0 and self._kept is not None else self.round
+        return self._workers.round if self.round < 0 and self._workers.waits else self.round
 
     def _stop(self, number: int, because: str, *, at_once: bool = False) -> list[Action]:
         return [Stop(round=number, because=because, at_once=at_once)]
 
     # What it reports.
 
-    def reported(self, report: Report, now: float) -> None:
-        """A report on this node's workers, or a request to it."""
-        if isinstance(report, Ended):
-            if report.round == self.round:
-                self.round = -1
-                waits = report.survivors or report.ready or not self._has_place
-                self._kept = report if waits else None
-            elif self._kept is not None and report.round == self._kept.round:
-                self._kept = None  # they have ended after all
+    def reported(self, report: NodeReport, now: float) -> None:
+        """All that there is to tell of this node's workers, and what is asked of it."""
+        if report.is_over and report.round == self.round:
+            self.round = -1
             was_stopped = report.round in (self._cut_off_round, self._paused_round)
-            if was_stopped and not report.succeeded:
-                report = report.__replace__(was_cut_off=True, causes=())
-        if isinstance(report, Leave | StopAsked):
-            self.is_leaving = self.is_leaving or report.text
-        self._tell(report, now)
-
-    def _tell(self, report: Report, now: float) -> None:
-        self._reports.append(report)
+            self._was_cut_off = was_stopped and not report.succeeded
+        self.is_leaving = self.is_leaving or report.leaves or report.stop_asked
+        self._workers = report
         self.beat_at = now
 
-    def _drop(self, number: int) -> None:
-        """Drop reports of older rounds, except for those that concern the job."""
-        self._keep(
-            each
-            for each in self._reports
-            if isinstance(each, Leave | StopAsked) or each.round >= number
-        )
-
-    def _keep(self, some: Iterable[Report]) -> None:
-        """Of the reports only those."""
-        kept = list(some)
-        # Numbers only grow, so that a repeated report is not mistaken for a new one, or an old one.
-        self._first += len(self._reports) - len(kept)
-        self._reports = kept
-        self._seen = max(self._seen, self._first)
+    @property
+    def _report(self) -> NodeReport:
+        """What the coordinator is to know."""
+        told, runs = self._workers, self.round >= 0
+        if self._is_of_other_job:
+            cut_off = told.without(self.last_round).__replace__(survivors=0, ready=0)
+            return cut_off.__replace__(is_over=not runs, was_cut_off=True)
+        if runs and told.round != self.round:  # this node's agent has yet to begin it
+            new = told.without(self.round).__replace__(survivors=0, ready=0)
+            return new.__replace__(has_begun=True, is_over=False)
+        if told.round != self.last_round:
+            return told.without(self.last_round)
+        if self._was_cut_off and not runs:
+            return told.__replace__(was_cut_off=True, causes=())
+        return told
 
     def beat(self, now: float) -> Beat:
         """The heartbeat for the coordinator."""
@@ -238,9 +208,7 @@ class Follower:
             sent_at=now,
             stamp=self._stamp,
             number=self._register.voter.number,
-            round=self.round,
-            first=self._seen,
-            reports=tuple(self._reports[self._seen - self._first :]),
+            report=self._report,
         )
 
     def join(self) -> Join:
@@ -249,12 +217,11 @@ class Follower:
         return Join(
             run_id=setup.run_id,
             attempt=setup.attempt,
-            last_round=self.last_round,
+            report=self._report,
             min_nodes=setup.limits.min_nodes,
             max_nodes=setup.limits.max_nodes,
             member=setup.me,
             job=self._register.voter.job,
-            running=self.round,
         )
 
     def led_by(self) -> Led | None:

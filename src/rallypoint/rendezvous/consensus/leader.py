@@ -33,6 +33,7 @@ from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.reports import (
     Finish,
     Join,
+    NodeReport,
     Notice,
     Outcome,
     Refuse,
@@ -142,8 +143,8 @@ class Leader:
         if peer is None or key not in self._rounds.job.here:
             self._gone.discard(key)
             self._peers.by_key[key] = peer = Peer(member, now)
-            peer.has_beaten = True
-            self._let_in(peer, now, join.last_round)
+            peer.has_beaten, peer.report = True, join.report
+            self._let_in(peer, join.report, now)
         if key in self._peers.by_key:
             self._peers.tell(key, self.led(now))
         return self._advance(now)
@@ -158,18 +159,18 @@ class Leader:
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
         self._peers.confirms(beat.key, beat.stamp, now)
-        peer.round, peer.sent_at = beat.round, beat.sent_at
+        peer.sent_at, peer.report = beat.sent_at, beat.report
         if self._rounds.job is not None and self._over_at is None:
             if beat.key not in self._rounds.job.here and beat.key not in self._gone:
-                self._let_in(peer, now)
-            self._rounds.take_reports(peer, beat, now)
-            self._rounds.correct(peer, beat, now)
+                self._let_in(peer, beat.report, now)
+            self._rounds.take_report(peer, beat, now)
+            self._rounds.correct(beat, now)
         elif self._over_at is not None:
             self._peers.tell(beat.key, Over(finish=self._finish_of(self.agreement)))
         self._acknowledge(peer, beat.sent_at, now)
         return self._advance(now)
 
-    def _let_in(self, peer: Peer, now: float, last_round: int = -1) -> None:
+    def _let_in(self, peer: Peer, report: NodeReport, now: float) -> None:
         """Admit it, unless it asks for a node rank whose holder was not heard since: that may be
         its own predecessor, not yet known to be dead. One of its next heartbeats will decide.
         """
@@ -179,7 +180,7 @@ class Leader:
         if job.is_over:
             return
         if holder is None or holder.heard_at >= peer.since:
-            self._rounds.perform(job.joined(peer.member, now, last_round), now)
+            self._rounds.perform(job.joined(peer.member, now, report), now)
 
     def accepted(self, message: Accepted, now: float) -> None:
         """A voter accepts what we proposed."""
@@ -357,7 +358,6 @@ class Leader:
             sent_at=sent_at,
             stamp=now,
             lease_s=self._peers.lease_s(peer, now),
-            seen=peer.seen,
             number=self.agreement.number,
             waiting=0 if job is None else job.waiting,
             done=self._rounds.done,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Finish, Join, Notice, Refuse, Report, Start, Stop
+from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Refuse, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
 
@@ -66,15 +66,14 @@ class Agreement(Record, kw_only=True):
 
 
 class Beat(Record, kw_only=True):
-    """A member's heartbeat. It repeats what the coordinator has not confirmed.
+    """A member's heartbeat.
 
     Attributes:
         ballot: the one that it follows.
         sent_at: its clock; returned in the Ack.
         stamp: of the latest Ack received; None: none under this ballot.
         number: of the latest agreement that it knows to be decided; -2: none.
-        round: the round that runs here; -1: none.
-        reports: from number `first` on.
+        report: all that there is to tell of this node.
     """
 
     key: str
@@ -82,9 +81,7 @@ class Beat(Record, kw_only=True):
     sent_at: float
     stamp: float | None
     number: int
-    round: int
-    first: int
-    reports: tuple[Report, ...]
+    report: NodeReport
 
 
 # From the coordinator to members.
@@ -97,7 +94,6 @@ class Ack(Record, kw_only=True):
         sent_at: of the heartbeat.
         stamp: the coordinator's clock; returned in the next Beat.
         lease_s: for how long after it sent that heartbeat the member may run workers.
-        seen: how many reports have arrived.
         number: of the latest agreement.
         waiting: how many nodes wait for the next round.
         done: members whose workers have succeeded and which may end before the others.
@@ -108,7 +104,6 @@ class Ack(Record, kw_only=True):
     sent_at: float
     stamp: float
     lease_s: float
-    seen: int
     number: int
     waiting: int
     done: tuple[str, ...] = ()

@@ -47,10 +47,10 @@ from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Finish,
     Join,
+    NodeReport,
     Notice,
     Outcome,
     Refuse,
-    Report,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
@@ -219,8 +219,8 @@ class Participant:
         self._search.unreachable(at, why, now, stands=self.part is not Part.SEEKING)
         return self._decide(now)
 
-    def reported(self, report: Report, now: float) -> Decision:
-        """This node's workers, or a signal: StopAsked ends the job, Leave only this node's part."""
+    def reported(self, report: NodeReport, now: float) -> Decision:
+        """All that there is to tell of this node."""
         self._follower.reported(report, now)
         return self._decide(now)
 

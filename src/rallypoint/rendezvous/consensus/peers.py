@@ -14,6 +14,7 @@ from rallypoint.rendezvous.consensus.agreements import Agreements
 from rallypoint.rendezvous.consensus.messages import Message, Send, Setup
 from rallypoint.rendezvous.consensus.outbox import Outbox
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
+from rallypoint.rendezvous.job.reports import NodeReport
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 _NEVER = float("-inf")
@@ -28,8 +29,7 @@ class Peer:
         since: when it joined, or returned, under this ballot.
         sent_at: its clock, when it sent its latest heartbeat under this ballot.
         leased_at: when we last allowed it to run workers; None: not yet under this ballot.
-        round: the round that runs there, as it reported.
-        seen: how many of its reports have arrived.
+        report: the newest under this ballot; None: none.
         has_beaten: whether anything came from it under this ballot.
         is_over: whether it was told that the job is over for it.
     """
@@ -42,8 +42,7 @@ class Peer:
         "is_silent",
         "leased_at",
         "member",
-        "round",
-        "seen",
+        "report",
         "sent_at",
         "since",
     )
@@ -55,8 +54,7 @@ class Peer:
         self.since = now
         self.sent_at: float | None = None
         self.leased_at: float | None = None
-        self.round = -1
-        self.seen = 0
+        self.report: NodeReport | None = None
         self.has_beaten = False
         self.is_silent = False
         self.is_over = False

@@ -20,7 +20,7 @@ from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
-from rallypoint.rendezvous.job.reports import Ended, Finish, Leave, Notice, Outcome, Refuse, Stop
+from rallypoint.rendezvous.job.reports import Finish, NodeReport, Notice, Outcome, Refuse, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
@@ -100,12 +100,14 @@ class Rounds:
         for member in held.members:
             key = member.key
             if key in self.done and held.runs:
-                end = Ended(node_rank=member.node_rank, round=held.round, succeeded=True)
+                end = NodeReport(round=held.round, has_begun=True, succeeded=True)
                 self.perform(self.job.reported(key, end, now), now)
             if key in self._gone:
                 self.perform(self.job.node_lost(key, "its connection closed", now), now)
-            elif key in self._peers.by_key and self._peers.by_key[key].has_beaten and not held.runs:
-                self.perform(self.job.joined(member, now), now)
+                continue
+            report = self._peers.by_key[key].report if key in self._peers.by_key else None
+            if report is not None and not held.runs:
+                self.perform(self.job.joined(member, now, report), now)
         self.perform(self.job.tick(now), now)
 
     def perform(self, decision: Decision, now: float) -> None:
@@ -169,48 +171,36 @@ class Rounds:
         stop = Stop(round=job.round, because=job.because_stopped)
         self._peers.tell(key, self._orders.halt(stop))
 
-    def take_reports(self, peer: Peer, beat: Beat, now: float) -> None:
-        """The new reports in a member's heartbeat."""
-        assert self.job is not None
-        for number, report in enumerate(beat.reports, beat.first):
-            if number < peer.seen:
-                continue
-            peer.seen = number + 1
-            # An agent that only waits for its node rank has no place yet that it could lose.
-            has_place = beat.key in self.job.here or beat.key in self._gone
-            self.perform(self.job.reported(beat.key, report, now), now)
-            if beat.key not in self.job.here and (has_place or isinstance(report, Leave)):
-                self._gone.add(beat.key)
-                if all(member.key != beat.key for member in self._agreements.newest.members):
-                    self._peers.tell(beat.key, Over(finish=LEFT))
-                    peer.is_over = True
-        peer.seen = max(peer.seen, beat.first)
+    def take_report(self, peer: Peer, beat: Beat, now: float) -> None:
+        """What a member's heartbeat tells."""
+        job, key = self.job, beat.key
+        assert job is not None
+        # An agent that only waits for its node rank has no place yet that it could lose.
+        has_place = key in job.here or key in self._gone
+        self.perform(job.reported(key, beat.report, now), now)
+        if key not in job.here and (has_place or beat.report.leaves):
+            self._gone.add(key)
+            if all(member.key != key for member in self._agreements.newest.members):
+                self._peers.tell(key, Over(finish=LEFT))
+                peer.is_over = True
 
-    def correct(self, peer: Peer, beat: Beat, now: float) -> None:
+    def correct(self, beat: Beat, now: float) -> None:
         """Send a peer what it must have missed, and conclude what it can no longer report."""
         job, key, orders = self.job, beat.key, self._orders
         assert job is not None
-        if beat.round not in (-1, job.round):
-            self._peers.tell(
-                key, orders.halt(Stop(round=beat.round, because="that round has ended"))
-            )
+        running = beat.report.running
+        if running not in (-1, job.round):
+            self._peers.tell(key, orders.halt(Stop(round=running, because="that round has ended")))
         if beat.number < self._agreements.newest.number and key in self._agreements.voters:
             self._peers.tell(key, self._agreements.remind(now))
-        runs = beat.round == job.round
+        runs = running == job.round
         is_due = orders.must_repeat(key, now, self._setup.timeouts.beat_s)
         if runs or not job.expects(key):
             if runs and job.is_stopping and is_due:
                 self._halt_again(key, job)
         elif job.round == orders.old_round:
             # It does not run the round that our predecessor began, and has no end of it to report.
-            end = Ended(
-                node_rank=-1,
-                round=job.round,
-                succeeded=False,
-                was_cut_off=True,
-                survivors=job.current.brought_by(key),
-            )
-            self.perform(job.reported(key, end, now), now)
+            self.perform(job.never_ran(key, now, was_cut_off=True), now)
         elif job.round == orders.round and is_due:
             if job.is_stopping:
                 self._halt_again(key, job)

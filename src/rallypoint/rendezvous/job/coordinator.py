@@ -19,23 +19,18 @@ from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.flapping import Flapping, ShortLives
 from rallypoint.rendezvous.job.membership import Gathering, Limits
 from rallypoint.rendezvous.job.reports import (
-    Broken,
-    Ended,
     Finish,
-    Finishing,
-    Grown,
-    Leave,
+    NodeReport,
     Notice,
     Outcome,
     Refuse,
-    Report,
     Stop,
-    StopAsked,
 )
 from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.job.round_state import RoundState
 
+_NEW = NodeReport()  # of an agent that knows of no round
 _NOTICES_S = (10.0, 30.0, 60.0, 120.0)
 # Workers that were started together get ready one after the other; they join with one round.
 BATCH_S = 0.5
@@ -94,6 +89,7 @@ class Coordinator:
         self.wake_at: float | None = None
         self.current = RoundState()  # of the round, also once it is over
         self.because_stopped = ""
+        self._reports: dict[str, NodeReport] = {}  # each member's newest, by key
         self._ranks: tuple[Member, ...] = ()  # of the newest round that began
         self._ranks_before: tuple[Member, ...] = ()
         self._gathering = Gathering(limits)
@@ -141,8 +137,8 @@ class Coordinator:
         self._set_alarm()
         return NOTHING
 
-    def joined(self, member: Member, now: float, last_round: int = -1) -> Decision:
-        """A node's agent joins; it knows of rounds up to that one."""
+    def joined(self, member: Member, now: float, report: NodeReport = _NEW) -> Decision:
+        """A node's agent joins, with what it knows of rounds before."""
         if self.stage is Stage.DONE:
             return Decision(
                 (Refuse(member.key, "the job is over"),), f"{member.host} joined after the end"
@@ -152,7 +148,8 @@ class Coordinator:
         refusal = self._gathering.join(member, now)
         if refusal:
             return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
-        self._known_round = max(self._known_round, last_round)
+        self._known_round = max(self._known_round, report.round)
+        self._see_who_goes_on(member.key, report)
         came = f"{member.host} joined"
         match self.stage:
             case Stage.GATHERING:
@@ -166,38 +163,62 @@ class Coordinator:
                 return self._stop(came, admits=True) if is_due else self._put_off(came, left_s, now)
         return Decision((), f"{came}, and waits for the next round")
 
-    def reported(  # noqa: PLR0911 - one line for each report
-        self, key: str, report: Report, now: float
-    ) -> Decision:
-        """A member's agent reports."""
-        match report:
-            case Broken(round=self.round):
-                self.current.is_broken = True
-                return self._stop(report.text)
-            case Leave(text=text):
-                if not self._expects(key) or self.current.has_ended(key):
-                    return self.node_lost(key, text, now)
-                # A last checkpoint, say, must be written before others go on from it.
-                self.current.leaving[key] = text
-                return self._stop(f"{self.current.name_of(key)} leaves: {text}")
-            case StopAsked():
-                self._stop_asked = self._stop_asked or report.text
-                self.current.was_whole = not self.current.is_broken
-                if self.stage is Stage.GATHERING:
-                    return self._finish(Outcome.STOPPED, report.text)
-                return self._stop(report.text)
-            case Ended(round=self.round) if self._expects(key):
-                if key in self.current.leaving and not report.succeeded:
-                    return self.node_lost(key, self.current.leaving[key], now)
-                why = self.current.ended(key, report)
-                stopped = NOTHING if report.succeeded else self._stop(why)
-                return stopped + self._judge_if_all_ended(now)
-            case Grown(round=self.round) if key in self.current:
-                self.current.grown(key, report.ready)
-                return self._let_join(now)
-            case Finishing(round=self.round) if key in self.current:
-                self.current.is_finishing = True
-        return NOTHING
+    def reported(self, key: str, report: NodeReport, now: float) -> Decision:
+        """A member's agent reports: what is new in it counts, however often it comes."""
+        before, self._reports[key] = self._reports.get(key), report
+        if report == before:
+            return NOTHING
+        decided = NOTHING
+        if report.broken and self._runs(key, report):
+            self.current.is_broken = True
+            decided += self._stop(report.broken)
+        if report.stop_asked and not self._stop_asked:
+            decided += self._stop_was_asked(report.stop_asked)
+        if report.leaves and key not in self.current.leaving:
+            decided += self._leaves(key, report.leaves, now)
+        self._see_who_goes_on(key, report)
+        if not self._runs(key, report):
+            return decided
+        if report.is_finishing:
+            self.current.is_finishing = True
+        if report.is_over:
+            return decided + self._ended(key, report, now)
+        self.current.grown(key, report.ready)
+        return decided + self._let_join(now)
+
+    def never_ran(self, key: str, now: float, *, was_cut_off: bool = False) -> Decision:
+        """The round never began there, or nobody knows any more how it ended."""
+        report = self._reports.get(key, _NEW).without(self.round)
+        return self._ended(key, report.__replace__(was_cut_off=was_cut_off), now)
+
+    def _ended(self, key: str, report: NodeReport, now: float) -> Decision:
+        current = self.current
+        if key in current.leaving and not report.succeeded:
+            return self.node_lost(key, current.leaving[key], now)
+        is_new = key in current.awaited
+        why = current.ended(key, report)
+        stopped = NOTHING if report.succeeded else self._stop(why)
+        return stopped + (self._judge_if_all_ended(now) if is_new else self._let_join(now))
+
+    def _see_who_goes_on(self, key: str, report: NodeReport) -> None:
+        """Until the next round begins, also if another coordinator has ended the one before."""
+        if self.stage is Stage.GATHERING and report.is_over and key in self.current:
+            has_it = report.round == self.round
+            self.current.ended(key, report if has_it else report.without(self.round))
+
+    def _stop_was_asked(self, text: str) -> Decision:
+        self._stop_asked = text
+        self.current.was_whole = not self.current.is_broken
+        if self.stage is Stage.GATHERING:
+            return self._finish(Outcome.STOPPED, text)
+        return self._stop(text)
+
+    def _leaves(self, key: str, text: str, now: float) -> Decision:
+        if not self._expects(key) or self.current.has_ended(key):
+            return self.node_lost(key, text, now)
+        # A last checkpoint, say, must be written before others go on from it.
+        self.current.leaving[key] = text
+        return self._stop(f"{self.current.name_of(key)} leaves: {text}")
 
     def node_silent(self, key: str, why: str) -> Decision:
         """A member is not heard: end the round, while it may still return or be lost."""
@@ -210,6 +231,7 @@ class Coordinator:
     def node_lost(self, key: str, why: str, now: float) -> Decision:
         """A member's agent is gone, and its workers with it."""
         member, current = self._gathering.leave(key), self.current
+        self._reports.pop(key, None)
         current.leaving.pop(key, None)
         current.present.discard(key)
         if self.stage is Stage.DONE or member is None:
@@ -263,13 +285,7 @@ class Coordinator:
         decided = NOTHING
         for member in self.current.members:
             if self.expects(member.key):
-                end = Ended(
-                    node_rank=member.node_rank,
-                    round=self.round,
-                    succeeded=False,
-                    survivors=self.current.brought_by(member.key),
-                )
-                decided += self.reported(member.key, end, now)
+                decided += self.never_ran(member.key, now)
         return decided
 
     @property
@@ -317,6 +333,9 @@ class Coordinator:
 
     def _expects(self, key: str) -> bool:
         return self.stage in (Stage.RUNNING, Stage.STOPPING) and key in self.current
+
+    def _runs(self, key: str, report: NodeReport) -> bool:
+        return self._expects(key) and report.round == self.round
 
     def _judge_if_all_ended(self, now: float) -> Decision:
         current, here = self.current, self._gathering.here

@@ -53,7 +53,9 @@ class Gathering:
         self._has_formed = False
 
     def expect(self, keys: set[str]) -> None:
-        """These were members before: when all that are left of them are present, it is complete."""
+        """These were members before: it is complete once those that are left of them are here, and
+        not earlier, as their workers may be the only ones that can go on.
+        """
         self._expected = keys
 
     def open(self, now: float) -> None:
@@ -95,9 +97,11 @@ class Gathering:
 
     def is_complete(self, now: float) -> bool:
         """Whether a round can be formed."""
+        if self._expected:
+            return False
         if len(self.here) >= self.limits.max_nodes:
             return True
-        if self._expected == set() and self._are_enough():
+        if self._expected is not None and self._are_enough():
             return True
         return self._last_call is not None and now >= self._last_call
 
@@ -151,7 +155,8 @@ class Gathering:
         return len(self.here) >= self.limits.min_nodes
 
     def _set_alarm(self) -> None:
-        self.wake_at = self._deadline if self._last_call is None else self._last_call
+        waits = self._last_call is None or self._expected
+        self.wake_at = self._deadline if waits else self._last_call
 
 
 def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member, ...]:

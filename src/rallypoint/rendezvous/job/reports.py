@@ -11,88 +11,75 @@ from rallypoint.rendezvous.job.round import Member, Seat
 # What agents report.
 
 
-class Broken(Record, kw_only=True):
-    """A worker of this node failed: the round can no longer succeed."""
-
-    node_rank: int
-    round: int
-    text: str
-
-
-class Ended(Record, kw_only=True):
-    """The round is over on this node: nothing of it is running, except for `survivors`, and for
-    what cannot be killed.
+class NodeReport(Record, kw_only=True):
+    """All that an agent has to tell of its node: each heartbeat repeats it.
 
     Attributes:
-        survivors: workers that are still running, and go on in the next round.
-        ready: workers on standby that can take the places of lost ones.
-        newcomers_lost: workers that failed, and had joined others with this round.
-        was_cut_off: the node's agent ended its workers, or never started them, because it had lost
-            the coordinator: not a failure of theirs.
+        round: the newest one that began here, or never will; -1: none.
+        has_begun: whether it did.
+        is_over: nothing of it is running, except for `survivors`, and for what cannot be killed.
+        broken: why it can no longer succeed: a worker failed, or cannot reach others; not set once
+            the node's own agent was asked to stop.
+        is_finishing: a worker has done its last update: with a newcomer, all would begin again.
+        ready: workers on standby that can take empty places.
+        survivors: workers of a round that is over that go on in the next one.
+        waits: they, or workers on standby, wait for it.
+        succeeded, causes, unkillable: how it ended.
+        was_cut_off: the agent ended its workers, or never started them, because it had lost the
+            coordinator: not a failure of theirs.
         because: another reason for which they were cut off, to follow the node's name.
+        stop_asked: a signal, in words, asked this agent to stop the job.
+        leaves: why this agent leaves once its workers have ended; the job goes on.
     """
 
-    node_rank: int
-    round: int
-    succeeded: bool
+    round: int = -1
+    has_begun: bool = False
+    is_over: bool = True
+    broken: str = ""
+    is_finishing: bool = False
+    ready: int = 0
+    survivors: int = 0
+    waits: bool = False
+    succeeded: bool = False
     causes: tuple[Cause, ...] = ()
     unkillable: int = 0
     was_cut_off: bool = False
     because: str = ""
-    survivors: int = 0
-    ready: int = 0
-    newcomers_lost: int = 0
+    stop_asked: str = ""
+    leaves: str = ""
 
+    @property
+    def running(self) -> int:
+        """The round that runs there; -1: none."""
+        return -1 if self.is_over else self.round
 
-class Grown(Record, kw_only=True):
-    """This node has so many workers on standby for places that are empty in this round."""
-
-    node_rank: int
-    round: int
-    ready: int
-
-
-class Finishing(Record, kw_only=True):
-    """A worker of this node has done its last update: with a newcomer, all would begin again."""
-
-    node_rank: int
-    round: int
-
-
-class StopAsked(Record, kw_only=True):
-    """A signal asked this node's agent to stop the job."""
-
-    node_rank: int
-    text: str
-
-
-class Leave(Record, kw_only=True):
-    """This node's agent will leave once its workers have ended; the job goes on."""
-
-    text: str
-
-
-Report = Broken | Ended | Grown | Finishing | StopAsked | Leave
+    def without(self, number: int) -> NodeReport:
+        """The same workers, if that round did not begin there."""
+        return NodeReport(
+            round=number,
+            ready=self.ready,
+            survivors=self.survivors,
+            stop_asked=self.stop_asked,
+            leaves=self.leaves,
+        )
 
 
 class Join(Record, kw_only=True):
     """An agent asks to join a job of that name, with that many nodes.
 
     Attributes:
-        last_round: the last one that it knows of; numbers only grow, also under a new coordinator.
+        report: of its newest round; numbers only grow, also under a new coordinator.
         attempt: which start of the job by a scheduler it belongs to.
         job: the key of the agent that began the job that it knows, if any.
-        running: the round that still runs there; -1: none.
     """
 
     run_id: str
-    last_round: int
+    report: NodeReport
     min_nodes: int
     max_nodes: int
     member: Member
     attempt: int = 0
     job: str = ""
-    running: int = -1
 
 
 # What they are told.

@@ -15,6 +15,7 @@ class Cause(Record, kw_only=True):
 
     Attributes:
         is_charged: it belongs to the loss that ended the round before.
+        is_newcomer: it had joined others, which went on, with this round.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class Cause(Record, kw_only=True):
     is_echo: bool = False
     is_startup: bool = False
     is_charged: bool = False
+    is_newcomer: bool = False
 
 
 class Next(Enum):

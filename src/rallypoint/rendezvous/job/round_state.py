@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rallypoint.rendezvous.job.reports import Ended
+from rallypoint.rendezvous.job.reports import NodeReport
 from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Member
 
@@ -56,8 +56,8 @@ class RoundState:
         self.interrupted = ""
         self.is_broken = self.was_whole = self.is_finishing = False
         self._is_taken_over = is_taken_over
-        self._ends: dict[str, Ended] = {}  # by key
         self._ready: dict[str, int] = {}  # workers on standby for empty places, by key
+        self._ends: dict[str, NodeReport] = {}  # of members whose part is over, by key
 
     def __contains__(self, key: str) -> bool:
         return key in self._by_key
@@ -71,9 +71,10 @@ class RoundState:
         """Whether that member has reported the end of its workers."""
         return key in self._ends
 
-    def ended(self, key: str, end: Ended) -> str:
+    def ended(self, key: str, end: NodeReport) -> str:
         """A member reports its workers' end. Why the round is over, unless they succeeded."""
         self._ends[key] = end
+        self._ready[key] = end.ready
         self.awaited.discard(key)
         if end.succeeded and self._by_key[key].size:
             self.succeeded.add(key)
@@ -81,11 +82,9 @@ class RoundState:
         if end.was_cut_off:
             self.interrupted = f"{self.name_of(key)} {end.because or 'had lost the coordinator'}"
             return self.interrupted
-        return end.causes[0].text if end.causes else f"node {end.node_rank} ended early"
-
-    def brought_by(self, key: str) -> int:
-        """How many workers of that member were running before the round began."""
-        return max(self._by_key[key].taking_part, 0)
+        if end.causes:
+            return end.causes[0].text
+        return f"node {self._by_key[key].node_rank} ended early"
 
     def left(self, key: str, name: str) -> bool:
         """A member is gone. Returns whether it is missed: not if its workers had succeeded."""
@@ -106,8 +105,6 @@ class RoundState:
     def grown(self, key: str, ready: int) -> None:
         """A member has so many workers on standby."""
         self._ready[key] = ready
-        if key in self._ends:
-            self._ends[key] = self._ends[key].__replace__(ready=ready)
 
     @property
     def joining(self) -> list[str]:
@@ -135,7 +132,12 @@ class RoundState:
     @property
     def survivors(self) -> int:
         """How many workers are still running."""
-        return sum(end.survivors for end in self._ends.values())
+        return sum(map(self._survivors, self._ends))
+
+    def _survivors(self, key: str) -> int:
+        """Those of one member: where the round never began, those who were to be in it."""
+        end, was_to_be = self._ends[key], max(self._by_key[key].taking_part, 0)
+        return end.survivors if end.has_begun else min(end.survivors, was_to_be)
 
     def taking_part(self, member: Member, *, may_join: bool) -> int:
         """How many workers of that member can go on, if any worker of the job does; else -1.
@@ -144,15 +146,15 @@ class RoundState:
         """
         if not self.survivors:
             return -1
-        end = self._ends.get(member.key)
-        if end is None:
+        if member.key not in self._ends:
             return 0
-        return min(end.survivors + may_join * end.ready, member.local_world_size)
+        ready = may_join * self._ready[member.key]
+        return min(self._survivors(member.key) + ready, member.local_world_size)
 
     @property
     def newcomers_lost(self) -> int:
         """How many workers failed that had joined with this round."""
-        return sum(end.newcomers_lost for end in self._ends.values())
+        return sum(cause.is_newcomer for cause in self.causes)
 
     @property
     def others_lost(self) -> int:

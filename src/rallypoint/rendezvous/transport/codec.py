@@ -2,7 +2,7 @@
 
     message:  [VERSION, KIND, FIELD, FIELD, ...]
     record in a message:   [FIELD, FIELD, ...]       one of several: [KIND, FIELD, ...]
-    a beat, or its answer, with nothing to report: bytes (heartbeat.py)
+    most beats, and their answers: bytes (heartbeat.py)
 
 Whatever is not exactly a message of this version is refused: an agent must not act on half of one.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Record)
 
-VERSION = 8
+VERSION = 9
 
 
 @cache

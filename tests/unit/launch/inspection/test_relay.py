@@ -21,7 +21,7 @@ from rallypoint.launch.inspection.relay import (
 )
 from rallypoint.launch.inspection.requests import Reply
 from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
-from rallypoint.rendezvous.job.reports import Report
+from rallypoint.rendezvous.job.reports import NodeReport
 
 
 class Agents:
@@ -73,7 +73,7 @@ class Connected(RoundSource):
 
     def open(self, selector: selectors.BaseSelector) -> None: ...
 
-    def tell(self, report: Report) -> None: ...
+    def tell(self, report: NodeReport) -> None: ...
 
     def tick(self) -> None: ...
 

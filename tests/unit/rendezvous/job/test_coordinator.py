@@ -25,17 +25,12 @@ from rallypoint.rendezvous.job.coordinator import (
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
-    Broken,
-    Ended,
     Finish,
-    Finishing,
-    Grown,
-    Leave,
+    NodeReport,
     Notice,
     Outcome,
     Refuse,
     Stop,
-    StopAsked,
 )
 from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
@@ -43,6 +38,17 @@ from rallypoint.rendezvous.job.round import Member
 FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed", time_s=5.0)
 ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", time_s=1.0, is_echo=True)
 EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_startup=True)
+NEWCOMER = FAILED.__replace__(is_newcomer=True)
+
+
+def end(number: int, **how: object) -> NodeReport:
+    """The round is over on a node."""
+    return NodeReport(round=number, has_begun=True, is_over=True, **how)  # type: ignore[arg-type]
+
+
+def running(number: int, **how: object) -> NodeReport:
+    """It runs there."""
+    return NodeReport(round=number, has_begun=True, is_over=False, **how)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -341,31 +347,22 @@ def happen(job: Coordinator, event: str, *, wishes: bool = True) -> Decision:  #
             member = Member(key=number, wish=wish, host=f"h{node}", local_world_size=1)
             return job.joined(member, 0.0)
         case "broken":
-            return job.reported(
-                number, Broken(node_rank=node, round=job.round, text="rank x failed"), 0.0
-            )
+            return job.reported(number, running(job.round, broken="rank x failed"), 0.0)
         case "ended":
             cause = {"failed": FAILED, "echo": ECHO, "early": EARLY, "stuck": FAILED}.get(
                 "".join(how)
             )
             causes = () if cause is None else (cause.__replace__(node_rank=node),)
-            end = Ended(
-                node_rank=node,
-                round=job.round,
-                succeeded=not how,
-                causes=causes,
-                unkillable="stuck" in how,
-            )
-            return job.reported(number, end, 0.0)
+            over = end(job.round, succeeded=not how, causes=causes, unkillable="stuck" in how)
+            return job.reported(number, over, 0.0)
         case "old":
-            old = Ended(node_rank=node, round=job.round - 1, succeeded=True)
-            return job.reported(number, old, 0.0)
+            return job.reported(number, end(job.round - 1, succeeded=True), 0.0)
         case "leave":
-            return job.reported(number, Leave(text="SIGTERM stopped it"), 0.0)
+            return job.reported(number, NodeReport(leaves="SIGTERM stopped it"), 0.0)
         case "lost":
             return job.node_lost(number, "its connection closed", 0.0)
         case "stop":
-            asked = StopAsked(node_rank=node, text=f"SIGTERM stopped node {node}")
+            asked = NodeReport(stop_asked=f"SIGTERM stopped node {node}")
             return job.reported(number, asked, 0.0)
         case "tick":
             return job.tick(float(number))
@@ -500,8 +497,7 @@ class Flapping:
             elif isinstance(action, Stop):
                 for member in self.job.current.members:
                     if member.key in self.job.here:
-                        end = Ended(node_rank=member.node_rank, round=action.round, succeeded=False)
-                        self.take(self.job.reported(member.key, end, self.now))
+                        self.take(self.job.reported(member.key, end(action.round), self.now))
 
     def running(self) -> str:
         return "".join(sorted(member.key for member in self.job.current.members))
@@ -567,17 +563,13 @@ def opened(decision: Decision) -> OpenRound:
     return next(each for each in decision.actions if isinstance(each, OpenRound))
 
 
-def end(node_rank: int, number: int, **how: object) -> Ended:
-    return Ended(node_rank=node_rank, round=number, succeeded=False, **how)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("max_restarts", [0, 1])
 def test_the_next_round_has_the_survivors(max_restarts: int) -> None:
     job = two_nodes(max_restarts)
-    broken = Broken(node_rank=0, round=0, text="rank 1 failed")
+    broken = running(0, broken="rank 1 failed")
     assert isinstance(job.reported("a", broken, 1.0).actions[0], Stop)
-    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
-    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    job.reported("a", end(0, causes=(FAILED,), survivors=1), 1.0)
+    action = opened(job.reported("b", end(0, survivors=2), 1.0))
     assert [member.size for member in action.members] == [1, 2]
     assert (action.is_urgent, action.may_replace) == (True, max_restarts == 1)
     assert job.restarts == max_restarts
@@ -585,16 +577,16 @@ def test_the_next_round_has_the_survivors(max_restarts: int) -> None:
 
 def test_who_ended_before_the_next_round_is_charged_once() -> None:
     job = two_nodes(max_restarts=1)
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,)), 1.0)
-    opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,)), 1.0)
+    opened(job.reported("b", end(0, survivors=2), 1.0))
     missed = FAILED.__replace__(is_charged=True)
-    job.reported("b", end(1, 1, causes=(missed, missed)), 1.1)
-    again = opened(job.reported("a", end(0, 1), 1.1))
+    job.reported("b", end(1, causes=(missed, missed)), 1.1)
+    again = opened(job.reported("a", end(1), 1.1))
     assert [member.taking_part for member in again.members] == [-1, -1]
     assert job.restarts == 1
-    job.reported("b", end(1, 2, causes=(FAILED,)), 2.0)
-    (finish,) = job.reported("a", end(0, 2), 2.0).actions
+    job.reported("b", end(2, causes=(FAILED,)), 2.0)
+    (finish,) = job.reported("a", end(2), 2.0).actions
     assert isinstance(finish, Finish)
 
 
@@ -605,8 +597,8 @@ def test_survivors_that_are_lost_before_the_next_round_are_not_counted() -> None
     for key in "abc":
         job.joined(Member(key=key, host=f"h{key}", local_world_size=2), 0.0)
     job.node_lost("c", "its connection closed", 1.0)
-    job.reported("a", end(0, 0), 1.0)
-    job.reported("b", end(1, 0, survivors=2), 1.0)
+    job.reported("a", end(0), 1.0)
+    job.reported("b", end(0, survivors=2), 1.0)
     job.node_lost("b", "its connection closed", 2.0)
     job.joined(Member(key="d", host="hd", local_world_size=2), 3.0)
     again = opened(job.joined(Member(key="e", host="he", local_world_size=2), 3.0))
@@ -616,8 +608,8 @@ def test_survivors_that_are_lost_before_the_next_round_are_not_counted() -> None
 @pytest.mark.parametrize("max_restarts", [0, 1])
 def test_workers_that_are_lost_with_a_node_are_replaced(max_restarts: int) -> None:
     job = two_nodes(max_restarts)
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,), survivors=1), 1.0)
     action = opened(job.node_lost("b", "its connection closed", 1.0))
     assert [member.size for member in action.members] == [1]
     assert action.may_replace == (max_restarts == 1)
@@ -626,9 +618,9 @@ def test_workers_that_are_lost_with_a_node_are_replaced(max_restarts: int) -> No
 
 def test_if_only_contact_was_lost_all_go_on_at_once() -> None:
     job = two_nodes(max_restarts=1)
-    job.reported("b", Broken(node_rank=1, round=0, text="connections broke"), 1.0)
-    job.reported("a", end(0, 0, survivors=2), 1.0)
-    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    job.reported("b", running(0, broken="connections broke"), 1.0)
+    job.reported("a", end(0, survivors=2), 1.0)
+    action = opened(job.reported("b", end(0, survivors=2), 1.0))
     assert [member.size for member in action.members] == [2, 2]
     assert (action.is_urgent, action.may_replace) == (True, False)
     assert job.restarts == 0
@@ -636,13 +628,13 @@ def test_if_only_contact_was_lost_all_go_on_at_once() -> None:
 
 def test_a_worker_that_gets_ready_joins() -> None:
     job = two_nodes(max_restarts=1)
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
-    job.reported("b", end(1, 0, survivors=2), 1.0)
-    (stop,) = job.reported("a", Grown(node_rank=0, round=1, ready=1), 2.0).actions
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,), survivors=1), 1.0)
+    job.reported("b", end(0, survivors=2), 1.0)
+    (stop,) = job.reported("a", running(1, ready=1), 2.0).actions
     assert isinstance(stop, Stop)
-    job.reported("a", end(0, 1, survivors=1, ready=1), 2.0)
-    action = opened(job.reported("b", end(1, 1, survivors=2), 2.0))
+    job.reported("a", end(1, survivors=1, ready=1), 2.0)
+    action = opened(job.reported("b", end(1, survivors=2), 2.0))
     assert [member.size for member in action.members] == [2, 2]
     assert not action.is_urgent
     assert job.restarts == 1
@@ -655,31 +647,31 @@ def sizes(decision: Decision) -> list[int]:
 def test_workers_that_get_ready_together_join_together() -> None:
     """One after the other, they cost the others one round."""
     job = two_nodes(max_restarts=1)
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
-    job.reported("b", end(1, 0, survivors=1), 1.0)
-    assert job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0).actions == ()
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,), survivors=1), 1.0)
+    job.reported("b", end(0, survivors=1), 1.0)
+    assert job.reported("a", running(1, ready=1), 5.0).actions == ()
     assert job.wake_at == 5.0 + BATCH_S
-    (stop,) = job.reported("b", Grown(node_rank=1, round=1, ready=1), 5.25).actions
+    (stop,) = job.reported("b", running(1, ready=1), 5.25).actions
     assert isinstance(stop, Stop), "nobody else is waited for"
-    job.reported("a", end(0, 1, survivors=1, ready=1), 5.25)
-    assert sizes(job.reported("b", end(1, 1, survivors=1, ready=1), 5.25)) == [2, 2]
+    job.reported("a", end(1, survivors=1, ready=1), 5.25)
+    assert sizes(job.reported("b", end(1, survivors=1, ready=1), 5.25)) == [2, 2]
 
 
 def test_who_does_not_get_ready_is_not_waited_for_long() -> None:
     job = two_nodes(max_restarts=1)
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,), survivors=1), 1.0)
-    job.reported("b", end(1, 0, survivors=1), 1.0)
-    job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0)
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,), survivors=1), 1.0)
+    job.reported("b", end(0, survivors=1), 1.0)
+    job.reported("a", running(1, ready=1), 5.0)
     (stop,) = job.tick(5.0 + BATCH_S).actions
     assert stop == Stop(round=1, because="a worker of node 0 (ha) joined", admits=True)
     job = two_nodes()
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,), survivors=0), 1.0)
-    job.reported("b", end(1, 0, survivors=2), 1.0)
-    job.reported("a", Grown(node_rank=0, round=1, ready=1), 5.0)
-    job.reported("a", Grown(node_rank=0, round=1, ready=0), 5.1)  # it has died
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,), survivors=0), 1.0)
+    job.reported("b", end(0, survivors=2), 1.0)
+    job.reported("a", running(1, ready=1), 5.0)
+    job.reported("a", running(1, ready=0), 5.1)  # it has died
     assert job.tick(5.0 + BATCH_S).actions == ()
 
 
@@ -689,15 +681,15 @@ def test_nobody_joins_when_the_last_update_is_done() -> None:
     job.opened(0.0)
     for key in ("a", "b"):
         job.joined(Member(key=key, host=f"h{key}", local_world_size=2), 0.0)
-    job.reported("a", Finishing(node_rank=0, round=job.round), 1.0)
-    assert not job.reported("b", Grown(node_rank=1, round=job.round, ready=1), 2.0).actions
+    job.reported("a", running(job.round, is_finishing=True), 1.0)
+    assert not job.reported("b", running(job.round, ready=1), 2.0).actions
     assert not job.joined(Member(key="c", host="hc", local_world_size=2), 2.0).actions
     assert not job.tick(100.0).actions
-    broken = Broken(node_rank=0, round=job.round, text="rank 1 failed")
+    broken = running(job.round, broken="rank 1 failed")
     assert isinstance(job.reported("a", broken, 101.0).actions[0], Stop)
     for node_rank, key in enumerate("ab"):
         causes = () if node_rank else (FAILED,)
-        last = job.reported(key, end(node_rank, job.round, causes=causes), 101.0)
+        last = job.reported(key, end(job.round, causes=causes), 101.0)
     assert len(opened(last).members) == 3
 
 
@@ -719,10 +711,10 @@ class ShortLived:
             assert died.members[0].size == 1, "nobody was ready"
             self.join(died.number)
             self.now += lives_s
-            died = self.end(causes=(FAILED,), survivors=1, newcomers_lost=1)
+            died = self.end(causes=(NEWCOMER,), survivors=1)
 
     def join(self, number: int) -> None:
-        self.take(self.job.reported("a", Grown(node_rank=0, round=number, ready=1), self.now))
+        self.take(self.job.reported("a", running(number, ready=1), self.now))
         while self.job.stage is Stage.RUNNING:
             self.now += 0.25
             self.take(self.job.tick(self.now))
@@ -730,7 +722,7 @@ class ShortLived:
         self.joined_at.append(self.now)
 
     def end(self, **how: object) -> OpenRound:
-        return opened(self.job.reported("a", end(0, self.job.round, **how), self.now))
+        return opened(self.job.reported("a", end(self.job.round, **how), self.now))
 
     def take(self, decision: Decision) -> None:
         self.notices += [each.text for each in decision.actions if isinstance(each, Notice)]
@@ -757,7 +749,7 @@ def test_a_spare_that_is_to_wait_does_not_take_the_place_at_once() -> None:
     job.run(5.0)
     job.join(job.job.round)
     job.now += 1.0
-    spare = job.end(causes=(FAILED,), survivors=1, newcomers_lost=1, ready=1)
+    spare = job.end(causes=(NEWCOMER,), survivors=1, ready=1)
     assert spare.members[0].size == 1
 
 
@@ -772,27 +764,27 @@ def test_where_others_are_lost_too_newcomers_join_at_once() -> None:
 def test_a_node_that_has_nobody_waits_for_the_others() -> None:
     """It takes no part until a worker of its own is ready; the job succeeds without it."""
     job = two_nodes(max_restarts=1)
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,)), 1.0)
-    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,)), 1.0)
+    action = opened(job.reported("b", end(0, survivors=2), 1.0))
     assert [member.size for member in action.members] == [0, 2]
-    nothing = Ended(node_rank=0, round=1, succeeded=True)
+    nothing = end(1, succeeded=True)
     assert job.reported("a", nothing, 1.0).actions == ()
-    (finish,) = job.reported("b", Ended(node_rank=1, round=1, succeeded=True), 5.0).actions
+    (finish,) = job.reported("b", end(1, succeeded=True), 5.0).actions
     assert isinstance(finish, Finish)
     assert finish.outcome is Outcome.SUCCEEDED
 
 
 def test_without_survivors_all_begin_again() -> None:
     job = two_nodes(max_restarts=1)
-    job.reported("a", Broken(node_rank=0, round=0, text="rank 1 failed"), 1.0)
-    job.reported("a", end(0, 0, causes=(FAILED,)), 1.0)
-    action = opened(job.reported("b", end(1, 0), 1.0))
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,)), 1.0)
+    action = opened(job.reported("b", end(0), 1.0))
     assert [member.size for member in action.members] == [2, 2]
 
 
 def test_a_node_is_lost_and_the_other_goes_on() -> None:
     job = two_nodes()
     job.node_lost("a", "its connection closed", 1.0)
-    action = opened(job.reported("b", end(1, 0, survivors=2), 1.0))
+    action = opened(job.reported("b", end(0, survivors=2), 1.0))
     assert [(member.key, member.size) for member in action.members] == [("b", 2)]

@@ -25,7 +25,7 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.consensus.voter import before_all
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
+from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack, unpack
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
@@ -102,7 +102,7 @@ def test_one_wins_and_the_others_learn_who(etcd: SimEtcd) -> None:
     refused = second.stand(2, 0.0)
     assert isinstance(refused, Refused)
     assert refused.leader == member("A")
-    join = Join(run_id="job", last_round=-1, min_nodes=1, max_nodes=1, member=member("B"))
+    join = Join(run_id="job", report=NodeReport(), min_nodes=1, max_nodes=1, member=member("B"))
     (led,) = second.say(join, 0.0)
     assert isinstance(led, Led)
     assert led.leader == member("A")

@@ -29,16 +29,13 @@ from rallypoint.rendezvous.consensus.messages import (
     Unknown,
 )
 from rallypoint.rendezvous.job.reports import (
-    Broken,
-    Ended,
     Finish,
-    Leave,
+    NodeReport,
     Notice,
     Outcome,
     Refuse,
     Start,
     Stop,
-    StopAsked,
 )
 from rallypoint.rendezvous.job.restart_policy import Cause
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round
@@ -47,11 +44,13 @@ from rallypoint.rendezvous.transport.codec import VERSION, decode, decode_record
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
 ROUND = Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1))
 CAUSE = Cause(rank=1, node_rank=0, text="t", time_s=0.5, is_echo=True)
-ENDED = Ended(node_rank=1, round=2, succeeded=False, causes=(CAUSE, CAUSE), unkillable=1)
+ENDED = NodeReport(
+    round=2, has_begun=True, causes=(CAUSE, CAUSE), unkillable=1, leaves="SIGTERM", ready=3
+)
 FINISH = Finish(outcome=Outcome.GIVEN_UP, because="b", culprit=3, what="w")
 BALLOT = Ballot(3, "key")
 AGREEMENT = Agreement(number=2, members=(MEMBER, MEMBER), round=1, runs=True, host="key")
-ACK = Ack(ballot=BALLOT, sent_at=1.0, stamp=2.5, lease_s=5.0, seen=4, number=-1, waiting=0)
+ACK = Ack(ballot=BALLOT, sent_at=1.0, stamp=2.5, lease_s=5.0, number=-1, waiting=0)
 MESSAGES: list[Message] = [
     Over(finish=FINISH),
     Over(finish=Finish(outcome=Outcome.SUCCEEDED, because="b")),
@@ -59,32 +58,15 @@ MESSAGES: list[Message] = [
     Unknown(ballot=BALLOT),
     Notice("\u00e9\n"),
     Refuse("k", "w"),
-    Beat(
-        key="k",
-        ballot=BALLOT,
-        sent_at=1.0,
-        stamp=None,
-        number=1,
-        round=2,
-        first=0,
-        reports=(
-            Broken(node_rank=1, round=2, text="x"),
-            Ended(node_rank=1, round=2, succeeded=True),
-            StopAsked(node_rank=1, text="\u00e9\n"),
-        ),
-    ),
-    Beat(
-        key="k",
-        ballot=BALLOT,
-        sent_at=1.0,
-        stamp=None,
-        number=-2,
-        round=-1,
-        first=3,
-        reports=(ENDED, Leave(text="SIGTERM")),
-    ),
-    Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=2.0, number=1, round=7, first=0, reports=()),
-    Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=None, number=-2, round=-1, first=9, reports=()),
+    *[
+        Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=stamp, number=number, report=report)
+        for stamp, number, report in [
+            (None, 1, NodeReport(round=2, broken="x", is_over=False, stop_asked="\u00e9\n")),
+            (None, 1, ENDED),
+            (2.0, 1, NodeReport(round=7, has_begun=True, is_over=False, ready=2)),
+            (None, -2, NodeReport()),
+        ]
+    ],
     ACK,
     ACK.__replace__(done=("a", "b")),
     ACK.__replace__(is_stopping=True),
