@@ -432,9 +432,11 @@ places._NEWS_S, places._REMEDY_S = 0.1, 0.2  # for 32 s
 
 @elastic.run
 def train(state):
-    while not os.path.exists(sys.argv[1]):
-        told = numpy.ones(1)
-        dist.all_reduce(told)
+    while True:
+        enough = numpy.array([os.path.exists(sys.argv[1])], float)
+        dist.all_reduce(enough)
+        if enough[0]:
+            break
         with state.update():
             state.step += 1
         if state.step == 3:
@@ -469,6 +471,35 @@ def test_survivors_wait_for_a_node_as_long_as_their_launcher(
         assert first.process.wait(100) == 0, first.err
         (done,) = first.directory.glob("done.*")
     assert done.name.rpartition(".")[2] == trains.name.rpartition(".")[2], "it kept its memory"
+
+
+def test_the_coordinator_is_lost_while_survivors_wait_for_a_node(
+    tmp_path: Path, free_port: int
+) -> None:
+    flags = ["--nnodes", "5", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--local-addr"]
+    flags += ["127.0.0.1", "--rdzv-endpoint", f"127.0.0.1:{free_port}"]
+    with launches(tmp_path, 7) as (coordinator, *kept, last, again, more):
+        script = coordinator.script(WAITS)
+        for each in (coordinator, *kept, last):
+            each.start(*flags, script, str(tmp_path / "enough"))
+            if each is coordinator:
+                wait_until(lambda: "1 of 5 nodes" in coordinator.err)
+        trained = [each.wait_for("trains.*")[0].suffix for each in kept]
+        assert last.process is not None and coordinator.process is not None
+        last.process.kill()
+        wait_until(lambda: "4 of 5 nodes" in coordinator.err)
+        coordinator.process.kill()
+        wait_until(lambda: any("3 of 5 nodes" in each.err for each in kept))
+        for each in (again, more):
+            each.start(*flags, script, str(tmp_path / "enough"))
+        for each in kept:
+            wait_until(lambda: " goes on after " in each.err)  # noqa: B023 - at once
+        (tmp_path / "enough").touch()
+        for each in kept:
+            assert each.process is not None
+            assert each.process.wait(100) == 0, each.err
+        done = [path.suffix for each in kept for path in each.directory.glob("done.*")]
+    assert done == trained, "they kept their memory"
 
 
 LATE = """

@@ -31,9 +31,9 @@ def encode_pulse(message: object) -> bytes:
         if report != _plain(*known):
             return b""
         stamp = nan if message.stamp is None else message.stamp
-        head = (BEAT, ballot.term, message.sent_at, stamp, message.number, *known)
+        numbers = (ballot.term, message.sent_at, stamp, message.number)
         names = f"{message.key}\0{ballot.candidate}".encode("ascii")
-        return BEAT_NUMBERS.pack(*head) + names
+        return BEAT_NUMBERS.pack(BEAT, *numbers, *known) + names
     if type(message) is Ack and not message.done:
         times = (message.sent_at, message.stamp, message.lease_s)
         counts = (message.number, message.waiting)
