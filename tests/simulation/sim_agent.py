@@ -146,8 +146,8 @@ class SimAgent(Process):
                     cluster.network.call(self, at, message)
                 case OpenStore(round=number):
                     self._open_store(number)
-                case Start(seat=seat):
-                    self._begin(seat)
+                case Start():
+                    self._begin(action)
                 case Stop():
                     self._stop(action)
                 case Finish():
@@ -173,20 +173,27 @@ class SimAgent(Process):
 
         self._cluster.loop.after(self._cluster.random.uniform(0.0, 0.002), opened)
 
-    def _begin(self, seat: Seat) -> None:
+    def _begin(self, start: Start) -> None:
+        seat, survivors = start.seat, self._report.survivors
         if self.seat is not None:
             self._cluster.witness.violated(f"{self.name} begins twice")
+        is_short = self._kept is not None and start.keeps and survivors < seat.local_world_size
         self.seat, self._kept = seat, None
         self._stopping = False
         new = self._report.without(seat.number)
         self._report = new.__replace__(has_begun=True, is_over=False, survivors=0)
         self._cluster.begun(self, seat)
+        if is_short:  # the coordinator did not yet know
+            self._cluster.loop.after(0.0, self.fail)
 
     def fail(self) -> None:
-        """Let a worker fail, and the others end."""
+        """Let a worker fail, and the others end; or one that waits for the next round."""
         seat = self.seat
+        if self._kept is not None and self._report.survivors and self.is_alive:
+            self._cluster.tell(f"{self.name}: a kept worker ends")
+            return self.report(survivors=self._report.survivors - 1)
         if seat is None or self._stopping or not self.is_alive:
-            return
+            return None
         self._stopping = True
         self._cluster.witness.failures.add(seat.number)
         self._cluster.tell(f"{self.name}: a worker fails")
@@ -198,6 +205,7 @@ class SimAgent(Process):
             time_s=self._cluster.loop.now,
         )
         self._cluster.loop.after(0.05, lambda: self._end(seat, succeeded=False, causes=(cause,)))
+        return None
 
     def succeed(self) -> None:
         """Let all workers succeed."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 from tests.simulation.sim_cluster import SimCluster
 
+from rallypoint.rendezvous.job.membership import Gathering
+
 SEEDS = 8
 SILENCE_S = 5.0  # by default, and one more until it counts as lost
 
@@ -100,3 +102,29 @@ def test_the_coordinator_is_lost_while_survivors_wait_for_a_node(nodes: int) -> 
         assert set(cluster.running()) == set(cluster.names), f"seed {seed}"
         assert told(cluster, "round 0 kept") >= set(others)
         assert not told(cluster, "kept workers end") & set(others), f"seed {seed}"
+
+
+def ends_of_a_slow_survivor(seed: int) -> set[str]:
+    """Only n1 can go on, and its agent is stopped while a coordinator is lost, and others come."""
+    cluster = cluster_of(seed, 7, min_nodes=6)
+    for name, agent in cluster.agents.items():
+        agent.keeps = name == "n1"
+    for name in ("n5", "n6"):
+        cluster.kill(name)
+    cluster.run(10)
+    assert not cluster.running(), "one is missing"
+    cluster.agents["n1"].stop()
+    cluster.kill("n0")
+    for name in ("n5", "n6", "n0"):
+        cluster.start_later(name, cluster.random.uniform(0.0, 0.2))
+    cluster.run(SILENCE_S - cluster.random.uniform(0.2, 1.0))
+    cluster.agents["n1"].go_on()
+    cluster.run(40)
+    assert "n1" in cluster.running()
+    return told(cluster, "kept workers end")
+
+
+def test_a_new_coordinator_waits_for_each_who_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(map(ends_of_a_slow_survivor, range(SEEDS)))
+    monkeypatch.setattr(Gathering, "expect", lambda self, keys: None)
+    assert any(map(ends_of_a_slow_survivor, range(SEEDS))), "it is needed"
