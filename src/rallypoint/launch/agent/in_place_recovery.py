@@ -15,7 +15,7 @@ from rallypoint.launch.agent.guardian import Report
 from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
-from rallypoint.launch.agent.worker import Worker
+from rallypoint.launch.agent.worker import COME_S, Worker
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.worker_group import Exit, Failure
 from rallypoint.rendezvous.job.decision import Decision
@@ -23,6 +23,7 @@ from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
+_NO_RANK = "it has no RANK before that call, so the script must not read RANK earlier"
 
 
 class InPlaceRecovery:
@@ -59,8 +60,9 @@ class InPlaceRecovery:
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`."""
-        alarms = [at for at in (self._workers.wake_at, self._stand_by_at) if at is not None]
-        return min(alarms, default=None)
+        comings = [worker.come_by for worker in self._workers.standbys]
+        alarms = [self._workers.wake_at, self._stand_by_at, *comings]
+        return min([at for at in alarms if at is not None], default=None)
 
     def begin(self, start: Start) -> None:
         """A round begins in which workers of this node go on, or whose workers are on standby."""
@@ -143,7 +145,7 @@ class InPlaceRecovery:
 
     def is_ready(self, worker: Worker) -> None:
         """A worker on standby waits for a place."""
-        worker.is_ready, self._fruitless = True, 0
+        worker.is_ready, worker.come_by, self._fruitless = True, None, 0
         self.count_ready()
 
     def count_ready(self) -> None:
@@ -164,7 +166,7 @@ class InPlaceRecovery:
             return self._stand_by(seat)
         told += " before it came to init_process_group"
         if failure.exit.code == 0:
-            told += "; it has no RANK before that call, so the script must not read RANK earlier"
+            told += f"; {_NO_RANK}"
         if self._fruitless < self._restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
             self._fruitless += 1
@@ -173,11 +175,20 @@ class InPlaceRecovery:
         return self._progress.told(told)
 
     def tick(self, now: float) -> None:
-        """Kill workers that should go on, and do not answer; put others on standby."""
+        """Kill workers that should go on, and do not answer; put others on standby, and tell of
+        those that do not come.
+        """
         if self._stand_by_at is not None and now >= self._stand_by_at:
             self._stand_by_at = None
             if self._seat is not None and self._state.phase in (Phase.RUNNING, Phase.KEEPING):
                 self._stand_by(self._seat)
+        for worker in self._workers.standbys:
+            if worker.come_by is not None and now >= worker.come_by:
+                worker.come_by = None
+                self._progress.told(
+                    f"a worker on standby (pid {worker.pid}) has not come to init_process_group for"
+                    f" {COME_S:.0f} s; {_NO_RANK}"
+                )
         for worker in self._workers.unanswered(self._state.round, now):
             self._state.group.killing(worker.rank, "it did not answer when others went on")
             self._progress.told(

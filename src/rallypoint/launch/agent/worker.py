@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 
 from rallypoint.base.control_message import Place, WorkerError
@@ -16,6 +17,7 @@ from rallypoint.rendezvous.job.round import Placement, Seat
 
 _CLD_EXITED, _CLD_DUMPED = 1, 3
 _MAX_ERROR_FILE_BYTES = 1 << 20
+COME_S = 60.0
 
 
 class Worker:
@@ -33,6 +35,8 @@ class Worker:
             formed, and in which it has the state.
         begins_again: in that round it does a step again.
         answer_by: when it is to have answered that it knows its place; None: it has.
+        come_by: when it is to have come from its start on standby to init_process_group; None: it
+            has, or the user knows that it has not.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Worker:
         self.seen = self.joined = self.synced = -1
         self.begins_again = False
         self.answer_by: float | None = None
+        self.come_by: float | None = None
         self.error: WorkerError | None = None
         self._job = job
         self._place = place
@@ -73,6 +78,8 @@ class Worker:
         )
         self.control.started()
         self._streams.started()
+        if self.rank < 0:
+            self.come_by = time.monotonic() + COME_S
 
     @property
     def _cpus(self) -> frozenset[int]:

@@ -128,6 +128,7 @@ class Coordinator:
             self.wake_at = None
         elif round_number >= 0:
             self._gathering.expect({member.key for member in members})
+            self._because = "the coordinator changed"
         return self
 
     def opened(self, now: float) -> Decision:
@@ -381,9 +382,7 @@ class Coordinator:
         self._because = after.reason
         was_broken = current.is_broken or facts.root or facts.nodes_lost or facts.interrupted
         self._is_urgent = bool(was_broken)
-        # A node that was lost is free, also if workers were lost with it.
-        may_resize = bool(facts.causes) and self.restarts < self.max_restarts
-        self._may_replace = after.next is Next.RESTART or may_resize
+        self._may_replace = after.next is Next.RESTART
         self.opened(now)
         notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []
         return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))
@@ -403,13 +402,15 @@ class Coordinator:
             for member in self._gathering.form(self._ranks)
         )
         go_on = sum(member.size for member in members if member.taking_part > 0)
+        # A node that was lost is free, also if workers were lost with it, or since.
+        has_restarts = bool(over.causes) and self.restarts < self.max_restarts
         self._begin(members, has_newcomers=go_on > over.survivors > 0)
         action = OpenRound(
             number=self.round,
             members=members,
             because=because,
             is_urgent=self._is_urgent,
-            may_replace=self._may_replace,
+            may_replace=self._may_replace or has_restarts,
         )
         return Decision((action,), because or f"{len(members)} nodes have joined")
 

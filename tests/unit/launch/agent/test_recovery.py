@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rallypoint.launch.agent import recovery as recovery_module
+from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
+from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
+from rallypoint.launch.agent.worker import COME_S
 from rallypoint.launch.worker_group import Exit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Endpoint, Seat
@@ -106,3 +111,36 @@ def test_the_summary() -> None:
     text, event = recoveries.summary(120.0) or ("", {})
     assert text == "went on in place 2 times; 4.1 s of 120.0 s lost to it; 1 step begun again"
     assert event == {"went_on": 2, "lost_s": 4.1, "uptime_s": 120.0, "begun_again": 1}
+
+
+class Standbys:
+    """One node's recovery, with workers on standby that do nothing."""
+
+    def __init__(self, *workers: SimpleNamespace) -> None:
+        self.told: list[str] = []
+        state = NodeState(shutdown_timeout_s=1.0)
+        nobody: Callable[..., list[object]] = lambda number, now: []  # noqa: E731
+        local: Any = SimpleNamespace(standbys=[*workers], ready=[], wake_at=None, unanswered=nobody)
+        progress: Any = SimpleNamespace(told=self.told.append)
+        self.recovery = InPlaceRecovery(
+            state, local, progress, restarts=1, perform=lambda _: None, stand_by=lambda _: None
+        )
+
+
+def standby(pid: int, come_by: float) -> Any:
+    return SimpleNamespace(pid=pid, come_by=come_by, is_ready=False)
+
+
+def test_a_worker_on_standby_that_does_not_come_is_told_once() -> None:
+    late, early = standby(41, come_by=10.0), standby(42, come_by=30.0)
+    node = Standbys(late, early)
+    assert node.recovery.wake_at == 10.0
+    node.recovery.tick(9.9)
+    assert node.told == []
+    node.recovery.tick(10.0)
+    node.recovery.tick(11.0)
+    (told,) = node.told
+    assert f"(pid 41) has not come to init_process_group for {COME_S:.0f} s" in told
+    assert "must not read RANK earlier" in told
+    node.recovery.is_ready(early)
+    assert node.recovery.wake_at is None

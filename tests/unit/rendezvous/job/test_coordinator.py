@@ -788,3 +788,56 @@ def test_a_node_is_lost_and_the_other_goes_on() -> None:
     job.node_lost("a", "its connection closed", 1.0)
     action = opened(job.reported("b", end(0, survivors=2), 1.0))
     assert [(member.key, member.size) for member in action.members] == [("b", 2)]
+
+
+def test_a_survivor_that_dies_while_it_waits_is_replaced() -> None:
+    job = Coordinator(Limits(min_nodes=2, max_nodes=2), max_restarts=1)
+    job.opened(0.0)
+    for key in "ab":
+        job.joined(Member(key=key, host=f"h{key}", local_world_size=2), 0.0)
+    job.node_lost("b", "its connection closed", 1.0)
+    job.reported("a", end(0, survivors=2), 1.0)
+    assert job.stage is Stage.GATHERING
+    job.reported("a", end(0, survivors=1, causes=(FAILED,)), 2.0)
+    action = opened(job.joined(Member(key="c", host="hc", local_world_size=2), 3.0))
+    assert [(member.key, member.size) for member in action.members] == [("a", 1), ("c", 0)]
+    assert action.may_replace
+
+
+OLD = Member(key="a", host="ha", local_world_size=2, taking_part=2)
+# Each node's report to a new coordinator, of round 4 or older ones, and who goes on there.
+RESUMED = {
+    "it ended the round": (OLD, end(4, survivors=2), 2),
+    "one of them died": (OLD, end(4, survivors=1), 1),
+    "it never began": (OLD, end(3, survivors=2), 2),
+    "it never began, and had a place for one": (
+        OLD.__replace__(taking_part=1),
+        end(3, survivors=2),
+        1,
+    ),
+    "it had missed a round before": (OLD.__replace__(taking_part=0), end(1, survivors=2), 0),
+    "all were to begin anew": (OLD.__replace__(taking_part=-1), end(3, survivors=2), 0),
+}
+
+
+@pytest.mark.parametrize(("member", "report", "size"), RESUMED.values(), ids=RESUMED.keys())
+def test_a_new_coordinator_is_told_who_goes_on(
+    member: Member, report: NodeReport, size: int
+) -> None:
+    other = OLD.__replace__(key="b", node_rank=1)
+    job = Coordinator.resumed(
+        Limits(min_nodes=3, max_nodes=3),
+        0,
+        members=(member.__replace__(node_rank=0), other),
+        round_number=4,
+        runs=False,
+        restarts=0,
+        now=0.0,
+    )
+    new = Member(key="c", host="hc", local_world_size=2)
+    job.joined(new, 0.0)
+    job.joined(new.__replace__(key="d"), 0.0)
+    assert job.joined(other, 0.0, end(4, survivors=2)).actions == (), "one has not been heard"
+    action = opened(job.joined(member, 1.0, report))
+    assert (action.number, action.because) == (5, "the coordinator changed")
+    assert {each.key: each.size for each in action.members} == {"a": size, "b": 2, "c": 0}
