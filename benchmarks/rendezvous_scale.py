@@ -36,7 +36,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Join, Start
+from rallypoint.rendezvous.job.reports import Join, NodeReport, Start
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.rendezvous.transport.codec import VERSION, decode, encode
@@ -120,7 +120,7 @@ class Clients(ConnectionListener):
         )
         join = Join(
             run_id=RUN_ID,
-            last_round=-1,
+            report=NodeReport(),
             min_nodes=self._nodes,
             max_nodes=self._nodes,
             member=member,
@@ -134,7 +134,7 @@ class Clients(ConnectionListener):
             node.has_key = True
             return
         if payload[:1] == ACK:
-            _, _, _, node.stamp, _, _, node.agreed, _, _ = ACK_NUMBERS.unpack_from(payload)
+            _, _, _, node.stamp, _, node.agreed, _, _ = ACK_NUMBERS.unpack_from(payload)
             return
         if payload.startswith(HALT):
             self._stopped.add(node.number)
@@ -168,7 +168,8 @@ class Clients(ConnectionListener):
     def _beat(self, link: Link, node: Node) -> None:
         assert node.ballot is not None
         times = (time.monotonic(), node.stamp)
-        numbers = (node.agreed, node.round, 0)
+        runs = node.round >= 0
+        numbers = (node.agreed, node.round, 0, runs, not runs)
         head = BEAT_NUMBERS.pack(BEAT, node.ballot.term, *times, *numbers)
         link.send(head + f"{node.key}\0{node.ballot.candidate}".encode())
 
