@@ -25,6 +25,8 @@ from rallypoint.base.errors import CallerError
 
 T = TypeVar("T")
 
+# A signal that comes just before this thread sleeps, or to another thread, does not wake this one.
+LOOK_S = 0.5
 _UNWOUND_S = 2.0  # most waits look once a second whether they should go on
 _LIBRARIES = ("rallypoint.", "torch.")
 # Functions of ours and of torch.distributed that make several calls, each of which depends on the
@@ -82,7 +84,8 @@ def beside_handlers(function: Callable[[], T]) -> T:
     task = _Task(function)
     try:
         task.thread.start()
-        task.is_over.acquire()
+        while not task.is_over.acquire(timeout=LOOK_S):
+            pass
     except BaseException:  # of a handler
         raise_in_thread(task.thread.ident or 0, KeyboardInterrupt)
         task.is_over.acquire(timeout=_UNWOUND_S)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rallypoint import _native
 from rallypoint.base.errors import RallypointError
+from rallypoint.engine.interruption import LOOK_S
 from rallypoint.engine.work import Work as EngineWork
 from rallypoint.engine.work import report
 from rallypoint.process_group.groups.accounts import Site, failure
@@ -242,7 +243,8 @@ class Future:
 
     def wait(self) -> Any:  # noqa: ANN401 - whatever the callbacks return
         """Wait for the value; raises the error if there is one instead."""
-        self._is_done.wait()
+        while not self._is_done.wait(LOOK_S):
+            pass
         return self.value()
 
     def value(self) -> Any:  # noqa: ANN401 - whatever the callbacks return

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import threading
 import time
 import weakref
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import numpy as np
@@ -142,8 +141,11 @@ def test_other_threads_run_while_a_forgotten_group_goes_away() -> None:
     assert len([step for step in steps if step < ended]) > 10
 
 
-def test_nothing_of_an_interrupted_function_is_left() -> None:
-    """Otherwise what it had half formed would still be there for other ranks."""
+@pytest.mark.parametrize("is_here", [True, False], ids=["here", "in another thread"])
+def test_nothing_of_an_interrupted_function_is_left(is_here: bool) -> None:
+    """Otherwise what it had half formed would still be there for other ranks. A signal that another
+    thread takes wakes nobody.
+    """
 
     class Formed:
         pass
@@ -160,14 +162,15 @@ def test_nothing_of_an_interrupted_function_is_left() -> None:
 
     def strike() -> None:
         begun.wait()
-        os.kill(os.getpid(), signal.SIGUSR1)
+        thread = threading.main_thread() if is_here else threading.current_thread()
+        signal.pthread_kill(thread.ident or 0, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     thread = threading.Thread(target=strike)
     gc.disable()
     try:
         thread.start()
-        with suppress(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
             beside_handlers(form)
         assert formed[0]() is None
     finally:
