@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.ports import reserved_port
@@ -17,11 +18,15 @@ from rallypoint.cluster.health.facts import ConnectOutcome
 from rallypoint.cluster.health.listener import ProbeListener, TokenRefusedError, admit, listen
 from rallypoint.cluster.health.probe import (
     GREETING,
+    HEAD,
+    RECEIVED,
     Target,
+    _send,
     _stream,
     probe_all,
     probe_endpoint,
     prove,
+    receive,
     secret_of,
 )
 
@@ -61,6 +66,25 @@ def test_a_stream(listener: ProbeListener, monkeypatch: pytest.MonkeyPatch) -> N
     while not _stream(*place, secret_of(SECRET, 1), 0.05):
         pass
     assert _stream(*place, b"another", 0.05) == 0.0
+
+
+def test_a_stream_tells_its_end() -> None:
+    """The listener would otherwise wait for more, and take that for a slow link."""
+    caller, called = socket.socketpair()
+
+    def count() -> None:
+        total = len(receive(called, HEAD.size)) - HEAD.size
+        while data := called.recv(1 << 16):
+            total += len(data)
+        called.sendall(RECEIVED.pack(total, 7))
+
+    called.settimeout(10)
+    with caller, called, ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count)
+        caller.sendall(HEAD.pack(0, 0, 10))
+        total, microseconds = _send(caller, 0.01)
+        counting.result()
+    assert (total > 0, microseconds) == (True, 7)
 
 
 def test_only_the_node_itself_counts(listener: ProbeListener) -> None:
