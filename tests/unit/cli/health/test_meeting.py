@@ -14,13 +14,25 @@ from typing import Any
 
 import pytest
 
+from rallypoint.cli.health import meeting
 from rallypoint.cli.health.meeting import examine_at_endpoint
 from rallypoint.cli.health.request import Request
+from rallypoint.cluster.health import listener, probe
 from rallypoint.cluster.health.listener import TokenRefusedError, admit
 from rallypoint.cluster.health.probe import prove
 
 TOKEN = b"ours"
 NAME = os.uname().nodename
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that does not get its turn is no silent node."""
+    monkeypatch.setattr(meeting, "_STRANGER_S", 60.0)
+    for module in (meeting, probe):
+        monkeypatch.setattr(module, "CONNECT_S", 60.0)
+    for module in (probe, listener):
+        monkeypatch.setattr(module, "TALK_S", 60.0)
 
 
 def free_port() -> int:
@@ -165,10 +177,10 @@ def test_a_port_that_is_held_is_found() -> None:
 
 def meet(host: Callable[[socket.socket], None]) -> dict[str, Any]:
     """What a guest reports, if that happens to its connection at the endpoint."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        port = listener.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        port = server.getsockname()[1]
         work = pool.submit(examine_at_endpoint, replace(request(port, 1), wait_s=0.0), 0.0)
-        connection, _ = listener.accept()
+        connection, _ = server.accept()
         with connection:
             host(connection)
         return work.result()
