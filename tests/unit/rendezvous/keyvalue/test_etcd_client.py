@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import select
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from tests.ports import reserved_port
 
-from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreError
+from rallypoint.base.errors import InvalidArgumentError, StoreError
 from rallypoint.rendezvous.keyvalue import etcd_client
-from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, Event, read_tls
+from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls
 
 PATIENT_S = 60.0
 GOOD = b'{"header": {"revision": "7"}, "kvs": []}'
@@ -129,61 +124,6 @@ def test_what_cannot_be_asked(gateway: ThreadingHTTPServer) -> None:
             client.read("x")
         with pytest.raises(InvalidArgumentError, match="must put at least one key"):
             client.transact(revisions={"x/a": 1}, puts={})
-
-
-EVENTS = b"""HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{"result": {"created": true}}
-
-{"result": {"events": [{"kv": {"key": "eC9h", "value": "bWluZQ==", "mod_revision": "8"}},
-    {"type": "DELETE", "kv": {"key": "eC9h", "mod_revision": "9"}}]}}
-""".replace(b",\n  ", b",")
-COMPACTED = b'{"error": "compacted"}\n'
-
-
-@pytest.mark.parametrize(
-    ("last", "why"),
-    [
-        (COMPACTED, "compacted"),
-        (b'{"result": {"canceled": true}}\n', "the member cancelled it"),
-        (b"", "its connection closed"),
-    ],
-)
-def test_a_watch_tells_events_until_it_ends(last: bytes, why: str) -> None:
-    """Also if they come in small pieces."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as free,
-        socket.create_server(("127.0.0.1", 0)) as member,
-    ):
-        absent, place = free.getsockname()[:2], member.getsockname()[:2]
-        free.close()
-        client = EtcdClient([absent, place], try_timeout_s=PATIENT_S, timeout_s=PATIENT_S)
-        watch = client.watch("x/", 7)
-        connection, _ = member.accept()
-        found: list[Event] = []
-        with connection, contextlib.closing(watch):
-            assert watch.events() == []
-            for begin in range(0, len(EVENTS), 40):
-                connection.sendall(EVENTS[begin : begin + 40])
-                select.select([watch], [], [])
-                found += watch.events()
-            assert found == [Event("x/a", b"mine", 8), Event("x/a", None, 9)]
-            asked = connection.recv(1 << 16).partition(b"\r\n\r\n")[2]
-            connection.sendall(last)
-            connection.shutdown(socket.SHUT_WR)
-            select.select([watch], [], [])
-            with pytest.raises(StoreConnectionError, match=rf"ended [(]{why}[)]; read the value"):
-                watch.events()
-    assert json.loads(asked) == {
-        "create_request": {"key": "eC8=", "range_end": "eDA=", "start_revision": "8"}
-    }
-
-
-def test_a_watch_where_no_member_answers() -> None:
-    with reserved_port() as port:
-        client = EtcdClient([("127.0.0.1", port)], try_timeout_s=PATIENT_S, timeout_s=2.0)
-        with pytest.raises(
-            StoreConnectionError, match=f"no etcd member at 127.0.0.1:{port} answer"
-        ):
-            client.watch("x/", 7)
 
 
 @pytest.mark.parametrize(
