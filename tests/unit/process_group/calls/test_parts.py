@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,8 @@ from rallypoint.process_group.calls.parts import part_sizes
 
 
 def test_sizes_are_whole_numbers_of_any_kind() -> None:
-    found = part_sizes(np.zeros(5), [np.int64(2), True, 2], 3, "all_to_all_single", "input")
+    sizes: list[Any] = [np.int64(2), np.array(1), 2]
+    found = part_sizes(np.zeros(5), sizes, 3, "all_to_all_single", "input")
     assert found == [2, 1, 2]
 
 
