@@ -226,7 +226,8 @@ class Hosts:
         assert holder.stdout is not None
         assert holder.stderr is not None
         if holder.stdout.readline() != "ready\n":
-            why = holder.stderr.read()
+            with holder:  # which closes its pipes
+                why = holder.stderr.read()
             raise RuntimeError(f"a test host could not be made: {text} failed: {why}")
         return holder
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +30,47 @@ LACKS = (
 def test_it_works_here(host: str) -> None:
     assert loopback_trouble(host) == ""
     assert is_loopback(host)
+
+
+class Refusing:
+    """A socket of a system that refuses one of its calls."""
+
+    def __init__(self, call: str, number: int, descriptor: int) -> None:
+        self._refused, self._error = call, OSError(number, os.strerror(number))
+        self._descriptor = descriptor
+
+    def __enter__(self) -> Refusing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def connect(self, _: object) -> None:
+        raise self._error
+
+    def make(self, *_: object) -> Refusing:
+        if self._refused == "socket":
+            raise self._error
+        return self
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "told"),
+    [
+        ("socket", errno.EMFILE, ""),
+        ("connect", errno.EPERM, ""),
+        ("connect", errno.ENETUNREACH, DOWN.rstrip()),
+    ],
+)
+def test_another_error_is_no_trouble_with_it(
+    call: str, number: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path(os.devnull).open("rb") as null:  # which has no network interfaces
+        monkeypatch.setattr(socket, "socket", Refusing(call, number, null.fileno()).make)
+        assert loopback_trouble("127.0.0.1") == told
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="it needs ip (apt install iproute2)")

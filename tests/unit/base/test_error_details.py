@@ -82,3 +82,11 @@ def test_how_a_data_loaders_process_was_killed() -> None:
     assert told(error) == str(error)
     error.__cause__ = killed
     assert told(error) == str(killed)
+
+
+def test_not_all_paths_of_a_large_frame_are_looked_at(
+    full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr("rallypoint.base.error_details._MOST_PATHS", 0)
+    assert str(full) not in told(error, path=str(full / "a"))

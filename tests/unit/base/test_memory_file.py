@@ -65,6 +65,20 @@ def test_a_file_elsewhere_if_there_is_no_room(
     assert check(memory_file(NAME, 4096), 4096).startswith(f"{tmp_path}/{NAME}")
 
 
+def test_a_limit_of_descriptors_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another directory would not help."""
+
+    def refuse_open(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    refuse(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse_open)
+        with pytest.raises(SystemCallError, match="ran out of file descriptors") as raised:
+            memory_file(NAME, 4096)
+    assert (raised.value.call, raised.value.errno) == ("open", errno.EMFILE)
+
+
 def test_no_file_can_take_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, errno.EPERM)
     monkeypatch.setattr(module, "_MEMORY_DIRECTORY", "/missing")

@@ -103,3 +103,14 @@ def test_without_proc_only_its_number_tells(
     child.kill()
     child.wait()
     assert start_of(child.pid) is None
+
+
+def test_a_process_of_another_user_runs(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(module, "_PROC", "/missing")
+    monkeypatch.setattr(os, "kill", kill)
+    assert is_running(child.pid, b"7")

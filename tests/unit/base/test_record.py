@@ -62,6 +62,7 @@ QUESTIONS: dict[str, Callable[[Any], object]] = {
     "too many": lambda cls: cls(1, 2, 3),
     "twice": lambda cls: cls(1, x=2),
     "unknown": lambda cls: cls(1, z=2),
+    "unknown beside all": lambda cls: cls(1, 2, z=3),
     "equal": lambda cls: (cls(1) == cls(1, 2), cls(1) == cls(2), cls(1) != cls(1)),
     "not a tuple": lambda cls: cls(1) == (1, 2),
     "hash": lambda cls: len({cls(1), cls(1, 2), cls(2)}),

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import resource
+import sys
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -125,6 +126,51 @@ def test_a_control_group_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clone3_that_an_old_sandbox_forbids(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "_is_clone3_forbidden", lambda: True)
     assert "a sandbox forbids clone3" in str(refused(call, errno.EPERM))
+
+
+def test_an_address_space_without_room_for_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then threads are refused as if there were too many."""
+    limits = {resource.RLIMIT_AS: (1 << 20, 1 << 20), resource.RLIMIT_STACK: (1 << 20, 1 << 20)}
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, unlimited))
+    assert str(refused("clone", errno.EAGAIN)) == (
+        "this process ran out of address space (1 MiB here): raise the limit with ulimit -v."
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "told"),
+    [
+        (1, "this user's limit of all processes and threads is reached (1 here); raise it"),
+        (1 << 30, "and the system does not show which limit is reached: this user's (1073741824"),
+    ],
+)
+def test_a_limit_of_a_users_threads(most: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    limits = {resource.RLIMIT_NPROC: (most, most)}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, unlimited))
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # whose process has just ended
+    assert told in str(refused("fork", errno.EAGAIN))
+
+
+def test_a_program_that_may_not_be_started_for_another_reason() -> None:
+    assert "needs posix_spawn, which this system refuses (Operation not permitted)" in str(
+        refused("posix_spawn", errno.EPERM)
+    )
+
+
+def test_clone3_is_permitted_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or cannot be asked for, where there is no ctypes."""
+    monkeypatch.undo()
+    assert not refusals._is_clone3_forbidden()
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    assert not refusals._is_clone3_forbidden()
+
+
+def test_an_error_that_was_never_raised_has_no_call() -> None:
+    told = refusal_in(OSError(errno.EMFILE, "Too many open files"))
+    assert told is not None
+    assert told.call == "a system call"
 
 
 def no_thread() -> None:

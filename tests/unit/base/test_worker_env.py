@@ -120,6 +120,11 @@ def test_an_ill_formed_variable_is_named(name: str, value: str) -> None:
         WorkerEnv.from_environ({**MINIMAL, name: value})
 
 
+def test_an_empty_address_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="MASTER_ADDR is empty"):
+        WorkerEnv(rank=0, world_size=1, master_addr="", master_port=29500)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [(None, 5), ("", 5), ("1", 1), ("1.5", 2), ("30", 30), ("3600", 3600)]
 )

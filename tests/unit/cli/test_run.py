@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,9 @@ from hypothesis import strategies as st
 from rallypoint import cli
 from rallypoint.cli import run as run_module
 from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.legacy import launch
 from rallypoint.cli.options import UsageError, parse
+from rallypoint.cli.store import store
 from rallypoint.cli.workers import count_workers, worker_program
 
 
@@ -226,6 +231,12 @@ def test_the_workers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             "choose etcd, which uses version 3 at the same endpoint",
         ),
         (["--monitor-interval", "x", __file__], "--monitor-interval is 'x'"),
+        (["--require-token", "--nnodes", "1:2", __file__], "this job of several machines has no t"),
+        (["python3", "train.py", "-x"], "leave that word out, as in: rallypoint run train.py -x"),
+        (["python"], "leave that word out, as in: rallypoint run train.py"),
+        ([f"{__file__} -x"], f"leave out the quotation marks, as in: rallypoint run {__file__} -x"),
+        (["/missing/train.py"], "script '/missing/train.py' does not exist; check its path."),
+        ([__file__[:-1]], f"does not exist; did you mean {__file__}?"),
     ],
 )
 def test_wrong_use_gets_one_sentence_and_exit_2(
@@ -237,6 +248,28 @@ def test_wrong_use_gets_one_sentence_and_exit_2(
     assert err.count("\n") == 1
     assert err.startswith("rallypoint run: ")
     assert sentence in err
+
+
+def test_flags_of_torchrun_that_have_no_effect_are_told() -> None:
+    values = {
+        "--verbose": "1",
+        "--start-method": "fork",
+        "--monitor-interval": "5",
+        "--duplicate-stdout-filters": "a",
+    }
+    _, notes = run_module.read_job(values, [__file__], {})
+    assert notes == [
+        "--duplicate-*-filters apply only to teed lines, and --tee names none",
+        "--start-method fork has no effect: workers are always new interpreters",
+        "--monitor-interval has no effect: workers are watched, not polled",
+    ]
+
+
+def test_as_gloo_needs_pytorchs_backends_to_be_loaded() -> None:
+    job, _ = run_module.read_job({"--as-gloo": "1"}, [__file__], {})
+    assert job.environ["RALLYPOINT_AS_GLOO"] == "1"
+    with pytest.raises(UsageError, match="which TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns off; unset"):
+        run_module.read_job({"--as-gloo": "1"}, [__file__], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
 
 
 @pytest.mark.parametrize(
@@ -286,6 +319,14 @@ def test_no_variable_asks_for_help() -> None:
         (["run", "--help"], 0, "--nproc-per-node N", ""),
         (["rum"], 2, "", "unknown command rum; did you mean run?"),
         (["--runn"], 2, "", "unknown flag --runn"),
+        (["train.py"], 2, "", "did you mean: rallypoint run train.py?"),
+        (["--np", "2", "a.py", "b"], 2, "", "did you mean: rallypoint run --np 2 a.py ...?"),
+        (["ps", "mine"], 2, "", "rallypoint ps: 'mine' is not a flag; it takes no other"),
+        (["where", "mine"], 2, "", "rallypoint where: 'mine' is not a flag; it takes no other"),
+        (["store", "mine"], 2, "", "unexpected argument 'mine'; it takes only flags"),
+        (["store", "--port", "70000"], 2, "", "--port 70000 is not a port; give one from 0 to"),
+        (["trace", "--seconds", "x"], 2, "", "--seconds is 'x'; it must be a number up to"),
+        (["trace"], 2, "", "name the file to write, as in -o trace.json.gz"),
     ],
 )
 def test_the_main_program(
@@ -301,3 +342,76 @@ def test_the_main_program(
     out, err = capfd.readouterr()
     assert stdout in out
     assert stderr in err
+
+
+def test_rallyrun_is_run(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rallyrun", "--standalone"])
+    assert cli.main_run() == 2
+    assert capfd.readouterr().err.startswith("rallypoint run: no script given")
+
+
+def test_an_output_that_is_full_or_has_no_reader(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rallypoint", "--version"])
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        assert cli.main() == 1
+    message = "rallypoint: cannot write to the standard output: No space left on device\n"
+    assert capfd.readouterr().err == message
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", pipe)
+        assert cli.main() == 128 + signal.SIGPIPE
+    assert capfd.readouterr().err == ""
+
+
+def refuse(error: BaseException) -> None:
+    """As a system that has no more would."""
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (MemoryError(), 1, "rallypoint: this process ran out of memory (mmap)"),
+        (OSError(errno.EMFILE, "Too many"), 1, "rallypoint: this process ran out of file descrip"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(
+    error: BaseException,
+    status: int,
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rallyrun"])
+    monkeypatch.setattr(run_module, "run", lambda _: refuse(error))
+    assert cli.main_run() == status
+    assert capfd.readouterr().err.startswith(message)
+
+
+def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["rallyrun"])
+    monkeypatch.setattr(run_module, "run", lambda _: refuse(FileNotFoundError(2, "none", "x")))
+    with pytest.raises(FileNotFoundError):
+        cli.main_run()
+
+
+def test_the_old_module_passes_each_worker_its_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    """As torch.distributed.launch; a program that is no script may not know the flag."""
+    assert launch(["--no-python", "sh"]) == 2
+    assert "--no-python needs --use-env here" in capfd.readouterr().err
+
+
+def test_a_store_whose_port_is_held(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        assert store(["--port", str(port)]) == 1
+    err = capfd.readouterr().err
+    assert err.startswith("rallypoint store: ")
+    assert str(port) in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -162,12 +163,36 @@ def test_what_cannot_be_done_is_said(
         (["all_reduce", "--failed", "1:2"], "is not A-B"),
         (["all_reduce", "--rank", "2"], "did you mean --ranks"),
         (["--ranks", "2"], "name a collective"),
+        (["all_reduce", "more"], "unexpected argument 'more'"),
+        (["all_reduce", "--noise", "much"], "--noise much is not a number"),
+        (
+            ["all_reduce", "--sweep-ranks", "2:4", "--sweep-bytes", "8:16"],
+            "--sweep-ranks and --sweep-bytes cannot be combined",
+        ),
     ],
 )
 def test_words_that_make_no_sense(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert message in run(capsys, *words, status=2)
+
+
+def test_an_algorithm_for_another_collective(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "star.py"
+    file.write_text(GOOD)
+    text = run(capsys, "broadcast", "--ranks", "6", "--algorithms", str(file), status=1)
+    assert f"{file} is for all_reduce, not for broadcast" in text
+
+
+def test_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `head`, which has read enough."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", pipe)
+        assert simulate(SUMMIT) == 0
 
 
 def test_link_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

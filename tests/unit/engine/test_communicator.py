@@ -303,7 +303,16 @@ def test_silent_peer_is_a_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [np.ones(3, "m8[s]"), np.ones(3, ">f8"), np.ones((4, 4)).T[1:], 7]
+    "values",
+    [
+        np.ones(3, "m8[s]"),
+        np.ones(3, ">f8"),
+        np.ones(3, np.longdouble),
+        np.ones(3, np.clongdouble),
+        np.array([b"a", b"b"]),
+        np.ones((4, 4)).T[1:],
+        7,
+    ],
 )
 def test_buffer_that_cannot_be_used_changes_nothing(values: Any) -> None:
     def main(communicator: Communicator) -> None:

@@ -136,7 +136,9 @@ def test_every_dtype_is_carried(dtype: str) -> None:
     run_ranks(2, main)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+)
 def test_premultiplied_sum(dtype: str) -> None:
     """Each rank has a factor of its own; the input stays as it is."""
 
@@ -177,6 +179,22 @@ def test_average_of_16_bit_floats_does_not_overflow() -> None:
         assert (values == np.float16(60_000)).all()
 
     run_ranks(4, main)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 19])
+def test_small_float16_and_those_that_are_no_numbers(count: int) -> None:
+    """As NumPy adds them, also where the processor takes eight at a time and some are left."""
+    edges = [6e-8, 1e-7, 6.1e-5, -5.9e-8, 65504.0, np.inf, np.nan, -0.0, 3e-5]
+    values = np.resize(np.array(edges, np.float16), count)
+    expected = (values.astype(np.float32) + values[::-1]).astype(np.float16)
+
+    def main(communicator: Communicator) -> None:
+        mine = (values if communicator.rank == 0 else values[::-1]).copy()
+        assert communicator.run(Collective.ALL_REDUCE, ReduceOp.SUM, 0, mine, mine) == 0
+        np.testing.assert_array_equal(mine, expected)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        run_ranks(2, main)
 
 
 @pytest.mark.needs_torch

@@ -35,7 +35,7 @@ HEAD = struct.Struct("<II")
 class Late:
     """A rank of two, and all that the other one holds: a listener and a control connection."""
 
-    def __init__(self, rank: int, address: str = "127.0.0.1") -> None:
+    def __init__(self, rank: int, address: str = "127.0.0.1", called_at: str = "") -> None:
         self.rank, self.peer = rank, 1 - rank
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.listener = socket.create_server((address.partition("%")[0], 0), family=family)
@@ -63,7 +63,7 @@ class Late:
                 "",
                 "",
                 200,
-                [(self.peer, address, self.listener.getsockname()[1])],
+                [(self.peer, called_at or address, self.listener.getsockname()[1])],
                 [(self.peer, control.detach())],
             ),
         )
@@ -89,6 +89,18 @@ class Late:
         theirs = receive(sock, NONCE)
         key = admission.key(self.peer, self.rank, purpose)
         return sock, client_proof(key, ours, theirs), server_proof(key, ours, theirs)
+
+    def get_in(self, purpose: int) -> socket.socket:
+        """A call of ours that stands."""
+        sock, proof, expected = self.greet(purpose)
+        try:
+            sock.sendall(proof)
+            if receive(sock, PROOF) != expected:
+                raise ConnectionError
+        except ConnectionError:
+            sock.close()
+            raise
+        return sock
 
     def close(self) -> None:
         self.communicator.abort()
@@ -121,8 +133,13 @@ def receive(sock: socket.socket, count: int) -> bytes:
 
 
 @pytest.fixture(params=[0, 1])
-def late(request: pytest.FixtureRequest) -> Iterator[Late]:
-    made = Late(request.param)
+def rank(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def late(rank: int) -> Iterator[Late]:
+    made = Late(rank)
     yield made
     made.close()
 
@@ -148,6 +165,64 @@ def test_it_calls_when_it_has_something_to_send(late: Late) -> None:
     assert receive(mail, 4) == b"RLPM"
     for _, sock in socks:
         sock.close()
+
+
+@pytest.mark.parametrize(
+    ("called_at", "why"),
+    [
+        ("nowhere", "Invalid argument"),
+        # All hosts of a network, to which there are no connections.
+        ("255.255.255.255", "Permission denied|Network is unreachable"),
+    ],
+)
+def test_an_address_that_cannot_be_called_is_the_peers(rank: int, called_at: str, why: str) -> None:
+    late = Late(rank, called_at=called_at)
+    late.send.start()
+    late.send.join(200)
+    assert not late.send.is_alive()
+    error = late.communicator.error("send")
+    assert error.rank == late.peer
+    assert re.search(why, str(error))
+    late.close()
+
+
+def test_strangers_beyond_a_number_are_turned_away(late: Late) -> None:
+    """And those who belong get in when the strangers have gone."""
+    strangers = []
+    for _ in range(500):
+        stranger = socket.create_connection(late.address)
+        stranger.settimeout(200)
+        strangers.append(stranger)
+        answer = b""
+        with suppress(ConnectionError):
+            stranger.sendall(GREETING + HEAD.pack(late.peer, MAIL) + bytes(NONCE))
+            answer = receive(stranger, 1)
+        if not answer:
+            break
+    assert 10 < len(strangers) < 500
+    for stranger in strangers:
+        stranger.close()
+    late.send.start()
+    socks: list[socket.socket] = []
+    while len(socks) < 2:  # those that have gone may still count
+        with suppress(ConnectionError):
+            socks.append(late.get_in((MAIL, DATA)[len(socks)]))
+    late.send.join(200)
+    for sock in socks:
+        sock.close()
+
+
+def test_callers_wait_while_there_are_no_descriptors(late: Late) -> None:
+    sock = socket.socket()
+    with no_descriptors_left():
+        sock.connect(late.address)
+        sock.sendall(GREETING + HEAD.pack(late.peer, MAIL) + bytes(NONCE))
+        sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
+    sock.settimeout(200)
+    assert len(receive(sock, NONCE)) == NONCE
+    sock.close()
 
 
 def test_an_address_may_name_its_link() -> None:

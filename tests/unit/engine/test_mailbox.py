@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import defaultdict
@@ -237,6 +238,29 @@ def test_sender_that_left_is_named() -> None:
         assert "rank 0" in str(communicator.error("recv"))
 
     run_ranks(2, main)
+
+
+def test_a_receive_from_any_rank_ends_when_all_others_have_left() -> None:
+    """Not before: what one of them sends still arrives."""
+    ranks = 4
+
+    def main(communicator: Communicator) -> None:
+        if communicator.rank == 3:
+            assert communicator.receive(0, 5, np.ones(1)) == 0  # when two have left
+            assert communicator.send(0, 7, np.full(3, 7.0)) == 0
+        if communicator.rank:
+            communicator.leave()
+            return
+        while len(communicator.native.gone()) < 2:
+            os.sched_yield()
+        assert communicator.send(3, 5, np.ones(1)) == 0
+        values = np.zeros(3)
+        assert communicator.receive(-1, 7, values) >= 0
+        assert (values == 7).all()
+        assert communicator.receive(-1, 7, values) <= FAILED
+        assert isinstance(communicator.error("recv"), PeerLostError)
+
+    run_ranks(ranks, main)
 
 
 def test_timeout() -> None:

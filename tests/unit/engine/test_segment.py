@@ -11,7 +11,12 @@ import time
 
 import pytest
 
-from rallypoint.base.errors import PeerLostError, SystemCallError
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    HostError,
+    PeerLostError,
+    SystemCallError,
+)
 from rallypoint.engine import segment
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 
@@ -105,3 +110,52 @@ def test_a_rank_that_is_alone_needs_no_socket(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SystemCallError, match="Unix sockets are refused"):
         owner.offer  # noqa: B018 - it opens the socket
     owner.close()
+
+
+def test_a_first_rank_that_ends_or_does_not_finish() -> None:
+    """It gives the region, and then says nothing, or something else."""
+
+    def give(listener: socket.socket, answer: bytes | None) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(64)
+            fd = os.memfd_create("test")
+            socket.send_fds(connection, [b"x"], [fd])
+            os.close(fd)
+            connection.recv(1)
+            if answer is None:
+                is_over.wait()
+            else:
+                connection.sendall(answer)
+
+    for answer, kind, words, left_s in (
+        (b"", PeerLostError, "rank 0 ended or gave up before the group was complete", 60.0),
+        (b"?", PeerLostError, "rank 0 ended or gave up before the group was complete", 60.0),
+        (None, CollectiveTimeoutError, "rank 0 joined but did not finish within the timeout", 0.1),
+    ):
+        is_over = threading.Event()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            name = f"rallypoint-test-{os.urandom(8).hex()}"
+            listener.bind("\0" + name)
+            listener.listen()
+            thread = threading.Thread(target=give, args=(listener, answer))
+            thread.start()
+            deadline = time.monotonic() + left_s
+            with pytest.raises(kind, match=words) as raised:
+                join_segment(Offer(name, bytes(16)), 1, deadline, lambda fd: fd, lambda _: 0)
+            is_over.set()
+            thread.join()
+        assert raised.value.rank == 0
+
+
+def test_a_first_rank_that_is_elsewhere() -> None:
+    offer = Offer(f"rallypoint-test-{os.urandom(8).hex()}", bytes(16))
+    with pytest.raises(HostError, match="cannot share memory with rank 0: it runs on another mach"):
+        join_segment(offer, 1, time.monotonic() + 60, os.dup, lambda _: 0)
+
+
+def test_many_ranks_in_words() -> None:
+    assert segment._ranks([0, 3]) == "0, 3"
+    assert segment._ranks(list(range(20))) == (
+        "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 4 more"
+    )

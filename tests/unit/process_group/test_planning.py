@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.process_group import planning
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, ranks_per_host
@@ -104,3 +105,17 @@ def test_an_algorithm_of_the_group_that_does_not_support_so_many_ranks_is_not_us
             assert found == usual.planner(1, ranks, 2)(collective, 0, 1 << 20, False)
             replaced.add(collective)
     assert {Collective.ALL_REDUCE, Collective.ALL_GATHER} <= replaced
+
+
+def test_a_group_uses_so_many_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_MOST_VARIANTS", 3)
+    algorithms = Algorithms(AlgorithmOptions())
+    found = [algorithms.variant(name) for name in ("ring", "double_tree", "ring", None)]
+    assert found[0] == found[2] != found[1]
+    assert found[3] == 0
+    with pytest.raises(InvalidArgumentError, match="a group can use at most 3 algorithms"):
+        algorithms.variant("direct_two_shot")
+    with pytest.raises(InvalidArgumentError, match="algorithm is empty; name one, or pass None"):
+        algorithms.variant("")
+    with pytest.raises(InvalidTypeError, match="a name or the name of a file, not 7"):
+        algorithms.variant(7)  # type: ignore[arg-type]

@@ -14,8 +14,16 @@ torch: Any = pytest.importorskip("torch")
 
 import rallypoint as dist  # noqa: E402
 from rallypoint import elastic  # noqa: E402
-from rallypoint.base.errors import InvalidArgumentError, NotInitializedError  # noqa: E402
-from rallypoint.pytorch.elastic import DistributedDataParallel  # noqa: E402
+from rallypoint.base.errors import (  # noqa: E402
+    InvalidArgumentError,
+    NotInitializedError,
+    PeerLostError,
+)
+from rallypoint.pytorch.elastic import (  # noqa: E402
+    DistributedDataParallel,
+    data_parallel,
+    reduction,
+)
 
 pytestmark = pytest.mark.needs_torch
 
@@ -57,8 +65,27 @@ def test_layers_and_hooks_are_refused_by_name() -> None:
     model = DistributedDataParallel(network())
     with pytest.raises(InvalidArgumentError, match="does not take the hook network"):
         model.register_comm_hook(None, network)
+    with pytest.raises(InvalidArgumentError, match="does not take the hook fp16"):
+        model._register_builtin_comm_hook("fp16")
     with pytest.raises(InvalidArgumentError, match="has no join"):
         model.join()
+
+
+def test_sizes_of_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before PyTorch 2.13 there is one limit for all of them."""
+    pytorchs = torch.nn.parallel.DistributedDataParallel
+
+    def new(self: Any, module: Any, bucket_cap_mb: Any, bucket_cap_mb_list: Any) -> None:
+        pass
+
+    def old(self: Any, module: Any, bucket_cap_mb: Any) -> None:
+        pass
+
+    monkeypatch.setattr(pytorchs, "__init__", new)
+    assert data_parallel._limits(None) == {"bucket_cap_mb_list": [1, 25]}
+    assert data_parallel._limits(3) == {"bucket_cap_mb_list": [3]}
+    monkeypatch.setattr(pytorchs, "__init__", old)
+    assert data_parallel._limits(3) == {"bucket_cap_mb": 3}
 
 
 @pytest.mark.usefixtures("_group")
@@ -105,6 +132,41 @@ def test_a_pass_that_ends_with_an_error_of_the_programs_is_forgotten() -> None:
     state.restore()
     model(torch.ones(2, 3)).sum().backward()
     assert model.module.bias.grad.equal(torch.full((4,), 2.0))
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize("place", ["begin", "end", "abandoned"])
+def test_a_loss_is_raised_as_what_it_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as the RuntimeError that C++ makes of it; the step that is begun again is whole."""
+    lost = PeerLostError("rank 1 is gone")
+
+    class Lost:
+        def wait(self) -> None:
+            raise lost
+
+    def lose(*_: object, **__: object) -> Lost:
+        if place == "begin":
+            raise lost
+        return Lost()
+
+    def fail(_: object) -> None:
+        if place == "abandoned":  # while a reduction is under way
+            raise ArithmeticError
+
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-6)
+    state = elastic.State(model=model)
+    state.sync()
+    handle = net[0].weight.register_post_accumulate_grad_hook(fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(reduction, "all_reduce", lose)
+        with pytest.raises(ArithmeticError if place == "abandoned" else PeerLostError):
+            model(torch.ones(2, 3)).sum().backward()
+        handle.remove()
+        state.restore()
+    assert all(each.grad is None for each in model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    assert net[1].bias.grad.equal(torch.full((2,), 2.0))
 
 
 @pytest.mark.usefixtures("_group")

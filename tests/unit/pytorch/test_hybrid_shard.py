@@ -47,6 +47,15 @@ def test_modules_are_refused_by_name(replicas: elastic.Replicas) -> None:
         HybridShard(net, replicas)
 
 
+def test_an_older_pytorch_is_refused(
+    replicas: elastic.Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = sharded(replicas)
+    monkeypatch.delattr(torch.distributed.fsdp.FSDPModule, "reset_iter_state")
+    with pytest.raises(InvalidArgumentError, match=r"needs PyTorch 2\.13 or newer, and this is \d"):
+        HybridShard(net, replicas)
+
+
 def test_torchs_groups_are_refused(replicas: elastic.Replicas) -> None:
     shard_mesh(replicas)
     with pytest.raises(AlreadyInitializedError, match="leave its init_process_group to shard_mesh"):

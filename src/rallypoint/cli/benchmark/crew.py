@@ -115,7 +115,7 @@ class Crew:
         for member in self._members:
             with contextlib.suppress(OSError):
                 member.connection.sendall(b'{"order": "stop"}\n')
-            member.connection.close()
+            member.close()
 
     def end(self) -> None:
         """Make sure that all have ended."""
@@ -194,6 +194,11 @@ class _Member:
         answer: dict[str, Any] = json.loads(self._lines.readline())
         self.rank = answer.get("rank", self.rank)
         return answer
+
+    def close(self) -> None:
+        """Close its connection, which it notices."""
+        self._lines.close()  # it, too, holds the descriptor
+        self.connection.close()
 
     def await_end(self, until: float) -> None:
         """Wait for its end, at most until that time."""

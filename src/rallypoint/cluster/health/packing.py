@@ -49,7 +49,7 @@ def _unpack(kind: object, value: object) -> object:
         return {_unpack(inner[0], key): _unpack(inner[1], each) for key, each in value.items()}
     if kind in (int, float) and isinstance(value, (int, float, str)):
         return int(value) if kind is int else float(value)
-    is_it = any(
+    is_it = origin not in (tuple, Mapping) and any(
         isinstance(value, each) for each in (inner or (kind,)) if isinstance(each, type)
     )  # a union, as in int | None, or a plain type
     if not is_it:

@@ -259,6 +259,8 @@ def _send(sock: socket.socket, stream_s: float) -> tuple[int, int]:
             sock.sendall(_CHUNK[:LARGE])
         while time.monotonic() < until:
             sock.sendall(_CHUNK)
+    if stream_s:
+        sock.shutdown(socket.SHUT_WR)  # the listener's clock began later: it would wait for more
     sock.settimeout(STALL_S + stream_s + 1.0)
     count, microseconds = RECEIVED.unpack(receive(sock, RECEIVED.size))
     return count, microseconds

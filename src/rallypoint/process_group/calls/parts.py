@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.memory.arrays import Array, describe
@@ -40,12 +41,16 @@ def part_sizes(
     if not sizes:
         check_divides(array, ranks, operation, name)
         return [length // ranks] * ranks
-    if len(sizes) != ranks or sum(sizes) != length or min(sizes) < 0:
+    try:
+        found = [index(each) for each in sizes]
+    except TypeError:  # no whole numbers
+        found = []
+    if len(found) != ranks or sum(found) != length or min(found) < 0:
         raise InvalidArgumentError(
-            f"{operation}: {name}_split_sizes={list(sizes)} must be {ranks} sizes, one for each "
-            f"rank, that add up to {length}, the first dimension of {name}"
+            f"{operation}: {name}_split_sizes={list(sizes)} must be {ranks} whole sizes, one for "
+            f"each rank, that add up to {length}, the first dimension of {name}"
         )
-    return list(sizes)
+    return found
 
 
 def _length(array: Array) -> int:

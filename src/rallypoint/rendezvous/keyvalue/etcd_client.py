@@ -12,12 +12,11 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreError
@@ -29,14 +28,6 @@ TIMEOUT_S = 10.0
 _PASSING_CODES = {4, 14}
 _PAUSE_S = 0.02
 _LEASE_NOT_FOUND = 5
-
-
-class Event(NamedTuple):
-    """A key that was written, or deleted where `value` is None."""
-
-    key: str
-    value: bytes | None
-    revision: int
 
 
 class EtcdClient(KeyValueClient):
@@ -132,16 +123,6 @@ class EtcdClient(KeyValueClient):
     def revoke(self, lease: int) -> None:
         """End the lease and delete its keys now; a lease that has ended is no error."""
         self._call("revoke", "lease/revoke", {"ID": str(lease)}, missing_is_fine=True)
-
-    def watch(self, prefix: str, after: int) -> Watch:
-        """Open a stream of writes under `prefix` after revision `after`."""
-        request = {**_under(prefix), "start_revision": str(after + 1)}
-        for _ in self._endpoints:
-            try:
-                return Watch(self._endpoint, request, self._try_timeout_s)
-            except OSError:
-                self._rotate()
-        raise self._unreachable("watch", prefix)
 
     @property
     def _endpoint(self) -> tuple[str, int]:
@@ -252,73 +233,6 @@ def read_tls(configuration: Mapping[str, str]) -> ssl.SSLContext | None:
     return context
 
 
-class Watch:
-    """A stream of events; its `fileno()` is readable when `events()` has something to do."""
-
-    def __init__(
-        self, endpoint: tuple[str, int], request: dict[str, Any], timeout_s: float
-    ) -> None:
-        self._name = endpoint_of(*endpoint)
-        self._rest = b""
-        self._in_body = False
-        body = json.dumps({"create_request": request}).encode()
-        self._socket = socket.create_connection(endpoint, timeout_s)
-        # HTTP/1.0 has no chunks, so the data after the header is plain lines.
-        self._socket.sendall(
-            f"POST /v3/watch HTTP/1.0\r\nHost: {self._name}\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        self._socket.setblocking(False)
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor, for a selector."""
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        """End the stream."""
-        self._socket.close()
-
-    def events(self) -> list[Event]:
-        """Return the events that have arrived, without waiting.
-
-        Raises:
-            StoreConnectionError: the stream ended; read again, then watch from that revision.
-        """
-        try:
-            received = self._socket.recv(1 << 16)
-        except BlockingIOError:
-            return []
-        except OSError:
-            received = b""
-        if not received:
-            raise self._ended("its connection closed")
-        self._rest += received
-        if not self._in_body:
-            _, separator, body = self._rest.partition(b"\r\n\r\n")
-            if not separator:
-                return []
-            self._in_body, self._rest = True, body
-        *lines, self._rest = self._rest.split(b"\n")
-        return [event for line in lines if line.strip() for event in self._decode(line)]
-
-    def _decode(self, line: bytes) -> list[Event]:
-        message = json.loads(line)
-        result = message.get("result")
-        # Cancelled: the start has been compacted away, or the member that served us left.
-        if result is None or result.get("canceled"):
-            raise self._ended(str(message.get("error") or "the member cancelled it"))
-        return [_event(each) for each in result.get("events", ())]
-
-    def _ended(self, why: str) -> StoreConnectionError:
-        return StoreConnectionError(
-            f"the watch at etcd's {self._name} ended ({why}); read the value again and start a "
-            "new watch",
-            endpoint=self._name,
-            operation="watch",
-        )
-
-
 def _b64(value: str | bytes) -> str:
     return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
 
@@ -337,11 +251,6 @@ def _pair(kv: dict[str, Any]) -> Pair:
         base64.b64decode(kv.get("value", "")),
         int(kv["mod_revision"]),
     )
-
-
-def _event(event: dict[str, Any]) -> Event:
-    key, value, revision = _pair(event["kv"])
-    return Event(key, None if event.get("type") == "DELETE" else value, revision)
 
 
 def _revision(answer: dict[str, Any]) -> int:

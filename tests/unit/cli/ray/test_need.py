@@ -46,6 +46,11 @@ def test_what_makes_no_sense(word: str, told: str) -> None:
         need(word)
 
 
+def test_nodes_that_have_no_cpus_now() -> None:
+    with pytest.raises(UsageError, match="no node of this Ray cluster has CPUs now; say how many"):
+        need("--nproc-per-node=cpu", nodes=())
+
+
 def test_what_fits() -> None:
     assert Need(4, 4, 4).fits(GPUS)
     assert not Need(4, 4, 4).fits(CPUS)

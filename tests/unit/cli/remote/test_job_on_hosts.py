@@ -281,3 +281,12 @@ def test_a_host_that_is_lost_before_it_begins_is_waited_for() -> None:
     assert not job.is_over
     job.signalled(SIGTERM, 2.0, stops=True)
     assert (job.is_over, job.status) == (True, 143)
+
+
+def test_what_a_host_says_again_changes_nothing() -> None:
+    """As when it was dropped, and its answer was under way."""
+    job = begun(2)
+    assert job.greeted(0, 9, 2.0) == []
+    job.ended(0, 0, 3.0)
+    assert job.ended(0, 1, 4.0) == []
+    assert job.failed(0, "the connection ended", 4.0) == []

@@ -139,6 +139,27 @@ def test_the_advice_names_the_port_range() -> None:
     assert "allow TCP from n0 to ports 21000-21015 of n1" in text(found)
 
 
+def test_the_advice_follows_the_way_in_which_it_failed() -> None:
+    stranger = {"outcome": ConnectOutcome.STRANGER, "detail": "Connection reset by peer"}
+    found = text(three(probes={(1, 0): stranger, (2, 0): stranger}))
+    assert found.startswith("n0: no other node can connect to it (")
+    assert found.endswith(
+        ": Connection reset by peer); check whether another machine has the same address"
+    )
+    unreached = {"outcome": ConnectOutcome.UNREACHABLE, "detail": "No route to host"}
+    assert text(three(probes={(1, 0): unreached, (2, 0): unreached})) == (
+        "n0: no other node can connect to it (No route to host); check the routes between them (ip"
+        " route), or choose a network that all share with RALLYPOINT_SOCKET_IFNAME"
+    )
+
+
+def test_a_port_range_that_is_taken() -> None:
+    full = "all ports of the port range 21000-21001 are in use (21000 by process 7 (x))"
+    assert text(three(nodes=(node(0, probe_error=full), node(1), node(2)))) == (
+        f"n0: {full}; end the processes that hold them, or give a wider --port-range"
+    )
+
+
 def test_groups_cover_all_pairs_once() -> None:
     numbers = range(4)
     every = set(itertools.permutations(numbers, 2))
@@ -229,6 +250,10 @@ def test_endpoints() -> None:
         "n0: port 80, where the nodes are to meet (n0:80), cannot be opened (Permission denied); "
         "choose a port from 1024 on with --rdzv-endpoint (or --master-port)"
     )
+    other = three(endpoints=(endpoint,), endpoint_probes=probes(ConnectOutcome.STRANGER))
+    assert "choose another port with --rdzv-endpoint (or --master-port), or end that" in text(other)
+    lost = three(endpoints=(endpoint,), endpoint_probes=probes(ConnectOutcome.UNREACHABLE))
+    assert "check the route to n0 (ip route get), or give a reachable address" in text(lost)
     local = three(endpoints=(("127.0.0.1", 29400),))
     assert "the endpoint's host is 127.0.0.1, which means a different machine on each node" in text(
         local

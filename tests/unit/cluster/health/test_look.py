@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import json
 import os
+import platform
 import socket
 import threading
 from collections.abc import Iterator
@@ -317,3 +319,30 @@ def test_facts_travel_as_json() -> None:
     for wrong in ({"number": "x"}, {"nothing": 1}, {"paths": 5}):
         with pytest.raises((TypeError, ValueError, KeyError)):
             unpack(NodeFacts, wrong)
+
+
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "numpy":
+            return "2.0"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert look_at_versions("/missing") == {"Python": platform.python_version(), "NumPy": "2.0"}
+
+
+def test_the_check_of_a_path_that_fails_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("print('looking', flush=True)\nraise SystemExit(3)\n")
+    monkeypatch.setattr(paths, "_CHILD", str(child))
+    found = look_at_path("/data", wait_s=PATIENT_S)
+    assert found.state is PathState.UNREADABLE
+    assert found.detail == "the check of it ended with status 3"
+
+
+@pytest.mark.parametrize("value", [7, ["host"], {"host": 7}, {"host": "a", "addresses": "b"}])
+def test_facts_that_are_none(value: object) -> None:
+    with pytest.raises(TypeError, match="is not a"):
+        unpack(Lookup, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.ports import reserved_port
@@ -17,15 +18,20 @@ from rallypoint.cluster.health.facts import ConnectOutcome
 from rallypoint.cluster.health.listener import ProbeListener, TokenRefusedError, admit, listen
 from rallypoint.cluster.health.probe import (
     GREETING,
+    HEAD,
+    RECEIVED,
     Target,
+    _send,
     _stream,
     probe_all,
     probe_endpoint,
     prove,
+    receive,
     secret_of,
 )
 
 SECRET = b"of this examination"
+ENDS = {"Connection reset by peer", "Broken pipe"}
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +69,25 @@ def test_a_stream(listener: ProbeListener, monkeypatch: pytest.MonkeyPatch) -> N
     assert _stream(*place, b"another", 0.05) == 0.0
 
 
+def test_a_stream_tells_its_end() -> None:
+    """The listener would otherwise wait for more, and take that for a slow link."""
+    caller, called = socket.socketpair()
+
+    def count() -> None:
+        total = len(receive(called, HEAD.size)) - HEAD.size
+        while data := called.recv(1 << 16):
+            total += len(data)
+        called.sendall(RECEIVED.pack(total, 7))
+
+    called.settimeout(10)
+    with caller, called, ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count)
+        caller.sendall(HEAD.pack(0, 0, 10))
+        total, microseconds = _send(caller, 0.01)
+        counting.result()
+    assert (total > 0, microseconds) == (True, 7)
+
+
 def test_only_the_node_itself_counts(listener: ProbeListener) -> None:
     target = Target(number=1, address="127.0.0.2", port=listener.port, others=("127.0.0.1",))
     (probe,) = probe_all(0, [target], SECRET)
@@ -76,6 +101,60 @@ def test_only_the_node_itself_counts(listener: ProbeListener) -> None:
         (2, ConnectOutcome.REFUSED),
         (3, ConnectOutcome.STRANGER),
     ]
+
+
+def test_another_address_of_a_node_is_tried(listener: ProbeListener) -> None:
+    """The first is that of all hosts of a network, to which there are no connections."""
+    target = Target(
+        number=1, address="255.255.255.255", port=listener.port, others=("127.0.0.1", "::1")
+    )
+    (probe,) = probe_all(0, [target], SECRET)
+    assert (probe.outcome, probe.other_address) == (ConnectOutcome.UNREACHABLE, "127.0.0.1")
+    assert probe.latency_us > 0
+
+
+@pytest.mark.parametrize(
+    ("is_admitted", "ends", "outcome", "details"),
+    [
+        (False, False, ConnectOutcome.DROPPED, {"it was silent after connecting"}),
+        (True, True, ConnectOutcome.DROPPED, ENDS),
+        (False, True, ConnectOutcome.STRANGER, ENDS),
+    ],
+)
+def test_a_node_that_does_not_go_on(
+    is_admitted: bool,
+    ends: bool,
+    outcome: ConnectOutcome,
+    details: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            if is_admitted:
+                admit(connection, secret_of(SECRET, 1))
+            else:
+                receive(connection, len(GREETING) + 32)
+            if not ends:
+                has_ended.wait()
+
+    if not ends:
+        monkeypatch.setattr(probe_module, "TALK_S", 0.2)
+    has_ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        work = pool.submit(answer, server)
+        target = Target(number=1, address="127.0.0.1", port=server.getsockname()[1])
+        (probe,) = probe_all(0, [target], SECRET)
+        has_ended.set()
+        work.result()
+    assert probe.outcome is outcome
+    assert probe.detail in details
+    assert probe.mbit_s == 0
+
+
+def test_a_stream_to_nobody_has_no_rate() -> None:
+    with reserved_port() as port:
+        assert _stream("127.0.0.1", port, SECRET, 0.05) == 0.0
 
 
 def test_who_does_not_know_the_secret_is_not_measured(listener: ProbeListener) -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, WorkersFailedError
 from rallypoint.launch import DefaultLogsSpecs, LaunchConfig, Std
-from rallypoint.launch.api.elastic_launch import job_of
+from rallypoint.launch.api.elastic_agent import WorkerSpec
+from rallypoint.launch.api.elastic_launch import elastic_launch, job_of, name_of, raise_if_failed
+from rallypoint.launch.api.handler import create_handler
 from rallypoint.launch.api.launch_config import cpus_of
+from rallypoint.launch.api.spawn import spawn
+from rallypoint.launch.api.store_handler import DynamicRendezvousHandler
 from rallypoint.launch.log_spec import Way, translate_template
+from rallypoint.launch.result import JobResult
+from rallypoint.rendezvous import RendezvousParameters
+from rallypoint.store.hash import HashStore
 
 # torch 2.15's, in its order: what positional arguments mean.
 TORCHS = [
@@ -132,3 +141,75 @@ def test_streams_are_read_as_torch_reads_them() -> None:
         ours = Std.from_str(text)
         torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing").Std.from_str(text)
         assert ours == torchs
+
+
+def succeed() -> int:
+    return 1
+
+
+def test_calls_that_cannot_be_made_are_refused() -> None:
+    config = LaunchConfig(1, 1, 1)
+    with pytest.raises(InvalidArgumentError, match="health_check_server works only with torch's"):
+        elastic_launch(config, succeed, health_check_server=object())
+    with pytest.raises(InvalidArgumentError, match="min_nodes=1 and max_nodes=2 differ"):
+        job_of(LaunchConfig(1, 2, 1, rdzv_backend="static"), ("x",))
+    with pytest.raises(InvalidArgumentError, match="nprocs=0; it must be 1 or more"):
+        spawn(succeed, nprocs=0)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "name"),
+    [
+        (succeed, (), "succeed"),
+        (SimpleNamespace(), (), "SimpleNamespace"),
+        ("prog", ("a.py",), "prog"),
+        (sys.executable, ("-u", "a.py", "b"), "a.py"),
+        (sys.executable, ("-V",), sys.executable),
+    ],
+)
+def test_what_errors_call_it(entrypoint: Any, args: tuple[str, ...], name: str) -> None:
+    assert name_of(entrypoint, args) == name
+
+
+def test_a_job_that_was_stopped_did_not_fail_by_its_workers() -> None:
+    raise_if_failed(JobResult(status=0), "x")
+    with pytest.raises(WorkersFailedError, match="the job ended with status 143; the") as raised:
+        raise_if_failed(JobResult(status=143), "x")
+    assert raised.value.status == 143
+
+
+def test_an_agent_needs_something_to_run(tmp_path: Path) -> None:
+    parameters = RendezvousParameters("c10d", str(tmp_path / "s"), "r", 1, 1, store_type="file")
+    handler = create_handler(parameters)
+    with pytest.raises(InvalidArgumentError, match="a WorkerSpec needs an entrypoint"):
+        WorkerSpec("role", 1, handler)
+    assert WorkerSpec("role", 1, handler, fn=succeed).entrypoint is succeed
+    handler.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"store_type": "tape"}, "store_type is 'tape'; it must be tcp or file"),
+        ({"store_type": " FILE "}, "store_type=file needs an endpoint: the path of a file"),
+    ],
+)
+def test_stores_that_are_none(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        create_handler(RendezvousParameters("c10d", "", "r", 1, 1, **options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_id": ""}, "a rendezvous needs a run id"),
+        ({"keep_alive_interval": 0}, "keep_alive_interval is 0 and keep_alive_max_attempt 5; both"),
+        ({"keep_alive_max_attempt": -1}, "and keep_alive_max_attempt -1; both must be positive"),
+        ({"store": {}}, "a rendezvous needs a store of rallypoint, not a dict"),
+        ({"min_nodes": 3}, "max"),
+    ],
+)
+def test_handlers_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    named = {"run_id": "r", "store": HashStore(), "backend": "b", "min_nodes": 1, "max_nodes": 2}
+    with pytest.raises((InvalidArgumentError, InvalidTypeError), match=message):
+        DynamicRendezvousHandler.from_backend(**{**named, **changes})

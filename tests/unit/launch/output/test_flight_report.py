@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 from rallypoint.base.flight_record import read_groups
 from rallypoint.base.recorded_call import Call, Group
@@ -59,6 +62,47 @@ def test_a_group_that_failed_and_was_made_anew_is_not_told() -> None:
     old, new = group(call(4, "failed"), has_left=True), group(call(1, "done"), key="l")
     assert describe({0: [old, new]}, 0) == []
     assert "all_reduce #4" in describe({0: [old]}, 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"operation": "send", "peer": 1, "root": 9}, "send to rank 5 (8 x float32, tag 9)"),
+        ({"operation": "recv", "peer": -1, "root": 9}, "recv from any rank (8 x float32, tag 9)"),
+        ({"operation": "recv", "peer": 4, "count": 0, "root": 0},
+         "recv from rank 4 of the group (tag 0)"),
+        ({"operation": "broadcast", "root": 1}, "broadcast #3 (8 x float32, src rank 5)"),
+        ({"operation": "reduce", "root": 0}, "reduce #3 (8 x float32, SUM, dst rank 4)"),
+        ({"operation": "barrier", "count": 0}, "barrier #3"),
+        ({"operation": ""}, "call #3 (8 x float32)"),
+    ],
+)  # fmt: skip
+def test_calls_in_words(changes: dict[str, Any], told: str) -> None:
+    """Ranks and roots are those of the job, if they are known."""
+    one = call(3).__replace__(**changes)
+    calls = ((), (one,)) if one.peer is not None else ((one,), ())
+    seen = group(*calls[0], members="4-5").__replace__(transfers=calls[1])
+    assert describe({4: [seen]}, 0) == [f"default group: rank 4 in {told} for 0 ms"]
+
+
+def test_calls_that_wait_behind_one_are_counted() -> None:
+    queued = group(call(3)).__replace__(queued=3)
+    assert "(8 x float32, SUM; 2 more queued)" in describe({0: [queued]}, 0)[0]
+    barrier = group(call(3, operation="barrier").__replace__(count=0)).__replace__(queued=2)
+    assert "barrier #3 (1 more queued) for" in describe({0: [barrier]}, 0)[0]
+
+
+def test_a_rank_that_made_no_call_yet() -> None:
+    (line,) = describe({0: [group(call(2), members="0-1")], 1: [group(members="0-1")]}, 0)
+    assert line.endswith("; rank 1 never entered #2: has made no call yet")
+
+
+def test_many_groups_are_cut() -> None:
+    seen = {0: [group(call(1), members="0", key=str(number)) for number in range(100)]}
+    lines = describe(seen, 0)
+    number = 100 - (len(lines) - 1)
+    assert lines[-1] == f"and in {number} more groups"
+    assert 0 < number < 100
 
 
 def test_many_parts_are_cut() -> None:

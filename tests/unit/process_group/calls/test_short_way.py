@@ -255,6 +255,51 @@ def test_wrong_arguments_are_pythons_to_name() -> None:
     run_ranks(RANKS, main)
 
 
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "background"])
+@pytest.mark.parametrize(
+    ("rows", "splits"),
+    [
+        (RANKS + 1, None),
+        (RANKS, [-1, 2, 2]),
+        (RANKS, [1 << 70, 0, 0]),
+        (RANKS, [1, 1]),
+        (RANKS, (1, 1, 2)),
+    ],
+)
+def test_parts_that_do_not_fit_are_the_functions_to_refuse(
+    rows: int, splits: Any, background: bool
+) -> None:
+    def main(group: ProcessGroup) -> None:
+        given, out = np.ones(rows), np.zeros(rows)
+        with pytest.raises((InvalidArgumentError, InvalidTypeError)):
+            dist.all_to_all_single(
+                out, given, input_split_sizes=splits, group=group, async_op=background
+            )
+        assert not out.any()
+        dist.all_reduce(total := np.ones(1), group=group)  # none of this has hurt the group
+        assert total == RANKS
+
+    run_ranks(RANKS, main)
+
+
+@pytest.mark.parametrize("tag", [1 << 70, 1 << 31, "5"])
+def test_a_tag_that_is_none_is_the_functions_to_refuse(tag: Any) -> None:
+    def main(group: ProcessGroup) -> None:
+        with pytest.raises((InvalidArgumentError, InvalidTypeError, TypeError, OverflowError)):
+            dist.send(np.ones(1), (group.rank() + 1) % RANKS, group, tag)
+
+    run_ranks(RANKS, main)
+
+
+def test_a_short_way_is_made_of_a_role_for_each_parameter() -> None:
+    with pytest.raises(TypeError):
+        ShortWay(print)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="too many parameters, or not a role for each"):
+        ShortWay(print, ("tensor", "group"), 2, (1,), 0, 0, None, False)
+    with pytest.raises(ValueError, match="too many parameters, or not a role for each"):
+        ShortWay(print, ("x",) * 100, 2, (1,) * 100, 0, 0, None, False)
+
+
 def test_a_mismatch_names_the_call_and_the_line() -> None:
     def main(group: ProcessGroup) -> str:
         array = np.ones(2 + group.rank())

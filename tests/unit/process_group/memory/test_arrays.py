@@ -9,6 +9,7 @@ import pytest
 
 import rallypoint as dist
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.memory.arrays import as_array, describe
 from tests.unit.process_group.ranks import run_ranks
 
 # What h5py notes of enumerations, and of text.
@@ -51,3 +52,27 @@ def test_an_empty_part_may_lie_anywhere(background: bool) -> None:
         assert (parts[1] == 7).all()
 
     run_ranks(2, main)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (np.zeros((3, 5), np.float32), "float32[3, 5]"),
+        ([np.zeros(2), np.zeros(3)], "2 x float64[2]"),
+        ((), "an empty list"),
+        (7, "int"),
+        ({"a": 1}, "dict"),
+        (None, "None"),
+    ],
+)
+def test_values_in_words(value: object, told: str) -> None:
+    assert told in describe(value)
+
+
+@pytest.mark.needs_torch
+def test_a_tensor_without_items_has_no_memory() -> None:
+    import torch
+
+    taken = as_array(torch.empty(0, 3, dtype=torch.float16), "all_reduce")
+    assert taken.shape == (0, 3)
+    assert taken.dtype == np.float16

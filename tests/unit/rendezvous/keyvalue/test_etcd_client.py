@@ -72,6 +72,60 @@ def test_errors_all_the_time_are_told(
     client.close()
 
 
+def client_of(gateway: ThreadingHTTPServer, *answers: tuple[int, bytes]) -> EtcdClient:
+    """Of a gateway that gives these answers, the last of them again and again."""
+    gateway.answers[:] = answers  # type: ignore[attr-defined]
+    place = ("127.0.0.1", gateway.server_port)
+    return EtcdClient([place], try_timeout_s=PATIENT_S, timeout_s=10 * PATIENT_S)
+
+
+FOUND = b"""{"header": {"revision": "9"}, "responses": [{"response_range": {"kvs": [
+    {"key": "eC9h", "value": "bWluZQ==", "mod_revision": "8"}]}}]}"""  # x/a: mine
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "expected"),
+    [
+        ([], b"mine", None),  # somebody else wrote the same
+        ([(503, b"{}")], b"mine", 8),  # the try that seemed to fail was carried out
+        ([(200, b"[]")], b"other", None),
+    ],
+)
+def test_a_write_may_have_been_carried_out_before(
+    gateway: ThreadingHTTPServer, before: list[tuple[int, bytes]], value: bytes, expected: int
+) -> None:
+    with client_of(gateway, *before, (200, FOUND)) as client:
+        found = client.transact(revisions={"x/a": 3}, puts={"x/a": value})
+    assert found == expected
+
+
+def test_what_etcd_refuses_is_told(gateway: ThreadingHTTPServer) -> None:
+    refusal = b'{"code": 7, "message": "permission denied"}'
+    with client_of(gateway, (403, refusal)) as client, pytest.raises(StoreError) as raised:
+        client.read("x/")
+    endpoint = f"127.0.0.1:{gateway.server_port}"
+    assert str(raised.value) == f"etcd at {endpoint} refused read: permission denied"
+    assert (raised.value.endpoint, raised.value.key) == (endpoint, "x/")
+
+
+def test_a_lease_that_has_ended(gateway: ThreadingHTTPServer) -> None:
+    missing = b'{"code": 5, "message": "requested lease not found"}'
+    with client_of(gateway, (404, missing)) as client:
+        client.revoke(7)
+        with pytest.raises(StoreError, match="refused grant: requested lease not found"):
+            client.grant(60)
+    with client_of(gateway, (200, b'{"result": {"TTL": "5"}}'), (200, b'{"result": {}}')) as client:
+        assert [client.keep_alive(7), client.keep_alive(7)] == [True, False]
+
+
+def test_what_cannot_be_asked(gateway: ThreadingHTTPServer) -> None:
+    with client_of(gateway, (200, GOOD)) as client:
+        with pytest.raises(InvalidArgumentError, match="must end in '/', not 'x'"):
+            client.read("x")
+        with pytest.raises(InvalidArgumentError, match="must put at least one key"):
+            client.transact(revisions={"x/a": 1}, puts={})
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

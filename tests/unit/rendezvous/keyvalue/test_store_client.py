@@ -101,3 +101,14 @@ def test_something_else_is_refused(held: bytes) -> None:
     store.set("job", held)
     with pytest.raises(ControlMessageError, match="of this version"):
         StoreClient(store, "job").read("")
+
+
+def test_a_store_has_no_leases() -> None:
+    """So the only one is 0, which never ends; other numbers are those of another keeper."""
+    store = HashStore()
+    client = StoreClient(store.clone(), "job")
+    lease = client.grant(60)
+    assert client.keep_alive(lease)
+    assert not client.keep_alive(lease + 7)
+    assert client.transact(revisions={"job/x": 0}, puts={"job/x": b"1"}, lease=lease) is not None
+    client.close()
