@@ -158,9 +158,12 @@ def _by_name(drawn: Mapping[str, Outline], items: Iterable[Item]) -> dict[str, l
 
 
 def _fixed(name: str, tree: Any, specs: Sequence[Spec], is_deep: bool) -> dict[str, Spec]:
-    """What must be alike: a value that is an array, and the arrays of a model, by their names."""
+    """What must be alike: a value that is an array, and the arrays of a model, by their names.
+
+    A single number may be one of Python's or an array without dimensions, as a loss is.
+    """
     if tree is ARRAY:
-        return {name: specs[0]}
+        return {name: specs[0]} if specs[0].shape else {}
     found: dict[str, Spec] = {}
     if is_deep:
         at = 0

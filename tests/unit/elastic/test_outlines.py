@@ -10,7 +10,7 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.elastic.participant import Participant
 from rallypoint.elastic.transfer import _check, _pack, _room, _unpack
-from rallypoint.elastic.values import Outline, Spec, fill, leaf_of, outline, spec_of
+from rallypoint.elastic.values import Outline, Spec, fill, leaf_of, outline, spec_of, write
 
 
 def drawn_of(values: dict[str, Any]) -> tuple[dict[str, Outline], list[Any], list[Spec]]:
@@ -89,3 +89,27 @@ def test_a_model_of_other_shapes_is_refused_before_its_bytes_travel() -> None:
         check(Model(), extra, {"extra": 7, "weight": np.ones((2, 2))})
     with pytest.raises(InvalidArgumentError, match=r"it\['bias'\] .* is no array, but"):
         check(Model(), wide, {**wide, "bias": np.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (1e9, np.array(2.5, np.float32)),
+        (np.array(1.0), 2.5),
+        (np.array(1, np.int64), np.array(2.5)),
+        (None, np.array(2.5)),
+    ],
+    ids=["number", "array", "other dtype", "none"],
+)
+def test_a_number_may_be_an_array_on_the_other_ranks(here: object, there: object) -> None:
+    """The best loss, say, that was a number at the start."""
+    mine, own, specs = drawn_of({"best": here})
+    theirs, arrays, their_specs = drawn_of({"best": there})
+    _check({"best": here}, mine, specs, theirs, their_specs)
+    room = _room(mine, own, specs, theirs, their_specs)
+    for leaf, source in zip(map(leaf_of, room), arrays, strict=True):
+        leaf.data[:] = leaf_of(source).data
+        leaf.store()
+    got = write(here, fill(theirs["best"].tree, iter(room)))
+    assert got == 2.5
+    assert type(got) is type(there)
