@@ -16,17 +16,18 @@ from collections.abc import Callable
 from rallypoint.base import worker_hook
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
-    Elastic,
     Kept,
     Known,
     Place,
     Released,
+    WorkerReport,
     decode,
     encode,
 )
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.worker_env import STANDBY
 from rallypoint.base.worker_hook import ControlSocket
+from rallypoint.base.worker_stage import Stage, move
 
 _PAUSE_S = 0.01
 _ANSWER_S = 2.0
@@ -40,6 +41,7 @@ class ControlLink:
 
     Attributes:
         newest: the newest place that it was told.
+        stage: how far it is, in round `round`.
         is_newcomer: it was started on standby, for a job in which others have a state already.
         withdraw: called, in another thread, with a new place before it becomes `newest`; it must
             end calls that can no longer succeed.
@@ -52,8 +54,9 @@ class ControlLink:
         self._end = ControlSocket(self._socket.fileno())
         self._changed = threading.Condition()
         self.is_newcomer = os.environ.get(STANDBY) == "1"
-        self._is_elastic = self._is_leaving = self._is_released = False
-        self._joined = self._synced = self._kept = -1
+        self.stage = Stage.SPARE if self.is_newcomer else Stage.ASSIGNED
+        self.round = self._kept = -1
+        self._is_elastic = False
         self._pid = os.getpid()
         threading.Thread(target=self._listen, name="rallypoint-control", daemon=True).start()
 
@@ -67,21 +70,26 @@ class ControlLink:
         """Whether this process goes on when others are lost."""
         return self._is_elastic
 
-    def say_elastic(self, *, is_on: bool, joined: int | None = None) -> None:
-        """Tell the agent whether this process goes on when others are lost."""
+    def enroll(self) -> None:
+        """From now on, this process goes on when others are lost."""
         with self._changed:
-            self._is_elastic = is_on
-            self._joined = self._joined if joined is None else joined
+            self._is_elastic = True
             self._say()
 
-    def say_synced(self, number: int, *, begins_again: bool) -> None:
-        """Tell the agent that all ranks of that round have the state, and this process goes on.
+    def ready(self) -> None:
+        """This process, on standby, waits for a place."""
+        self._reach(Stage.READY, -1)
+
+    def joined(self, number: int, *, is_elastic: bool | None = None) -> None:
+        """It has formed that round's group; None: it goes on when others are lost as before."""
+        self._reach(Stage.JOINED, number, is_elastic=is_elastic)
+
+    def synchronized(self, number: int, *, begins_again: bool) -> None:
+        """All ranks of that round have the state, and this process goes on when others are lost.
 
         `begins_again`: with a step that it had begun before others were lost.
         """
-        with self._changed:
-            self._is_elastic, self._joined, self._synced = True, number, number
-            self._say(begins_again=begins_again)
+        self._reach(Stage.SYNCHRONIZED, number, is_elastic=True, begins_again=begins_again)
 
     def leave(self) -> bool:
         """Stop going on when others are lost; False if there is a newer round to go to first.
@@ -89,12 +97,13 @@ class ControlLink:
         The agent answers, unless it has told this process of such a round, or does not run.
         """
         with self._changed:
-            self._is_released = self._is_elastic = False
-            self._is_leaving = True
-            self._say()
-            self._changed.wait_for(lambda: self._is_released or self._is_elastic, _ANSWER_S)
-            self._is_leaving = False
-            return not self._is_elastic
+            if self.stage is Stage.ASSIGNED:
+                return False
+            self._reach(Stage.LEAVING, self.round, is_elastic=False)
+            self._changed.wait_for(lambda: self.stage is not Stage.LEAVING, _ANSWER_S)
+            if self.stage is Stage.LEAVING:
+                self.stage = move(self.stage, Stage.LEFT)
+            return self.stage is Stage.LEFT
 
     def send(self, message: Known) -> None:
         """Send one message."""
@@ -130,9 +139,22 @@ class ControlLink:
     def _is_newer(self, than: int) -> bool:
         return self.newest is not None and self.newest.round > than
 
+    def _reach(
+        self,
+        to: Stage,
+        number: int,
+        *,
+        is_elastic: bool | None = None,
+        begins_again: bool = False,
+    ) -> None:
+        with self._changed:
+            self._is_elastic = self._is_elastic if is_elastic is None else is_elastic
+            if number >= self.round:  # else it has heard of its place in a newer one
+                self.stage, self.round = move(self.stage, to), number
+            self._say(begins_again=begins_again)
+
     def _say(self, *, begins_again: bool = False) -> None:
-        seen = -1 if self.newest is None else self.newest.round
-        self.send(Elastic(self._is_elastic, seen, self._joined, self._synced, begins_again))
+        self.send(WorkerReport(self.stage, self.round, self._is_elastic, begins_again))
 
     def _listen(self) -> None:
         try:
@@ -163,7 +185,8 @@ class ControlLink:
                     self._kept = max(self._kept, message.round)
             elif isinstance(message, Released):
                 with self._changed:
-                    self._is_released = True
+                    if self.stage is Stage.LEAVING:
+                        self.stage = move(self.stage, Stage.LEFT)
                     self._changed.notify_all()
 
     def _hear(self, place: Place) -> None:
@@ -172,8 +195,10 @@ class ControlLink:
                 return
             self.withdraw(place)
             self.newest = place
-            self._is_elastic |= self._is_leaving
-            self._say()
+            if self.stage is not Stage.LEFT:
+                self._is_elastic |= self.stage is Stage.LEAVING
+                self.stage, self.round = move(self.stage, Stage.ASSIGNED), place.round
+                self._say()
             self._changed.notify_all()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.record import Record
+from rallypoint.base.worker_stage import STAGES, Stage
 
 VERSION = 1
 # What every healthy worker sends is read without the 6 ms that importing json takes.
@@ -81,25 +82,23 @@ class LostContact(Record):
     had_formed: bool
 
 
-class Elastic(Record):
-    """Worker to agent: whether it goes on when other workers are lost, in the next round.
+class WorkerReport(Record):
+    """Worker to agent: how far it is.
 
     Attributes:
-        seen: the newest round in which it knows its place; -1: none yet.
-        joined: the newest one whose group it has formed.
-        synced: the newest one in which all of that group have the state.
-        begins_again: there, it does a step again that it had begun before others were lost.
+        round: the one to which `stage` belongs; -1: none yet.
+        is_elastic: whether it goes on in the next round when other workers are lost.
+        begins_again: SYNCHRONIZED: it does a step again that it had begun before others were lost.
     """
 
-    is_on: bool
-    seen: int = -1
-    joined: int = -1
-    synced: int = -1
+    stage: Stage
+    round: int = -1
+    is_elastic: bool = False
     begins_again: bool = False
 
-
-class Ready(Record):
-    """Worker to agent: a worker on standby waits for a place in a round."""
+    def has(self, stage: Stage, number: int) -> bool:
+        """Whether it has come so far in that round, or on to a newer one."""
+        return (self.round, self.stage) >= (number, stage)
 
 
 class Place(Record):
@@ -130,7 +129,7 @@ class Unknown(Record):
     kind: str
 
 
-FromWorker = Hello | WorkerError | LongWait | CallTimedOut | LostContact | Elastic | Ready
+FromWorker = Hello | WorkerError | LongWait | CallTimedOut | LostContact | WorkerReport
 FromAgent = Place | Kept | Released
 Known = FromWorker | FromAgent
 Message = Known | Unknown
@@ -197,11 +196,9 @@ def _to_object(  # noqa: PLR0911 - one for each kind
         case LostContact(number, culprit, had_formed):
             lost = {"round": number, "culprit": culprit, "had_formed": had_formed}
             return {"v": VERSION, "kind": "lost contact", **lost}
-        case Elastic(is_on, seen, joined, synced, begins_again):
-            told = {"is_on": is_on, "seen": seen, "joined": joined, "synced": synced}
-            return {"v": VERSION, "kind": "elastic", **told, "begins_again": begins_again}
-        case Ready():
-            return {"v": VERSION, "kind": "ready"}
+        case WorkerReport(stage, number, is_elastic, begins_again):
+            told = {"stage": stage.name, "round": number, "is_elastic": is_elastic}
+            return {"v": VERSION, "kind": "report", **told, "begins_again": begins_again}
         case Released():
             return {"v": VERSION, "kind": "released"}
         case Kept(number):
@@ -244,16 +241,11 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             return CallTimedOut(number, rank, tuple([each for each in told if type(each) is int]))
         case {"kind": "lost contact", "round": int(number), "culprit": int(rank)}:
             return LostContact(number, rank, fields.get("had_formed") is True)
-        case {
-            "kind": "elastic",
-            "is_on": bool(is_on),
-            "seen": int(seen),
-            "joined": int(joined),
-            "synced": int(synced),
-        }:
-            return Elastic(is_on, seen, joined, synced, fields.get("begins_again") is True)
-        case {"kind": "ready"}:
-            return Ready()
+        case {"kind": "report", "stage": str(name), "round": int(number)} if name in STAGES:
+            is_elastic, begins_again = (
+                fields.get(key) is True for key in ("is_elastic", "begins_again")
+            )
+            return WorkerReport(STAGES[name], number, is_elastic, begins_again)
         case {"kind": "released"}:
             return Released()
         case {"kind": "kept", "round": int(number)}:

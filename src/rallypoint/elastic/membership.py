@@ -79,7 +79,7 @@ class Membership:
         if self._link is not None:
             self._link.withdraw = self._withdraw
             if self._link.is_newcomer:
-                self._link.say_elastic(is_on=True)
+                self._link.enroll()
 
     @property
     def is_newcomer(self) -> bool:
@@ -95,13 +95,13 @@ class Membership:
         _ = self.group
         if self.round < 0:
             self.round = int(os.environ.get(ROUND, "0"))
-        if self._link is not None and self._link.is_newcomer:
-            self._link.say_elastic(is_on=True, joined=self.round)
+        if self._link is not None:
+            self._link.joined(self.round, is_elastic=self._link.is_newcomer or None)
 
     def has_state(self) -> None:
         """Tell the launcher that all have the state: from now on, this process outlives others."""
         if self._link is not None:
-            self._link.say_synced(self.round, begins_again=self.begins_again)
+            self._link.synchronized(self.round, begins_again=self.begins_again)
         self.begins_again = False
 
     def leave(self) -> bool:
@@ -181,7 +181,7 @@ class Membership:
             finally:
                 self._forming = None
             if self._link is not None:
-                self._link.say_elastic(is_on=True, joined=self.round)
+                self._link.joined(self.round, is_elastic=True)
             return settlement
 
     def outlives(self, error: RallypointError) -> bool:

@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
     CallTimedOut,
-    Elastic,
     Hello,
     Known,
     LongWait,
     LostContact,
     Unknown,
     WorkerError,
+    WorkerReport,
     decode,
     encode,
     shorten,
 )
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.worker_stage import Stage
 
 SHORT = st.text(max_size=200)
 
@@ -31,7 +32,7 @@ SHORT = st.text(max_size=200)
     st.builds(Hello, st.integers(1, 2**31 - 1))
     | st.builds(WorkerError, SHORT, SHORT, SHORT, st.floats(0, 1e10), st.booleans())
     | st.builds(LongWait, st.floats(0, 1e10), st.booleans())
-    | st.builds(Elastic, st.booleans(), *[st.integers()] * 3, st.booleans())
+    | st.builds(WorkerReport, st.sampled_from(Stage), st.integers(), st.booleans(), st.booleans())
     | st.builds(LostContact, st.integers(), st.integers(), st.booleans())
     | st.builds(CallTimedOut, st.integers(), st.integers(), st.lists(st.integers()).map(tuple))
 )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rallypoint.base.control_message import Elastic, Released
+from rallypoint.base.control_message import Released, WorkerReport
 from rallypoint.base.durations import brief
+from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.guardian import Report
 from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
@@ -30,11 +31,11 @@ class InPlaceRecovery:
     """One node's workers on their way from round to round.
 
     Args:
+        keeps: whether workers may go on when others are lost.
         restarts: so many workers in a row may end on standby before they are ready, and others are
             started for them.
         perform: performs the decisions of `state`.
         stand_by: starts what is missing on standby in that round.
-
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class InPlaceRecovery:
         workers: LocalWorkers,
         progress: ProgressReporter,
         *,
+        keeps: bool,
         restarts: int,
         perform: Callable[[Decision], None],
         stand_by: Callable[[Seat], None],
     ) -> None:
-        self._restarts, self._fruitless = restarts, 0
+        self._keeps, self._restarts, self._fruitless = keeps, restarts, 0
         self._stand_by_at: float | None = None
         self._seat: Seat | None = None  # of the round, for those who are put on standby later
         self._state, self._workers, self._progress = state, workers, progress
@@ -80,7 +82,7 @@ class InPlaceRecovery:
             ranks,
             seat.node_rank,
             local_ranks=dict.fromkeys(ranks, 0) | local_ranks,
-            elastic=[place.rank for place, worker in places if worker.is_elastic],
+            elastic=[place.rank for place, worker in places if worker.report.is_elastic],
             newcomers=[place.rank for place, worker in places if worker not in kept],
         )
         self._perform(decision)
@@ -106,34 +108,34 @@ class InPlaceRecovery:
         self._recovery, self.began_s = None, 0.0
         self._lost_standbys.clear()
 
-    def heard(self, worker: Worker, message: Elastic) -> None:
-        """A worker says whether it goes on, and how far it has come."""
-        if message.seen > worker.seen and worker.answer_by is not None:
-            is_all = message.is_on and message.seen >= self._state.round
-            worker.answer_by = None if is_all else time.monotonic() + ANSWER_S  # it is not stopped
-        worker.seen, worker.joined = max(worker.seen, message.seen), message.joined
-        if message.synced > worker.synced:
-            worker.synced, worker.begins_again = message.synced, message.begins_again
-        if not message.is_on and self._state.phase is not Phase.RUNNING:
+    def heard(self, worker: Worker, report: WorkerReport) -> None:
+        """A worker tells how far it has come."""
+        if report.stage is Stage.LEAVING and self._state.phase is not Phase.RUNNING:
             return  # it has, or gets, a place in the next round
-        worker.has_withdrawn = not message.is_on and (worker.is_elastic or worker.has_withdrawn)
-        worker.is_elastic = message.is_on
+        before, worker.report = worker.report, report
+        if report.round > before.round and worker.answer_by is not None:
+            is_all = report.round >= self._state.round
+            worker.answer_by = None if is_all else time.monotonic() + ANSWER_S  # it is not stopped
+        if report.stage is Stage.READY:
+            worker.come_by, self._fruitless = None, 0
+            return self.count_ready()
         if worker.rank >= 0:
-            self._perform(self._state.worker_is_elastic(worker.rank, is_on=message.is_on))
-        if not message.is_on:
+            is_on = self._keeps and report.is_elastic
+            self._perform(self._state.worker_is_elastic(worker.rank, is_on=is_on))
+        if report.stage is Stage.LEAVING:
             worker.control.send(Released())
-        self._follow(time.monotonic())
+        return self._follow(time.monotonic())
 
     def _follow(self, now: float) -> None:
         """How far the workers have come on their way to the next round."""
         recovery, workers, number = self._recovery, self._workers, self._state.round
         if recovery is None:
             return
-        if workers.has_joined(number):
+        if workers.have(Stage.JOINED, number):
             recovery.formed(now)
-        if workers.has_state(number):
+        if workers.have(Stage.SYNCHRONIZED, number):
             self._recovery = None
-            begins_again = any(worker.begins_again for worker in workers.by_rank.values())
+            begins_again = any(worker.report.begins_again for worker in workers.by_rank.values())
             self._recoveries.add(recovery.lost_s(now), begins_again=begins_again)
             self._progress.went_on(recovery.told(workers.by_rank, now))
 
@@ -142,11 +144,6 @@ class InPlaceRecovery:
         summary = self._recoveries.summary(uptime_s)
         if summary is not None:
             self._progress.summary(*summary, is_told=self._state.node_rank == 0)
-
-    def is_ready(self, worker: Worker) -> None:
-        """A worker on standby waits for a place."""
-        worker.is_ready, worker.come_by, self._fruitless = True, None, 0
-        self.count_ready()
 
     def count_ready(self) -> None:
         """Tell the coordinator, if there is a place for one of them."""
@@ -160,7 +157,7 @@ class InPlaceRecovery:
         failure = Failure(worker.exit(report), worker.error)
         self._lost_standbys.append(failure)
         told = f"a worker on standby (pid {report.pid}) {failure.what}"
-        if worker.is_ready:  # one that came so far can be replaced
+        if worker.report.stage is Stage.READY:  # one that came so far can be replaced
             self._progress.told(told)
             self.count_ready()
             return self._stand_by(seat)

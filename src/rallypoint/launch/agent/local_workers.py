@@ -11,6 +11,7 @@ import selectors
 from collections.abc import Callable, Collection, Sequence
 
 from rallypoint.base.control_message import Kept
+from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.guardian import Guardian
 from rallypoint.launch.agent.trouble import Trouble
 from rallypoint.launch.agent.worker import Worker
@@ -58,7 +59,7 @@ class LocalWorkers:
     @property
     def ready(self) -> list[Worker]:
         """The workers on standby that wait for a place."""
-        return [each for each in self.standbys if each.is_ready]
+        return [each for each in self.standbys if each.report.stage is Stage.READY]
 
     @property
     def empty(self) -> int:
@@ -150,7 +151,7 @@ class LocalWorkers:
             worker.start(guardian, seat, self.trouble.records.fileno())
 
     def unanswered(self, round_number: int, now: float) -> list[Worker]:
-        """Workers that have not answered for too long, or answered that they do not go on.
+        """Workers that have not answered for too long.
 
         A newcomer that has its place may take any time to load and build what it needs.
         """
@@ -158,8 +159,7 @@ class LocalWorkers:
             return []
         late = []
         for each in self.by_rank.values():
-            has_seen = each.seen >= round_number and not each.has_withdrawn
-            if each.joined >= round_number or has_seen:
+            if each.report.has(Stage.ASSIGNED, round_number):
                 each.answer_by = None
             elif each.answer_by is not None and now >= each.answer_by:
                 each.answer_by = None
@@ -173,13 +173,9 @@ class LocalWorkers:
             each.answer_by = None
         self.wake_at = None
 
-    def has_joined(self, round_number: int) -> bool:
-        """Whether all workers of this node have formed that round's group."""
-        return all(worker.joined >= round_number for worker in self.by_rank.values())
-
-    def has_state(self, round_number: int) -> bool:
-        """Whether all workers of this node go on in that round, with the state."""
-        return all(worker.synced >= round_number for worker in self.by_rank.values())
+    def have(self, stage: Stage, round_number: int) -> bool:
+        """Whether all workers of this node have come so far in that round."""
+        return all(each.report.has(stage, round_number) for each in self.by_rank.values())
 
     def lost_standby(self, worker: Worker) -> None:
         """A worker on standby has ended."""

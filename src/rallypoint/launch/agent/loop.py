@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.base.control_message import (
     CallTimedOut,
-    Elastic,
     LongWait,
     LostContact,
-    Ready,
     WorkerError,
+    WorkerReport,
 )
 from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
@@ -146,6 +145,7 @@ class Agent:
             self._state,
             self._workers,
             self._progress,
+            keeps=self._rounds.keeps_survivors,
             restarts=job.max_restarts,
             perform=self._perform,
             stand_by=self._stand_by,
@@ -507,11 +507,8 @@ class Agent:
                 self._stuck_ranks.timed_out(worker.rank, message)
             elif isinstance(message, LostContact):
                 self._stuck_ranks.lost_contact(worker.rank, message)
-            elif isinstance(message, Elastic):
-                if self._rounds.keeps_survivors:
-                    self._recovery.heard(worker, message)
-            elif isinstance(message, Ready) and worker.rank < 0:
-                self._recovery.is_ready(worker)
+            elif isinstance(message, WorkerReport):
+                self._recovery.heard(worker, message)
 
     # Actions.
 

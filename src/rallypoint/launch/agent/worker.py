@@ -6,8 +6,9 @@ import os
 import time
 from functools import partial
 
-from rallypoint.base.control_message import Place, WorkerError
+from rallypoint.base.control_message import Place, WorkerError, WorkerReport
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
+from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.control import ControlChannel
 from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind, start_error
 from rallypoint.launch.job import Job, place_environ, worker_environ
@@ -27,13 +28,8 @@ class Worker:
         rank: in the round; -1 on standby.
         number: by which the guardian knows it.
         record_slot: where its flight record is.
-        is_elastic: whether it goes on when others are lost.
-        has_withdrawn: whether it did, and does not any more.
-        is_ready: whether it is on standby, and waits for a place.
+        report: how far it is.
         error: what a worker on standby reports that is ending it.
-        seen, joined, synced: the newest round whose place it has been told, whose group it has
-            formed, and in which it has the state.
-        begins_again: in that round it does a step again.
         answer_by: when it is to have answered that it knows its place; None: it has.
         come_by: when it is to have come from its start on standby to init_process_group; None: it
             has, or the user knows that it has not.
@@ -46,9 +42,7 @@ class Worker:
         self.number, self.record_slot = number, record_slot
         self.control = ControlChannel()
         self.pid = 0
-        self.is_elastic = self.has_withdrawn = self.is_ready = False
-        self.seen = self.joined = self.synced = -1
-        self.begins_again = False
+        self.report = WorkerReport(Stage.SPARE if place.rank < 0 else Stage.ASSIGNED)
         self.answer_by: float | None = None
         self.come_by: float | None = None
         self.error: WorkerError | None = None
@@ -89,7 +83,6 @@ class Worker:
     def take(self, place: Placement, seat: Seat, *, is_urgent: bool) -> None:
         """Tell the running process its place in a round."""
         self._place, self.rank, self.local_rank = place, place.rank, place.local_rank
-        self.is_ready = False
         self._streams.rename(place)
         environ = place_environ(self._job, place=place, seat=seat)
         self.control.send(Place(seat.number, environ, is_urgent))

@@ -10,7 +10,7 @@ import os
 from datetime import timedelta
 
 from rallypoint.base.control_link import control_link, existing_link
-from rallypoint.base.control_message import LostContact, Place, Ready
+from rallypoint.base.control_message import LostContact, Place
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, RallypointError, StoreError
 from rallypoint.base.worker_env import STANDBY
 
@@ -33,7 +33,7 @@ def await_place() -> None:
     link = control_link()
     if link is None:  # a child of the worker, which has no place
         return
-    link.send(Ready())
+    link.ready()
     place = link.wait(-1, _EVER_S)
     if place is not None:
         os.environ.update(place.environ)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rallypoint.base.control_message import WorkerError
+from rallypoint.base.control_message import WorkerError, WorkerReport
+from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,
@@ -338,7 +339,8 @@ def test_ranks_at_fault_are_killed(
 
 
 def worker(local_rank: int, *, is_ready: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(local_rank=local_rank, is_ready=is_ready)
+    report = WorkerReport(Stage.READY if is_ready else Stage.SPARE)
+    return SimpleNamespace(local_rank=local_rank, report=report)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ def test_places(kept: list[int], standby: list[int], size: int, local_ranks: lis
         if place.local_rank in kept:
             assert taken.local_rank == place.local_rank
         else:
-            assert taken.is_ready
+            assert taken.report.stage is Stage.READY
 
 
 # Answers.
@@ -392,43 +394,37 @@ def workers_of(*seated: SimpleNamespace) -> LocalWorkers:
 
 
 def answered(
-    seen: int, joined: int = -1, *, has_withdrawn: bool = False, answer_by: float = 10.0
+    number: int, stage: Stage = Stage.ASSIGNED, *, answer_by: float = 10.0
 ) -> SimpleNamespace:
     return SimpleNamespace(
-        seen=seen,
-        joined=joined,
-        has_withdrawn=has_withdrawn,
-        answer_by=answer_by,
-        take=lambda *_, **__: None,
+        report=WorkerReport(stage, number), answer_by=answer_by, take=lambda *_, **__: None
     )
 
 
 def test_a_newcomer_may_take_its_time_to_build_its_state() -> None:
     """It knows its place, and is not elastic yet."""
-    workers = workers_of(answered(5, joined=5), answered(5))
+    workers = workers_of(answered(5, Stage.JOINED), answered(5))
     assert workers.unanswered(5, 10.0) == []
     assert workers.wake_at is None
 
 
-def test_who_does_not_answer_or_does_not_go_on_is_killed() -> None:
-    silent, withdrawn = answered(4, joined=4), answered(5, joined=4, has_withdrawn=True)
-    workers = workers_of(
-        answered(5, joined=4), silent, withdrawn, answered(5, 5, has_withdrawn=True)
-    )
+def test_who_does_not_answer_is_killed() -> None:
+    silent, left = answered(4, Stage.JOINED), answered(4, Stage.LEFT)
+    workers = workers_of(answered(5), silent, left, answered(5, Stage.LEFT))
     assert workers.unanswered(5, 9.0) == []
-    assert workers.unanswered(5, 10.0) == [silent, withdrawn]
+    assert workers.unanswered(5, 10.0) == [silent, left]
     assert workers.wake_at is None
 
 
 @pytest.mark.parametrize("is_urgent", [False, True])
 def test_who_is_silent_gets_no_more_time_by_another_round(is_urgent: bool) -> None:
     """As when a newcomer's round begins while a stopped rank is waited for."""
-    silent, other = answered(4, joined=4), answered(5, joined=5)
+    silent, other = answered(4, Stage.JOINED), answered(5, Stage.JOINED)
     workers = workers_of(silent, other)
     other.answer_by = None
     places = [(SimpleNamespace(rank=rank), each) for rank, each in enumerate((silent, other))]
     workers.go_on(None, places, is_urgent=is_urgent, now=7.0)  # type: ignore[arg-type]
-    other.seen = 6
+    other.report = WorkerReport(Stage.ASSIGNED, 6)
     assert workers.wake_at == 10.0
     assert workers.unanswered(6, 10.0) == [silent]
     assert workers.unanswered(6, 30.0) == []

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rallypoint.base.control_message import WorkerReport
+from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent import recovery as recovery_module
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.node import NodeState
@@ -123,12 +125,20 @@ class Standbys:
         local: Any = SimpleNamespace(standbys=[*workers], ready=[], wake_at=None, unanswered=nobody)
         progress: Any = SimpleNamespace(told=self.told.append)
         self.recovery = InPlaceRecovery(
-            state, local, progress, restarts=1, perform=lambda _: None, stand_by=lambda _: None
+            state,
+            local,
+            progress,
+            keeps=True,
+            restarts=1,
+            perform=lambda _: None,
+            stand_by=lambda _: None,
         )
 
 
 def standby(pid: int, come_by: float) -> Any:
-    return SimpleNamespace(pid=pid, come_by=come_by, is_ready=False)
+    return SimpleNamespace(
+        pid=pid, rank=-1, come_by=come_by, answer_by=None, report=WorkerReport(Stage.SPARE)
+    )
 
 
 def test_a_worker_on_standby_that_does_not_come_is_told_once() -> None:
@@ -142,5 +152,5 @@ def test_a_worker_on_standby_that_does_not_come_is_told_once() -> None:
     (told,) = node.told
     assert f"(pid 41) has not come to init_process_group for {COME_S:.0f} s" in told
     assert "must not read RANK earlier" in told
-    node.recovery.is_ready(early)
+    node.recovery.heard(early, WorkerReport(Stage.READY))
     assert node.recovery.wake_at is None
