@@ -612,6 +612,51 @@ def test_a_rank_that_leaves_a_training_early_is_told(launch: Launch, how: str, t
     assert "ranks 0-1 of 2 go on after" in launch.err
 
 
+EPOCHS = """
+import os, sys
+import numpy
+import rallypoint as dist
+from rallypoint import elastic
+
+is_first = "RALLYPOINT_STANDBY" not in os.environ
+
+@elastic.run
+def train(state, epoch):
+    while state.epochs[epoch] < 20 or (epoch == 3 and dist.get_world_size() == 1):
+        total = numpy.full(1, epoch)
+        dist.all_reduce(total)
+        assert total[0] == epoch * dist.get_world_size(), "all are in the same call"
+        with state.update():
+            state.step += 1
+            state.epochs[epoch] += 1
+        if state.step == 45 and is_first and dist.get_rank() == 1:
+            os._exit(7)
+    return epoch
+
+@elastic.run
+def sum_up(state):
+    total = state.epochs.copy()
+    dist.all_reduce(total)
+    return total
+
+dist.init_process_group()
+state = elastic.State(step=0, epochs=numpy.zeros(5, int))
+told = [train(state, epoch) for epoch in (1, 2, 3, 4)]
+assert (sum_up(state) == 2 * state.epochs).all()
+sys.stdout.write(f"{told} {state.epochs[[1, 2, 4]]}\\n")
+"""
+
+
+def test_a_function_for_each_epoch(launch: Launch) -> None:
+    """Who joins in the third call passes over the first two; then all go on together."""
+    flags = ["--nproc-per-node", "2", "--max-restarts", "1", "--tee", "0"]
+    assert launch.run(*flags, launch.script(EPOCHS)) == 0, launch.err
+    assert sorted(launch.out.splitlines()) == [
+        "[1, 2, 3, 4] [20 20 20]",
+        "[None, None, 3, 4] [20 20 20]",
+    ]
+
+
 HALF = """
 import numpy
 import rallypoint as dist

@@ -65,6 +65,8 @@ class Membership:
         self._replicas: Replicas | None = None
         self.settled: Settlement | None = None
         self.begins_again = False
+        self._calls = self._calls_of_all = 0  # of functions under elastic.run: begun here; the most
+        self._has_state = False
         self._link: ControlLink | None = None
         self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
         self._forming: Store | None = None  # where the round's groups form
@@ -86,23 +88,35 @@ class Membership:
         """Whether others of this job had a state when this process got its first place."""
         return self._link is not None and self._link.is_newcomer
 
-    def begin(self) -> None:
-        """The default group has been formed, by init_process_group.
+    @property
+    def is_behind(self) -> bool:
+        """Whether the others are in a later call of a function under elastic.run."""
+        return self._calls < self._calls_of_all
+
+    def begin(self) -> bool:
+        """A function under elastic.run is called; init_process_group has formed the default group.
+
+        Returns whether the others are in this very call, or in a later one, and this rank has got
+        the state from them in one of those before.
 
         Raises:
             NotInitializedError: it has not.
         """
         _ = self.group
+        self._calls += 1
+        if self._has_state and self._calls <= self._calls_of_all:
+            return True
         if self.round < 0:
             self.round = int(os.environ.get(ROUND, "0"))
         if self._link is not None:
             self._link.joined(self.round, is_elastic=self._link.is_newcomer or None)
+        return False
 
     def has_state(self) -> None:
         """Tell the launcher that all have the state: from now on, this process outlives others."""
         if self._link is not None:
             self._link.synchronized(self.round, begins_again=self.begins_again)
-        self.begins_again = False
+        self.begins_again, self._has_state = False, True
 
     def leave(self) -> bool:
         """From now on, a loss ends this process as it ends any other.
@@ -230,11 +244,13 @@ class Membership:
         self.settled = None
         size, replicas = self.group.size(), self.replicas
         shards = (0, 0) if replicas is None else (replicas.shards, replicas.shard)
-        mine = numpy.array((*report, *shards), numpy.int64)
+        calls = max(self._calls, self._calls_of_all)
+        mine = numpy.array((*report, *shards, calls), numpy.int64)
         told = numpy.empty((size, mine.size), numpy.int64)
         all_gather_into_tensor(told, mine)
         self.group.world.has_met = True
         rows = told.tolist()
+        self._calls_of_all = max(row[7] for row in rows)
         reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3]), row[4]) for row in rows]
         if not any(each.is_member for each in reports) and any(each.prepared for each in reports):
             raise StateLostError(f"all ranks that had the state were lost, {FROM_CHECKPOINT}")

@@ -47,8 +47,11 @@ def run(
     When a rank is lost, calls on the default group raise; `run` then meets the other ranks, which
     keep their processes and memory, has newcomers get the state from theirs, and calls the function
     again. The group stays the same object, with other ranks and another size. Groups made from it
-    must be made again (`State.on_reset`). This needs `rallypoint run`; under other launchers the
-    function runs, and a loss is an error as usual.
+    must be made again (`State.on_reset`). If the others are in their third call of such a function,
+    a newcomer's first two return None at once, and it joins them in its third.
+
+    This needs `rallypoint run`; under other launchers the function runs, and a loss is an error as
+    usual.
 
     Args:
         min_size: with fewer ranks, wait for others to join.
@@ -87,12 +90,16 @@ class _Attempts:
     def make(self, function: Callable[[], R]) -> R:
         """Call it as often as necessary."""
         part = membership()
-        part.begin()
+        is_synchronized = part.begin()
         is_first = True
         while True:
             try:
-                self._state.sync()
-                part.has_state()
+                if not is_synchronized:
+                    self._state.sync()
+                    part.has_state()
+                is_synchronized = False
+                if part.is_behind:
+                    return None  # type: ignore[return-value]  # see `run`
                 self._await_enough()
                 if not is_first:
                     self._state._reset()
