@@ -264,13 +264,16 @@ class PlugInRounds(RoundSource):
 
     def _all_have_succeeded(self, info: RendezvousInfo) -> bool:
         keys = [f"rallypoint/done/{rank}" for rank in range(info.world_size)]
+        because = "every worker succeeded"
         try:
-            is_over = info.store.check(keys) or self._handler.is_closed()
+            is_over = info.store.check(keys)
+            if not is_over and self._handler.is_closed():
+                is_over, because = True, "every worker of this node succeeded; another node gave up"
         except Exception:  # the node that served it has ended: this one is no longer needed
             is_over = True
+            because = "every worker of this node succeeded; the node with the store has ended"
         if is_over:
             self._has_succeeded, self._info = False, None
-            because = "every worker succeeded"
             self._post(Finish(outcome=Outcome.SUCCEEDED, because=because))
         return is_over
 
