@@ -81,6 +81,14 @@ HOW_TO_GET = {
 }
 
 
+@pytest.fixture(autouse=True)
+def signals_stay_as_they_were() -> Generator[None]:
+    """What a test leaves blocked never reaches the handlers of those after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, before) == before
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="what random tests draw from; a new one by default")
     parser.addoption(

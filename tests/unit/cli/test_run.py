@@ -408,7 +408,10 @@ def test_the_old_module_passes_each_worker_its_rank(capfd: pytest.CaptureFixture
     assert "--no-python needs --use-env here" in capfd.readouterr().err
 
 
-def test_a_store_whose_port_is_held(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_whose_port_is_held(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: set())  # this process goes on
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         assert store(["--port", str(port)]) == 1

@@ -184,8 +184,8 @@ class Coordinator:
             self.current.is_finishing = True
         if report.is_over:
             return decided + self._ended(key, report, now)
-        self.current.grown(key, report.ready)
-        return decided + self._let_join(now)
+        has_grown = self.current.grown(key, report.ready)
+        return decided + (self._let_join(now) if has_grown else NOTHING)
 
     def never_ran(self, key: str, now: float, *, was_cut_off: bool = False) -> Decision:
         """The round never began there, or nobody knows any more how it ended."""
@@ -397,10 +397,7 @@ class Coordinator:
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
         over = self.current
-        members = tuple(
-            member.__replace__(taking_part=over.taking_part(member, may_join=may_join))
-            for member in self._gathering.form(self._ranks)
-        )
+        members = over.seated(self._gathering.form(self._ranks), may_join=may_join)
         go_on = sum(member.size for member in members if member.taking_part > 0)
         # A node that was lost is free, also if workers were lost with it, or since.
         has_restarts = bool(over.causes) and self.restarts < self.max_restarts

@@ -5,7 +5,7 @@ Facts only; coordinator.py decides what follows from them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from rallypoint.rendezvous.job.reports import NodeReport
 from rallypoint.rendezvous.job.restart_policy import Cause
@@ -74,7 +74,7 @@ class RoundState:
     def ended(self, key: str, end: NodeReport) -> str:
         """A member reports its workers' end. Why the round is over, unless they succeeded."""
         self._ends[key] = end
-        self._ready[key] = end.ready
+        self.grown(key, end.ready)
         self.awaited.discard(key)
         if end.succeeded and self._by_key[key].size:
             self.succeeded.add(key)
@@ -102,9 +102,12 @@ class RoundState:
         self._ends.pop(key, None)
         self._ready.pop(key, None)
 
-    def grown(self, key: str, ready: int) -> None:
-        """A member has so many workers on standby."""
-        self._ready[key] = ready
+    def grown(self, key: str, ready: int) -> bool:
+        """A member has so many workers on standby; returns whether that is new."""
+        before = self._ready.pop(key, 0)
+        if ready:  # few have any
+            self._ready[key] = ready
+        return ready != before
 
     @property
     def joining(self) -> list[str]:
@@ -139,16 +142,22 @@ class RoundState:
         end, was_to_be = self._ends[key], max(self._by_key[key].taking_part, 0)
         return end.survivors if end.has_begun else min(end.survivors, was_to_be)
 
-    def taking_part(self, member: Member, *, may_join: bool) -> int:
-        """How many workers of that member can go on, if any worker of the job does; else -1.
+    def seated(self, members: Iterable[Member], *, may_join: bool) -> tuple[Member, ...]:
+        """These, each with as many workers as can go on; all, if no worker of the job does.
 
         `may_join`: with workers that were on standby.
         """
         if not self.survivors:
-            return -1
+            return tuple(member.__replace__(taking_part=-1) for member in members)
+        return tuple(
+            member.__replace__(taking_part=self._taking_part(member, may_join=may_join))
+            for member in members
+        )
+
+    def _taking_part(self, member: Member, *, may_join: bool) -> int:
         if member.key not in self._ends:
             return 0
-        ready = may_join * self._ready[member.key]
+        ready = may_join * self._ready.get(member.key, 0)
         return min(self._survivors(member.key) + ready, member.local_world_size)
 
     @property

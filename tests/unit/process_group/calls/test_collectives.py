@@ -246,7 +246,11 @@ def test_wrong_arguments() -> None:
                 "not divisible",
                 lambda: dist.all_to_all_single(x[:3], x[:3], group=group),
             ),
-            (ValueError, "2 sizes", lambda: dist.all_to_all_single(x, x, [1, 2], [2, 2], group)),
+            (
+                ValueError,
+                "2 whole sizes",
+                lambda: dist.all_to_all_single(x, x, [1, 2], [2, 2], group),
+            ),
             (ValueError, "is sent to this rank itself", lambda: too_long_for_itself(group)),
             (TypeError, "not builtins.list", lambda: dist.all_reduce([1], group=group)),  # type: ignore[arg-type]
             (TypeError, "what new_group returned", lambda: dist.barrier(3)),

@@ -9,11 +9,11 @@ import pytest
 from rallypoint.rendezvous.consensus.admission import why_not
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.job.membership import Limits
-from rallypoint.rendezvous.job.reports import Join
+from rallypoint.rendezvous.job.reports import Join, NodeReport
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 ME = Member(key="a", host="a", local_world_size=1)
-JOIN = Join(run_id="job", last_round=-1, min_nodes=2, max_nodes=4, member=ME)
+JOIN = Join(run_id="job", report=NodeReport(), min_nodes=2, max_nodes=4, member=ME)
 
 
 def setup(*, is_fixed: bool) -> Setup:
