@@ -1,7 +1,7 @@
 """Messages between agents as JSON: frozen records <-> bytes, strictly checked by their annotations.
 
     message:  [VERSION, KIND, FIELD, FIELD, ...]
-    record in a message:   [FIELD, FIELD, ...]       one of several: [KIND, FIELD, ...]
+    record in a message:   [FIELD, FIELD, ...]
     most beats, and their answers: bytes (heartbeat.py)
 
 Whatever is not exactly a message of this version is refused: an agent must not act on half of one.
@@ -143,9 +143,8 @@ def _record_codec(kind: type[Record]) -> tuple[Callable[..., list[object]], Call
 
 def _codec(hint: object) -> _Codec:
     if isinstance(hint, UnionType):
-        kinds = [each for each in hint.__args__ if each is not type(None)]
-        inner = _codec(kinds[0]) if len(kinds) == 1 else _one_of(kinds)
-        return _or_none(inner) if type(None) in hint.__args__ else inner
+        (kind,) = [each for each in hint.__args__ if each is not type(None)]
+        return _or_none(_codec(kind))
     if isinstance(hint, GenericAlias):  # tuple[X, ...]
         return _tuple_of(_codec(hint.__args__[0]))
     assert isinstance(hint, type)
@@ -195,18 +194,3 @@ def _tuple_of(inner: _Codec) -> _Codec:
         return last[1]
 
     return write_all, read_all
-
-
-def _one_of(kinds: list[type[Record]]) -> _Codec:
-    by_name = {kind.__name__: _record_codec(kind) for kind in kinds}
-
-    def write(record: Record) -> list[object]:
-        name = type(record).__name__
-        return [name, *by_name[name][0](record)]
-
-    def read(values: object) -> object:
-        if not isinstance(values, list) or not values:
-            raise TypeError(values)
-        return by_name[values[0]][1](values[1:])
-
-    return write, read
