@@ -16,7 +16,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, MismatchError, PeerEr
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator, ReduceOp
 from rallypoint.engine.work import Work
 from rallypoint.schedule.program import Collective
-from tests.unit.engine.ranks import begin, communicators_of, move, post, run_ranks, struck
+from tests.unit.engine.ranks import begin, communicators_of, move, post, run_ranks, sleeps, struck
 
 
 def all_reduce(communicator: Communicator, values: Any, **options: Any) -> Work:
@@ -67,9 +67,20 @@ def test_completes_without_anybody_waiting() -> None:
 
 
 def test_more_than_are_allowed_to_be_under_way() -> None:
+    """Who begins them waits for the first one, which another rank is late for."""
+    begun: list[Work] = []
+    threads: list[int] = []
+
     def main(communicator: Communicator) -> None:
         values = [np.ones(1) for _ in range(3000)]
-        works = [all_reduce(communicator, array) for array in values]
+        if communicator.rank == 0:
+            threads.append(threading.get_native_id())
+        else:
+            while not (len(begun) == 1024 and sleeps(threads[0])):
+                pass
+        works = begun if communicator.rank == 0 else []
+        for array in values:
+            works.append(all_reduce(communicator, array))
         works[-1].wait()
         assert all((array == 2).all() for array in values)
 
