@@ -11,7 +11,7 @@ import pytest
 import rallypoint as dist
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.work import Future
+from rallypoint.process_group.work import Future, ManyWorks
 from tests.unit.process_group.ranks import run_ranks
 
 
@@ -175,3 +175,16 @@ def test_a_barrier_waited_for_later_is_the_same_call() -> None:
                 work.wait()
 
     run_ranks(2, main)
+
+
+def test_several_works_of_none_are_over() -> None:
+    """As of a coalescing block in which nothing was called."""
+    none = ManyWorks([])
+    assert none.wait()
+    assert none.is_completed()
+    assert none.is_success()
+    assert (none.exception(), none.result(), none.source_rank()) == (None, [], -1)
+    told: list[object] = []
+    none.add_done_callback(told.append)
+    assert told == [none]
+    assert none.get_future().wait() == []
