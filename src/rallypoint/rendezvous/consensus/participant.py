@@ -109,11 +109,6 @@ class Participant:
         return "" if self._leader is None else self._leader.missing
 
     @property
-    def round(self) -> int:
-        """The round whose workers run here; -1: none."""
-        return self._follower.round
-
-    @property
     def round_before(self) -> int:
         """The latest round that ran here, or should have; -1: none."""
         return self._follower.last_round
