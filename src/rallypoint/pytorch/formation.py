@@ -44,10 +44,11 @@ def form(
     members = global_ranks or list(range(size))
     is_beside = not global_ranks and dist.is_initialized()  # made by PyTorch's own helper
     title = f"group {name}" if global_ranks or is_beside else DEFAULT_GROUP
-    # Each of its waits keeps a client of torch's to itself, also from this thread's handlers.
-    own = shared.clone() if may_run_handlers() else shared
+    is_cloned = may_run_handlers()
 
     def meet() -> tuple[str, Communicator, Algorithms]:
+        # Each of its waits keeps a client of torch's to itself; handlers have the other.
+        own = shared.clone() if is_cloned else shared
         prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
         communicator, algorithms = form_communicator(
             own,
