@@ -49,6 +49,15 @@ def test_a_command_is_run(
     assert (process.returncode, out, err) == expected
 
 
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """Also under nohup: what a shell was started to ignore, it does not trap."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangs_up")
 def test_a_command_whose_client_ends_is_hung_up(shell: RemoteShell) -> None:
     """A connection on which nothing is said does not keep others from theirs."""
     silent = socket.socket(socket.AF_UNIX)
