@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 from tests.simulation.sim_cluster import SimCluster
 
+from rallypoint.rendezvous.consensus.messages import Beat, Message
 from rallypoint.rendezvous.job.membership import Gathering
+from rallypoint.rendezvous.job.reports import Join
 
 SEEDS = 8
 SILENCE_S = 5.0  # by default, and one more until it counts as lost
@@ -128,3 +130,34 @@ def test_a_new_coordinator_waits_for_each_who_may_go_on(monkeypatch: pytest.Monk
     assert not any(map(ends_of_a_slow_survivor, range(SEEDS)))
     monkeypatch.setattr(Gathering, "expect", lambda self, keys: None)
     assert any(map(ends_of_a_slow_survivor, range(SEEDS))), "it is needed"
+
+
+def test_a_late_heartbeat_does_not_bring_back_who_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes after newer ones, over an older connection, in the very moment of the next round."""
+    cluster = cluster_of(0, 3, min_nodes=3)
+    leader, other = cluster.agents["n0"], cluster.agents["n1"]
+    assert cluster.leaders() == ["n0"]
+    cluster.kill("n2")
+    beats: list[Beat] = []
+    hear = leader.hear
+
+    def listen(sender: str, message: Message) -> None:
+        if isinstance(message, Beat) and sender == other.key:
+            beats.append(message)
+        elif isinstance(message, Join):
+            hear(other.key, beats[0])
+        hear(sender, message)
+
+    monkeypatch.setattr(leader, "hear", listen)
+    cluster.run(3)
+    del beats[:-1]
+    assert beats[0].report.survivors == 2
+    other.fail()
+    cluster.run(3)
+    assert beats[-1].report.survivors == 1
+    cluster.start("n2")
+    cluster.run(5)
+    assert set(cluster.running()) == {"n0", "n1", "n2"}
+    assert not told(cluster, "a worker fails"), "the round has a place for one that has died"

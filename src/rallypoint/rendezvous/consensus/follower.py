@@ -1,7 +1,7 @@
 """A member's side: its reports, its coordinator's orders, and its lease, whose end stops workers.
 
-Each heartbeat repeats everything important until it is confirmed, so nothing is lost with a message
-or a coordinator. Workers run only within a lease. When it expires (`tick`), those that can go on in
+Each heartbeat has all that there is to tell of this node, so nothing is lost with a message or a
+coordinator. Workers run only within a lease. When it expires (`tick`), those that can go on in
 the next round are paused until it begins, and the others ended. Each confirmed heartbeat renews it,
 counted from when it was *sent*: the coordinator, which counts from when it was received, always
 waits longer.

@@ -156,6 +156,8 @@ class Leader:
             return self._peers.tell(beat.key, Unknown(ballot=self._ballot))
         if peer.is_over and self._over_at is None:  # it has left, and telling it had no effect
             return self._peers.tell(beat.key, Over(finish=LEFT))
+        if peer.sent_at is not None and beat.sent_at < peer.sent_at:
+            return None  # a late one, over an older connection
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
         self._peers.confirms(beat.key, beat.stamp, now)
