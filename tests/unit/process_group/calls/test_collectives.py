@@ -248,7 +248,7 @@ def test_wrong_arguments() -> None:
             ),
             (
                 ValueError,
-                "2 whole sizes",
+                "rank, 2 in all",
                 lambda: dist.all_to_all_single(x, x, [1, 2], [2, 2], group),
             ),
             (ValueError, "is sent to this rank itself", lambda: too_long_for_itself(group)),
