@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <utility>
 
 #include "engine/foreign_page.h"
 #include "engine/process.h"
@@ -26,7 +27,8 @@ constinit std::atomic<RecordHeader*> kept{nullptr};
 struct Record {
   std::mutex mutex;
   RecordHeader* header = nullptr;  // null also in a forked child: the record is its parent's
-  std::deque<GroupPage*> left;     // of groups that are gone, the oldest first
+  bool holds_life_word = false;
+  std::deque<GroupPage*> left;  // of groups that are gone, the oldest first
 
   GroupPage* page(unsigned number) const {
     return reinterpret_cast<GroupPage*>(header + 1) + number;
@@ -148,6 +150,7 @@ GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
   Record& state = record();
   const std::lock_guard lock(state.mutex);
   if (state.header == nullptr) return;
+  if (!std::exchange(state.holds_life_word, true)) hold_life_word(state.header->life_word);
   const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
   const bool is_of_trace = used + 1 >= kTracePage;
   const bool has_unused = used < kRecordPages - 1 && !(is_of_trace && is_traced());

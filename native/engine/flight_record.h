@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "engine/layout.h"
+#include "engine/life_word.h"
 #include "engine/waiting.h"
 
 namespace rallypoint {
@@ -102,7 +103,8 @@ struct alignas(kRecordPage) RecordHeader {
   std::atomic<std::uint32_t> groups;      // pages that have ever been used
   std::atomic<std::uint32_t> unrecorded;  // groups for which there was no page
   char names[kRecordPage - 60];           // JSON, padded with NULs
-  std::uint32_t unused[2];
+  std::atomic<std::uint32_t> life_word;   // of this process, from its first group on (life_word.h)
+  std::uint32_t unused;
   std::atomic<std::uint64_t> traced;  // calls that were ever written into the ring
   // CLOCK_MONOTONIC; the tracing program extends it; 0: no tracing
   std::atomic<std::uint64_t> trace_until;
@@ -112,6 +114,7 @@ struct alignas(kRecordPage) RecordHeader {
   std::atomic<std::uint32_t> answered;  // backends' groups; the last question that was answered
 };
 static_assert(sizeof(RecordHeader) == kRecordPage);
+static_assert(offsetof(RecordHeader, life_word) == kLifeWordAt);
 
 // Makes this process write its record at `offset` of a file in memory; the descriptor may be closed
 // afterwards. `names` explains the numbers in it; "{}" means not yet known, to be called again.

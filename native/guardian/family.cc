@@ -21,6 +21,8 @@
 #include <cstring>
 #include <set>
 
+#include "process_line.h"
+
 // Of all architectures; headers before 5.3 lack it.
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -32,6 +34,7 @@ namespace {
 constexpr int kPatienceMs =
     5000;  // a killed process that stays longer sits in the kernel (state D)
 constexpr int kRetryMs = 20;
+constexpr int kSoonMs = 100;  // all threads of a process that is killed end together
 // Once this has happened, the agent knows, and is not kept waiting again.
 constexpr int kNoHopeMs = 100;
 constexpr int kMostPasses = 100;
@@ -45,22 +48,6 @@ int64_t now_ns(clockid_t clock) {
 
 int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
-pid_t parent_of(const char* pid) {
-  char path[64];
-  snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  char text[512];
-  const ssize_t got = read(fd, text, sizeof text - 1);
-  close(fd);
-  if (got <= 0) return 0;
-  text[got] = '\0';
-  const char* name_end = strrchr(text, ')');  // the name may hold spaces and brackets itself
-  int parent = 0;
-  if (name_end == nullptr || sscanf(name_end + 1, " %*c %d", &parent) != 1) return 0;
-  return parent;
-}
-
 struct Process {
   pid_t pid;
   pid_t parent;
@@ -71,8 +58,9 @@ std::vector<Process> processes() {
   DIR* proc = opendir("/proc");
   if (proc == nullptr) return found;
   while (const dirent* entry = readdir(proc)) {
-    if (isdigit(static_cast<unsigned char>(entry->d_name[0])))
-      found.push_back({atoi(entry->d_name), parent_of(entry->d_name)});
+    if (!isdigit(static_cast<unsigned char>(entry->d_name[0]))) continue;
+    const ProcessLine line(entry->d_name);
+    found.push_back({atoi(entry->d_name), static_cast<pid_t>(line.number(ProcessLine::kParent))});
   }
   closedir(proc);
   return found;
@@ -149,6 +137,7 @@ void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
     epoll_ctl(epoll_, EPOLL_CTL_ADD, pidfd, &event);
   }
   workers_.push_back({request.worker, pid, pidfd, slot});
+  early_ends_.listen(request.worker, fds[kRecordFd], request.record_slot);
   channel_.report({ReportKind::kStarted, request.worker, pid, 0, 0, now_ns(CLOCK_REALTIME)});
 }
 
@@ -206,17 +195,43 @@ void Family::reap(const Worker& worker) {
   if (waitid(P_PID, static_cast<id_t>(worker.pid), &info, WEXITED | WNOHANG) != 0 ||
       info.si_pid == 0)
     return;
-  const int64_t now = now_ns(CLOCK_REALTIME);
   if (worker.failure->stage != SpawnStage::kNone) {
     channel_.report({ReportKind::kSpawnFailed, worker.id, worker.pid,
-                     static_cast<int64_t>(worker.failure->stage), worker.failure->error, now});
-  } else {
-    channel_.report(
-        {ReportKind::kExited, worker.id, worker.pid, info.si_code, info.si_status, now});
+                     static_cast<int64_t>(worker.failure->stage), worker.failure->error,
+                     now_ns(CLOCK_REALTIME)});
+  } else if (!worker.is_told) {
+    tell_end(worker, info.si_code, info.si_status);
   }
   if (worker.pidfd >= 0) close(worker.pidfd);
+  early_ends_.forget(worker.id);
   free_slots_.push_back(worker.failure);
   workers_.erase(workers_.begin() + (&worker - workers_.data()));
+}
+
+void Family::tell_end(const Worker& worker, int code, int status) {
+  channel_.report(
+      {ReportKind::kExited, worker.id, worker.pid, code, status, now_ns(CLOCK_REALTIME)});
+}
+
+// The thread that has ended may not be the process's last, and that of an exec is not its end.
+void Family::note_early_ends() {
+  const int64_t now = now_ns(CLOCK_MONOTONIC);
+  for (const uint32_t id : early_ends_.take()) {
+    if (Worker* const worker = find(id)) worker->ends_by_ns = now + kSoonMs * 1'000'000ll;
+  }
+  for (Worker& worker : workers_) {
+    if (worker.ends_by_ns == 0) continue;
+    const int status = coming_status(worker.pid);
+    if (status != 0) {
+      worker.is_told = true;
+      if (WIFEXITED(status)) {
+        tell_end(worker, CLD_EXITED, WEXITSTATUS(status));
+      } else {
+        tell_end(worker, WCOREDUMP(status) ? CLD_DUMPED : CLD_KILLED, WTERMSIG(status));
+      }
+    }
+    if (status != 0 || now >= worker.ends_by_ns) worker.ends_by_ns = 0;
+  }
 }
 
 void Family::pause() {
@@ -234,6 +249,8 @@ void Family::resume() {
 }
 
 int Family::wait_ms() const {
+  const auto is_ending = [](const Worker& worker) { return worker.ends_by_ns != 0; };
+  if (std::any_of(workers_.begin(), workers_.end(), is_ending)) return 1;
   if (child_signal_ < 0) return kRetryMs;
   if (fence_timer_ >= 0 || fence_.until_ns == 0 || has_fenced_) return -1;
   const int64_t left_ns = fence_.until_ns - now_ns(CLOCK_BOOTTIME);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "channel.h"
+#include "early_ends.h"
 #include "worker.h"
 
 namespace guardian {
@@ -26,6 +27,9 @@ class Family {
   // Reaps orphans that have ended. False: a worker has ended too, and its pidfd must be handled
   // first.
   bool reap_orphans();
+  // Reports workers that are about to end, as soon as it is known how.
+  void note_early_ends();
+  int early_ends() const { return early_ends_.fd(); }
   // Reports workers that a signal has stopped, or let continue; nothing while they are paused.
   void note_stops();
   // Sends SIGKILL to all, repeatedly, until none is left, or for as long as that may help.
@@ -51,6 +55,7 @@ class Family {
   Worker* find(uint32_t id);
   Worker* find_pid(pid_t pid);
   void reap(const Worker& worker);
+  void tell_end(const Worker& worker, int code, int status);
   void reap_all();
   void signal_all(int number);
   std::vector<pid_t> children() const;  // negative: a worker and its group
@@ -65,6 +70,7 @@ class Family {
   FenceRequest fence_{};
   bool has_fenced_ = false;
   bool is_paused_ = false;
+  EarlyEnds early_ends_;
   std::vector<Worker> workers_;
   std::vector<ExecFailure*> free_slots_;
 };

@@ -36,6 +36,7 @@ using namespace guardian;
 constexpr uint64_t kChannelEvent = 0;
 constexpr uint64_t kSignalEvent = 1;
 constexpr uint64_t kFenceEvent = 2;
+constexpr uint64_t kEarlyEndEvent = 3;
 
 void watch(int epoll, int operation, int fd, uint64_t data, uint32_t events) {
   epoll_event event{};
@@ -146,11 +147,12 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
         }
         children_ended = true;
         agent_lives = getppid() == agent;
-      } else if (events[i].data.u64 != kFenceEvent) {
+      } else if (events[i].data.u64 == kChannelEvent) {
         request_waits = (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
         channel.flush();
       }
     }
+    family.note_early_ends();
     if (children_ended) {
       family.reap_orphans();  // a worker found there is in epoll's next list
       family.note_stops();
@@ -183,6 +185,7 @@ int main(int argc, char** argv) {
   watch(epoll, EPOLL_CTL_ADD, socket, kChannelEvent, EPOLLIN);
   watch(epoll, EPOLL_CTL_ADD, signals, kSignalEvent, EPOLLIN);
   watch(epoll, EPOLL_CTL_ADD, family.fence_timer(), kFenceEvent, EPOLLIN);
+  watch(epoll, EPOLL_CTL_ADD, family.early_ends(), kEarlyEndEvent, EPOLLIN);
   run(channel, family, epoll, signals, agent);
   family.end();
   if (argv[3][0] == '/') nftw(argv[3], remove_entry, 8, FTW_DEPTH | FTW_PHYS);

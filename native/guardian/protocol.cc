@@ -30,17 +30,18 @@ bool take_strings(char*& cursor, const char* end, uint32_t count, std::vector<ch
 }  // namespace
 
 bool parse_spawn(char* payload, size_t size, SpawnRequest& request) {
-  uint32_t head[3];
+  uint32_t head[4];
   if (size < sizeof head) return false;
   memcpy(head, payload, sizeof head);
   request.worker = head[0];
+  request.record_slot = head[1];
   char* cursor = payload + sizeof head;
   const char* end = payload + size;
   request.directory = take_string(cursor, end);
   if (request.directory != nullptr) request.cpus = take_string(cursor, end);
-  return request.cpus != nullptr && head[1] > 0 &&
-         take_strings(cursor, end, head[1], request.argv) &&
-         take_strings(cursor, end, head[2], request.environment) && cursor == end;
+  return request.cpus != nullptr && head[2] > 0 &&
+         take_strings(cursor, end, head[2], request.argv) &&
+         take_strings(cursor, end, head[3], request.environment) && cursor == end;
 }
 
 bool parse_signal(const char* payload, size_t size, SignalRequest& request) {

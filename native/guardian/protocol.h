@@ -16,6 +16,7 @@ namespace guardian {
 inline constexpr uint32_t kMaxPayload = 8u << 20;  // above Linux's own limit on argv + environment
 // stdin, stdout, stderr, control socket, memory for the flight record
 inline constexpr int kWorkerFds = 5;
+inline constexpr int kRecordFd = 4;
 
 enum class RequestKind : uint32_t {
   kSpawn = 1,
@@ -33,6 +34,7 @@ struct Header {
 
 struct SpawnRequest {
   uint32_t worker = 0;
+  uint32_t record_slot = 0;  // where its record is in that memory
   char* directory = nullptr;
   char* cpus = nullptr;            // "0,1,8": the CPUs on which it may run; "": any
   std::vector<char*> argv;         // ends with nullptr

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -137,9 +138,9 @@ def test_orphans_are_reaped_while_others_run(guardian: Guardian, tmp_path: Path)
         pytest.param(b"\xff" * 64, marks=pytest.mark.everyday),
         b"\0\0\0\0\x09\0\0\0",  # no such kind
         b"\x04\0\0\0\x01\0\0\0abcd",  # a spawn that is too short
-        b"\x0c\0\0\0\x01\0\0\0" + b"\0\0\0\0\xff\xff\xff\xff\0\0\0\0",  # 4 billion arguments
-        b"\x10\0\0\0\x01\0\0\0" + b"\0\0\0\0\x01\0\0\0\0\0\0\0" + b"\0a\0b",  # bytes too many
-        b"\x0f\0\0\0\x01\0\0\0" + b"\0\0\0\0\x01\0\0\0\0\0\0\0" + b"\0a\0",  # no descriptors
+        struct.pack("=6I", 16, 1, 0, 0, 0xFFFFFFFF, 0),  # 4 billion arguments
+        struct.pack("=6I", 20, 1, 0, 0, 1, 0) + b"\0a\0b",  # bytes too many
+        struct.pack("=6I", 19, 1, 0, 0, 1, 0) + b"\0a\0",  # no descriptors
         b"\x01\0\0\0\x02\0\0\0a",  # a signal that is too short
     ],
     ids=["noise", "kind", "spawn", "many arguments", "too long", "no descriptors", "signal"],

@@ -28,7 +28,7 @@ _PROGRAM = os.path.join(os.path.dirname(__file__), "guardian")
 _MAX_PAYLOAD = 8 << 20
 _LOOK_S = 0.005
 _HEADER = struct.Struct("=II")
-_SPAWN = struct.Struct("=III")
+_SPAWN = struct.Struct("=IIII")
 _SIGNAL = struct.Struct("=II")
 _FENCE = struct.Struct("=qQ")
 _REPORT = struct.Struct("=6q")
@@ -124,13 +124,14 @@ class Guardian:
         environ: Mapping[str, str],
         *,
         descriptors: tuple[int, int, int, int, int],
+        record_slot: int = 0,
         directory: str = "",
         cpus: Collection[int] = (),
     ) -> None:
         """Ask for a worker.
 
-        `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory.
-        It may run only on `cpus`, if any are given.
+        `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory,
+        where its own is at that slot. It may run only on `cpus`, if any are given.
 
         Raises:
             InvalidArgumentError: the command or the environment is too long.
@@ -144,7 +145,7 @@ class Guardian:
             raise InvalidArgumentError(
                 "the worker's command line or environment holds a NUL character; remove it."
             )
-        payload = _SPAWN.pack(worker, len(argv), len(environ)) + text
+        payload = _SPAWN.pack(worker, record_slot, len(argv), len(environ)) + text
         if len(payload) > _MAX_PAYLOAD:
             raise InvalidArgumentError(
                 f"the worker's command line and environment take {len(payload)} bytes, more than "

@@ -68,6 +68,7 @@ class Worker:
             self._job.worker_command(self.local_rank),
             {**environ, LAUNCHERS_STDERR: f"{identity_of(2)}"},
             descriptors=(0, stdout, stderr, self.control.worker_fileno, record),
+            record_slot=self.record_slot,
             cpus=self._cpus,
         )
         self.control.started()

@@ -6,9 +6,11 @@ The memory is created here and passed to the workers, so that it outlives them
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rallypoint.base.flight_record import Copied
     from rallypoint.base.recorded_call import Call, Group
 
+_F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2  # a Python of old headers has no names
 _MOST_PARTS = 12  # the most parts of a line
 _AGE_NS = 250_000_000  # records of other backends' groups may be this old
 _MOST_LINES = 8
@@ -45,11 +48,15 @@ class FlightRecords:
         self._is_memfd = True
         size = workers * FLIGHT_RECORD_BYTES
         try:
-            self._descriptor = os.memfd_create(FLIGHT_RECORD_NAME)
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            self._descriptor = os.memfd_create(FLIGHT_RECORD_NAME, flags)
             os.truncate(self._descriptor, size)
         except (OSError, AttributeError) as error:
             self._is_memfd = False
             self._descriptor = _without_memfd(size, error)
+        with suppress(OSError):  # only a memfd can be sealed
+            # Unless it is, the guardian does not read it, as it would die of what is cut off.
+            fcntl.fcntl(self._descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK)
 
     def fileno(self) -> int:
         """The descriptor for the workers."""
