@@ -24,6 +24,8 @@ from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
+# A start takes the cores from those who go on; it begins once they have, and after so long anyway.
+_GO_ON_S = 0.05
 _NO_RANK = "it has no RANK before that call, so the script must not read RANK earlier"
 
 
@@ -51,6 +53,7 @@ class InPlaceRecovery:
     ) -> None:
         self._keeps, self._restarts, self._fruitless = keeps, restarts, 0
         self._stand_by_at: float | None = None
+        self._lets_go_on = False  # nobody is put on standby before the workers have gone on
         self._seat: Seat | None = None  # of the round, for those who are put on standby later
         self._state, self._workers, self._progress = state, workers, progress
         self._perform, self._stand_by = perform, stand_by
@@ -93,7 +96,7 @@ class InPlaceRecovery:
         )
         self.count_ready()
         if start.may_replace:
-            self._stand_by(seat)
+            self._stand_by_at, self._lets_go_on = now + _GO_ON_S, True
         missing = ranks[len(places) :]  # lost while the round was being agreed
         if len(gone) < len(missing):  # or the round would wait for nobody
             why = "the process that was to be it has ended"
@@ -104,7 +107,7 @@ class InPlaceRecovery:
 
     def forget(self) -> None:
         """Nobody goes on: all workers are new."""
-        self._stand_by_at, self._fruitless = None, 0
+        self._stand_by_at, self._lets_go_on, self._fruitless = None, False, 0
         self._recovery, self.began_s = None, 0.0
         self._lost_standbys.clear()
 
@@ -138,6 +141,8 @@ class InPlaceRecovery:
             begins_again = any(worker.report.begins_again for worker in workers.by_rank.values())
             self._recoveries.add(recovery.lost_s(now), begins_again=begins_again)
             self._progress.went_on(recovery.told(workers.by_rank, now))
+            if self._lets_go_on:
+                self._stand_by_at = now
 
     def summarize(self, uptime_s: float) -> None:
         """The job is over: tell what losses have cost it, if there were any; once for all nodes."""
@@ -168,6 +173,7 @@ class InPlaceRecovery:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
             self._fruitless += 1
             self._seat, self._stand_by_at = seat, time.monotonic() + pause_s
+            self._lets_go_on = False
             told += f"; another one is started in {brief(pause_s)}"
         return self._progress.told(told)
 
@@ -176,7 +182,7 @@ class InPlaceRecovery:
         those that do not come.
         """
         if self._stand_by_at is not None and now >= self._stand_by_at:
-            self._stand_by_at = None
+            self._stand_by_at, self._lets_go_on = None, False
             if self._seat is not None and self._state.phase in (Phase.RUNNING, Phase.KEEPING):
                 self._stand_by(self._seat)
         for worker in self._workers.standbys:
