@@ -23,6 +23,7 @@ REPORT_EVERY = timedelta(seconds=10)
 _LOOK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
 _LOOK_AGAIN_S = 0.05
 _MOST_S = 2.0  # to read a verdict
+_LOST = "lost "  # what rank 0 says in place of its answer
 _NAMED = 16  # how many missing ranks a line names
 
 
@@ -89,8 +90,12 @@ def await_ranks(
     report: Callable[[str], None] | None = None,
     report_every: timedelta = REPORT_EVERY,
     global_ranks: Sequence[int] | None = None,
-) -> None:
+    says: str = "",
+    answer: Callable[[list[str]], str] | None = None,
+) -> str:
     """Wait until all ranks have called this with the same `name`, which serves once.
+
+    Returns what `answer` makes of what all say, by rank; it is called on rank 0.
 
     While it waits, the lowest rank that is there says every 10 s whom it waits for; `report` gets
     the line, by default standard error does. It names rank `r` as ``global_ranks[r]``. Rank 0 sees
@@ -103,7 +108,7 @@ def await_ranks(
     done = f"{name}/all"
     names = range(world_size) if global_ranks is None else global_ranks
     presence = Presence(store, name, names)
-    say_here(store, presence.key(rank))
+    say_here(store, presence.key(rank), says)
     awaited = [presence.key(r) for r in range(world_size)] if rank == 0 else [done]
     started = reported = time.monotonic()
     while True:
@@ -122,7 +127,7 @@ def await_ranks(
             # came.
             if lost is not None and (not is_last or len(came) == world_size):
                 if rank == 0:
-                    store.set(done, str(lost))
+                    store.set(done, f"{_LOST}{lost}")
                     presence.await_leaving(rank)
                 raise lost_while_forming(names[lost]) from None
             if not is_time:
@@ -144,18 +149,22 @@ def await_ranks(
         else:
             break
     if rank == 0:
-        store.set(done, "")
-    elif verdict := store.get(done):
-        raise lost_while_forming(names[int(verdict)])
+        text = "" if answer is None else answer(presence.said())
+        store.set(done, text)
+        return text
+    text = store.get(done).decode()
+    if text.startswith(_LOST):
+        raise lost_while_forming(names[int(text.removeprefix(_LOST))])
+    return text
 
 
-def say_here(store: Store, key: str) -> None:
+def say_here(store: Store, key: str, text: str = "") -> None:
     """Set a key that, at our own server, goes when this process does; `key`/came stays."""
     if isinstance(store, TCPStore) and shows_deaths(store):
         store.set_ephemeral(key, "")
-        store.set(f"{key}/came", "")
+        store.set(f"{key}/came", text)
     else:
-        store.set(key, "")
+        store.set(key, text)
 
 
 def shows_deaths(store: Store) -> bool:
@@ -181,6 +190,12 @@ class Presence:
     def key(self, rank: int) -> str:
         """The key that exists as long as the rank is alive."""
         return f"{self._name}/{rank}"
+
+    def said(self) -> list[str]:
+        """What the ranks said when they came, once all have."""
+        end = "/came" if shows_deaths(self._store) else ""
+        keys = [f"{self.key(rank)}{end}" for rank in range(len(self._names))]
+        return [text.decode() for text in self._store.multi_get(keys)]
 
     def look(self, ranks: Iterable[int], *, have_come: bool = False) -> int | None:
         """Look at these ranks; the first that came and is there no more, or None.

@@ -125,20 +125,22 @@ def form_communicator(
     """
     deadline = time.monotonic() + timeout.total_seconds()
     identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
-    store.set(f"{prefix}/host/{rank}", f"{identity} {own_cores()}")
-    await_ranks(
-        store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
+    told = await_ranks(
+        store,
+        prefix,
+        rank=rank,
+        world_size=len(members),
+        timeout=timeout,
+        global_ranks=members,
+        says=f"{identity} {own_cores()}",
+        answer=lambda said: json.dumps(_tabulate(said, options)),
     )
+    table = _Table(**json.loads(told))
     if connect_timeout is not None:
         hundreds = -(-len(members) // 100)
         limit_s = hundreds * connect_timeout.total_seconds()
         deadline = min(deadline, time.monotonic() + limit_s)
-    if rank == 0:
-        store.set(f"{prefix}/table", json.dumps(_tabulate(store, prefix, len(members), options)))
     presence = Presence(store, prefix, members)
-    presence.wait([f"{prefix}/table"], deadline)
-    _forget(store, [f"{prefix}/host/{rank}"])  # the table has it
-    table = _Table(**json.loads(store.get(f"{prefix}/table")))
     if backend == "shm":
         _check_one_host(table.hosts, members)
     # Not in what follows: an address that cannot be found is this rank's own trouble.
@@ -169,17 +171,15 @@ def form_communicator(
         tell_roster(store, prefix, rank=rank, size=len(members), network=network, backend=backend)
     hosts = table.hosts
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
-    keys = [f"{prefix}/table", *(f"{prefix}/segment/{first}" for first in firsts)]
+    keys = [f"{prefix}/segment/{first}" for first in firsts]
     keys += [f"{prefix}/place/{rank}" for rank in range(len(hosts)) if len(firsts) > 1]
     say_formed(store, prefix, len(members), keys, way=way, done=done)
     return communicator, algorithms
 
 
-def _tabulate(
-    store: Store, prefix: str, ranks: int, options: AlgorithmOptions
-) -> dict[str, object]:
-    told = store.multi_get([f"{prefix}/host/{rank}" for rank in range(ranks)])
-    identities, cores = zip(*(each.decode().rsplit(" ", 1) for each in told), strict=True)
+def _tabulate(said: Sequence[str], options: AlgorithmOptions) -> dict[str, object]:
+    """The table, from the host and the cores of each rank."""
+    identities, cores = zip(*(each.rsplit(" ", 1) for each in said), strict=True)
     numbers: dict[str, int] = {}
     hosts = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     return {

@@ -115,6 +115,8 @@ class OpenRound(NamedTuple):
 def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> OpenRound:
     """Find the store of the round that the environment names; `watch` is told what is opened.
 
+    This process has formed no group in that round yet.
+
     Raises:
         InvalidArgumentError: a variable is missing or wrong.
         StoreConnectionError: the store cannot be reached.
@@ -128,7 +130,7 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> OpenRound:
         watch(place.store)
         return place
 
-    place, found = meet(open_place, base_of_round(), timeout)
+    place, found = meet(open_place, base_of_round(), timeout, is_first=True)
     return OpenRound(place, found.prefix, closing(place, found))
 
 

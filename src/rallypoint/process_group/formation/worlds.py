@@ -27,7 +27,7 @@ from rallypoint.store.store import Store
 _PAUSE_S = 0.02  # a server that ends takes so long, or longer
 _MOST_S = 5.0  # rank 0 waits until all have read what its store has for them
 _ENDING_S = 2.0  # for a process that has just ended, until the server has taken note of it
-_opened = 0
+_opened: dict[str, int] = {}  # by base: the number of the world that this process opened last
 
 
 class World(NamedTuple):
@@ -43,12 +43,13 @@ class World(NamedTuple):
 
 
 def meet(
-    open_place: Callable[[], OpenStore], base: str, timeout: timedelta
+    open_place: Callable[[], OpenStore], base: str, timeout: timedelta, *, is_first: bool = False
 ) -> tuple[OpenStore, World]:
     """Open the store, and find the world that is forming there.
 
     A store that rank 0 runs may belong to its previous group, and end with that: then it is opened
-    again. `base` is the beginning of the keys of all worlds.
+    again. `base` is the beginning of the keys of all worlds. If the world `is_first` among those,
+    the store need not be asked.
 
     Raises:
         StoreConnectionError: the store cannot be reached.
@@ -58,7 +59,9 @@ def meet(
     while True:
         place = open_place()
         try:
-            _take_rank(place, base)
+            _take_rank(place, base, is_taken=is_first)
+            if is_first:
+                return place, _first_world(place, base)
             return place, find_world(place, base, deadline)
         except StoreConnectionError:
             place.store.close()
@@ -70,16 +73,20 @@ def meet(
             raise
 
 
-def _take_rank(place: OpenStore, base: str) -> None:
+def _take_rank(place: OpenStore, base: str, *, is_taken: bool) -> None:
     """Leave word that this process has its rank; say so if another one has it.
 
-    It may join all the same: children of all ranks can form a group of their own.
+    It may join all the same: children of all ranks can form a group of their own. If the rank
+    `is_taken`, by this process, nobody else has it.
     """
     if not isinstance(place.store, TCPStore) or not shows_deaths(place.store):
         return
     key, me = f"{base}/process/{place.rank}", f"{os.getpid()} on {os.uname().nodename}"
     until = time.monotonic() + _ENDING_S
-    while (holder := place.store.compare_set(key, me, me).decode(errors="replace")) != me:
+    while (
+        not is_taken
+        and (holder := place.store.compare_set(key, me, me).decode(errors="replace")) != me
+    ):
         if time.monotonic() > until:
             to_stderr(
                 f"rank {place.rank} of this job is process {holder}, which is in its group, and"
@@ -100,11 +107,7 @@ def find_world(place: OpenStore, base: str, deadline: float) -> World:
         number, before = map(int, store.get(latest).split())
         last = number
     if place.rank == 0:
-        global _opened  # noqa: PLW0603 - so that this process's worlds differ at any store
-        _opened = number = max(number, _opened) + 1
-        say_here(store, f"{base}/{number}/0")
-        store.multi_set([f"{base}/{last}/next", latest], [str(number), f"{number} {last}"])
-        return World(f"{base}/{number}", f"{base}/{last}/next")
+        return _open_world(store, base, last)
     is_over = number == 0 or store.check([f"{base}/{number}/all"])
     if is_over or not store.check([f"{base}/{number}/0"]):
         left_s = max(deadline - time.monotonic(), 0.001)
@@ -119,6 +122,23 @@ def find_world(place: OpenStore, base: str, deadline: float) -> World:
                 key=base,
             ) from None
         before, number = number, int(store.get(f"{base}/{number}/next"))
+    return _world(base, number, before)
+
+
+def _first_world(place: OpenStore, base: str) -> World:
+    return _open_world(place.store, base, 0) if place.rank == 0 else _world(base, 1, 0)
+
+
+def _open_world(store: Store, base: str, last: int) -> World:
+    """On rank 0, after the world with the number `last`."""
+    # This process's worlds of one base differ at any store.
+    number = _opened[base] = max(last, _opened.get(base, 0)) + 1
+    say_here(store, f"{base}/{number}/0")
+    store.multi_set([f"{base}/{last}/next", f"{base}/latest"], [str(number), f"{number} {last}"])
+    return _world(base, number, last)
+
+
+def _world(base: str, number: int, before: int) -> World:
     return World(f"{base}/{number}", f"{base}/{before}/next")
 
 
