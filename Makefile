@@ -91,6 +91,8 @@ check-long: $(VENV)/.installed
 	  $(VENV)/bin/python -m tests.simulation.sim_story 0 20000 1 $$kind || exit 1; done
 	@RALLYPOINT_TEST_EACH_WAY=1 $(VENV)/bin/python -m pytest tests/system/test_launched.py \
 	  tests/system/test_backends.py tests/system/test_refusals.py
+	@RALLYPOINT_TEST_EACH_WAY=1 $(VENV)/bin/python -m pytest --part rest -m sampled \
+	  tests/unit tests/properties tests/simulation
 	@RALLYPOINT_TEST_LOAD_S=1800 $(VENV)/bin/python -m pytest -s tests/system/test_load.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
 	@RALLYPOINT_TEST_ORDERS=all $(VENV)/bin/python -m pytest -s tests/unit/elastic/test_agreement.py
@@ -103,7 +105,7 @@ check-long: $(VENV)/.installed
 	@PYTHON=$(VENV)/bin/python scripts/sanitize
 	@scripts/fuzz 300
 	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long
-	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k deepspeed
+	@RALLYPOINT_TEST_LIBRARIES=long $(VENV)/bin/python -m pytest -s tests/system/test_torch_libraries.py -k 'deepspeed or switch'
 	@WITH=torchft-nightly scripts/test_torch $(VENV) "" -s tests/system/test_torch_libraries.py -k nightly
 	@RALLYPOINT_TEST_TORCH_SUITE=all $(VENV)/bin/python -m pytest -s tests/system/test_torch_suite.py
 	@env -u RALLYPOINT_TEST_SOON_S scripts/coverage $(VENV)  # measuring slows Python down

@@ -136,7 +136,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if part := config.getoption("--part"):
-        items[:], others = parts.select(items, part)
+        items[:], others = parts.select(items, part, each_way=EACH_WAY)
         config.hook.pytest_deselected(items=others)
     if importlib.util.find_spec("torch") is not None:
         return

@@ -2,7 +2,8 @@
 
 `--part everyday` takes the system tests that are marked `everyday`, and all others except those
 marked `long`; of a matrix that is marked `sampled`, it takes a sample. `--part rest` takes exactly
-the others. Without `--part`, as when a test is named, all run.
+the others, or half of them where they are of such a matrix: the other half runs in `make
+check-long`, with RALLYPOINT_TEST_EACH_WAY=1. Without `--part`, as when a test is named, all run.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ def starts_processes(nodeid: str) -> bool:
     return any(path.is_relative_to(folder) for folder in REAL_PROCESSES)
 
 
-def select(items: Sequence[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Those of that part, and the others."""
+def select(
+    items: Sequence[pytest.Item], part: str, *, each_way: bool
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Those of that part, and the others. With `each_way`, the rest has all cases."""
     sampled = _sampled(items)
     selected: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
@@ -35,8 +38,14 @@ def select(items: Sequence[pytest.Item], part: str) -> tuple[list[pytest.Item], 
         else:
             is_everyday = item.get_closest_marker("long") is None
             is_everyday = is_everyday and sampled.get(item.nodeid, True)
-        selected[is_everyday is (part == EVERYDAY)].append(item)
+        is_spared = not each_way and item.nodeid in sampled and _is_in_half(item.nodeid)
+        is_in = is_everyday if part == EVERYDAY else not is_everyday and not is_spared
+        selected[is_in].append(item)
     return selected[True], selected[False]
+
+
+def _is_in_half(name: str) -> bool:
+    return bool(zlib.crc32(f"half of {name}".encode()) & 1)
 
 
 def _sampled(items: Sequence[pytest.Item]) -> dict[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,15 +62,24 @@ def test_the_parts_are_all_tests_and_share_none(tmp_path: Path) -> None:
         (folder / name).symlink_to(ROOT / "tests" / name)
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
 
-    def collect(*words: str) -> set[str]:
+    def collect(*words: str, each_way: str = "") -> set[str]:
         command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "tests", *words]
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        environ = {**os.environ, "RALLYPOINT_TEST_EACH_WAY": each_way}
+        done = subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True, env=environ
+        )
         return {line for line in done.stdout.splitlines() if "::" in line}
 
-    everyday, rest, both = collect("--part", "everyday"), collect("--part", "rest"), collect()
-    assert everyday | rest == both
-    assert not everyday & rest
+    everyday, both = collect("--part", "everyday"), collect()
+    all_others, rest = collect("--part", "rest", each_way="1"), collect("--part", "rest")
+    assert everyday | all_others == both
+    assert not everyday & all_others
     assert len(both) == 203
+    assert rest < all_others
+    assert all("matrix" in name for name in all_others - rest)
+    for name in ("test_a.py", "test_b.py"):
+        left, taken = ({each for each in part if name in each} for part in (all_others, rest))
+        assert 0.3 * len(left) < len(taken) < 0.7 * len(left)
     assert {name for name in everyday if "matrix" not in name} == {
         "tests/unit/test_a.py::test_plain",
         "tests/system/test_c.py::test_often",
