@@ -41,33 +41,40 @@ Measure = Callable[[argparse.Namespace, random.Random], Rows]
 
 def one_host_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
     """4 ranks on one host lose one: any; rank 0; any while a spare waits. Then it is replaced."""
+    worker = ["--bytes", str(options.bytes)]
     any_rank, first = Case("any of 4"), Case("rank 0 of 4")
     for count in in_jobs(options.trials, KILLS_PER_JOB):
-        with one_host(4) as job:
+        with one_host(4, worker=worker) as job:
             kill_workers(job, any_rank, count, chance)
-        with one_host(4) as job:
+        with one_host(4, worker=worker) as job:
             kill_workers(job, first, count, chance, rank=0)
     spare = Case("any of 4, a spare waits")
-    with one_host(4, spares=1) as job:
+    with one_host(4, spares=1, worker=worker) as job:
         kill_workers(job, spare, options.trials, chance, pause_s=SPARE_S)
-    return [each.row() for each in (any_rank, first, spare)]
+    return [state_row(options) | each.row() for each in (any_rank, first, spare)]
 
 
 def host_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
     """3 hosts of 2 ranks lose a rank, or all the processes of a host."""
+    worker = ["--bytes", str(options.bytes)]
     any_rank, first = Case("any of 3 x 2"), Case("rank 0 of 3 x 2")
     host, spare = Case("a host of 3"), Case("any of 3 x 2, spares wait")
     for count in in_jobs(options.trials, KILLS_PER_JOB):
-        with three_hosts() as (job, _):
+        with three_hosts(worker=worker) as (job, _):
             kill_workers(job, any_rank, count, chance)
-        with three_hosts() as (job, _):
+        with three_hosts(worker=worker) as (job, _):
             kill_workers(job, first, count, chance, rank=0)
     for count in in_jobs(options.trials, HOSTS_PER_JOB):
-        with three_hosts() as (job, _):
+        with three_hosts(worker=worker) as (job, _):
             kill_hosts(job, host, count, chance)
-    with three_hosts(spares=1) as (job, _):
+    with three_hosts(spares=1, worker=worker) as (job, _):
         kill_workers(job, spare, options.trials, chance, pause_s=SPARE_S)
-    return [each.row() for each in (any_rank, first, host, spare)]
+    return [state_row(options) | each.row() for each in (any_rank, first, host, spare)]
+
+
+def state_row(options: argparse.Namespace) -> dict[str, object]:
+    """What the ranks hold when one is lost."""
+    return {"state": human_bytes(options.bytes), "pages": options.pages}
 
 
 def update_cost(options: argparse.Namespace, _: random.Random) -> Rows:
@@ -180,6 +187,9 @@ def main() -> None:
             one.add_argument("--stops", action="store_true", help="also SIGSTOP, at 29 s")
         else:
             one.add_argument("--trials", type=int, default=30, help="of each case")
+        if name in ("one-host", "hosts"):
+            one.add_argument("--bytes", type=int, default=80, help="of each rank's state")
+            one.add_argument("--pages", choices=("small", "huge"), default="small", help="of it")
     options = parser.parse_args()
     if is_worker():
         MEASURES[options.what][0](options, random.Random(options.seed))
@@ -189,6 +199,8 @@ def main() -> None:
     reason = why_not() if needs_hosts else ""
     if reason:
         raise SystemExit(f"{options.what} needs test hosts: {reason}")
+    if getattr(options, "pages", "") == "small":
+        os.environ["NUMPY_MADVISE_HUGEPAGE"] = "0"  # NumPy asks for huge ones otherwise
     print(f"seed {options.seed}; load average {os.getloadavg()[0]:.1f}", flush=True)
     rows = MEASURES[options.what][0](options, random.Random(options.seed))
     show(rows)

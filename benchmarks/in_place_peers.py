@@ -45,8 +45,10 @@ _START_S = 180.0  # four processes import torch
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "error"}  # waits that end without success are no news
 
+# What each process does first: it holds a state of so many bytes.
 _TELL = """
-import os, socket, sys, time
+import os, socket, sys, time, numpy
+held = numpy.ones(int(os.environ["HELD"]) // 8)
 name = f"{sys.argv[1]}/{socket.gethostname()}.{os.getpid()}.told"
 def good(round, rank, size):
     with open(name, "a") as file:
@@ -360,7 +362,9 @@ Begin = Callable[[], AbstractContextManager[Job]]
 
 def contenders(options: argparse.Namespace) -> dict[str, Begin]:
     """Those that are there."""
-    found: dict[str, Begin] = {"rallypoint": lambda: one_host(SIZE)}
+    found: dict[str, Begin] = {
+        "rallypoint": lambda: one_host(SIZE, worker=["--bytes", str(options.bytes)])
+    }
     if options.openmpi:
         found["ulfm"] = lambda: ulfm(options.openmpi)
     if options.pccl:
@@ -405,6 +409,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--bytes", type=int, default=80, help="that each process holds")
+    parser.add_argument("--pages", choices=("small", "huge"), default="small", help="of them")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--openmpi", metavar="DIR", help="environment with openmpi and mpi4py")
     parser.add_argument("--torchft", metavar="DIR", help="environment with torchft")
@@ -426,6 +432,9 @@ def main() -> None:
     parser.add_argument("--no-results", action="store_true", help="do not write the JSON file")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and what was started ends with us
+    os.environ["HELD"] = str(options.bytes)
+    if options.pages == "small":
+        os.environ["NUMPY_MADVISE_HUGEPAGE"] = "0"  # NumPy asks for huge ones otherwise
     print(f"seed {options.seed}; load average {os.getloadavg()[0]:.1f}", flush=True)
     rows = measure(options, random.Random(options.seed))
     columns = list(rows[0])
