@@ -25,10 +25,10 @@ help:
 	@echo "             fails below 85 %, or if a test fails (needs clang and llvm; TESTS=... runs some)"
 	@echo "make check-long  200 kills of a training job and 200 within collectives, 10,000 random"
 	@echo "                 collectives, 2,000 interrupts, 320 kills and 200 stops of ranks that go"
-	@echo "                 on in place, 50 runs of what needs bad luck, 20,000"
+	@echo "                 on in place, two hours of kills, stops and cuts, 50 runs of what needs bad luck, 20,000"
 	@echo "                 simulated clusters for each way to agree, half an hour under load,"
 	@echo "                 sanitizers, fuzzers, DeepSpeed, PyTorch's own tests at three world sizes, coverage"
-	@echo "                 (more than four hours; needs torch, scikit-learn, clang, llvm)"
+	@echo "                 (more than six hours; needs torch, scikit-learn, clang, llvm)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
 	@echo "make clean   remove everything that make made"
 
@@ -102,6 +102,7 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_STOPS=100 $(VENV)/bin/python -m pytest -s tests/system/test_reforming.py -k stopped
 	@RALLYPOINT_TEST_BUCKET_KILLS=20 $(VENV)/bin/python -m pytest -s tests/system/test_elastic_torch.py -k option
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py
+	@for where in one-host hosts; do $(VENV)/bin/python -m tests.chaos $$where || exit 1; done
 	@PYTHON=$(VENV)/bin/python scripts/sanitize
 	@scripts/fuzz 300
 	@DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation --group torch-libraries-long
