@@ -99,6 +99,7 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_IN_PLACE_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_in_place.py -k bits
 	@RALLYPOINT_TEST_KILL_POINTS=100 $(VENV)/bin/python -m pytest -s tests/system/test_in_place_kills.py
 	@RALLYPOINT_TEST_PARTITIONS=50 $(VENV)/bin/python -m pytest -s tests/system/test_in_place_hosts.py
+	@RALLYPOINT_TEST_EARLY_ENDS=1000 $(VENV)/bin/python -m pytest -s tests/system/test_early_ends.py
 	@RALLYPOINT_TEST_STOPS=100 $(VENV)/bin/python -m pytest -s tests/system/test_reforming.py -k stopped
 	@RALLYPOINT_TEST_BUCKET_KILLS=20 $(VENV)/bin/python -m pytest -s tests/system/test_elastic_torch.py -k option
 	@RALLYPOINT_TEST_BACKWARD_KILLS=100 $(VENV)/bin/python -m pytest -s tests/system/test_torch_kills.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import select
 import signal
 import socket
@@ -21,6 +22,7 @@ from rallypoint.launch.output.flight_report import FlightRecords
 
 pytestmark = pytest.mark.system
 
+KILLS = int(os.environ.get("RALLYPOINT_TEST_EARLY_ENDS", "10"))
 SLOT = 1
 FLIGHT_RECORD_FD = 4
 LIFE_WORD_AT = SLOT * FLIGHT_RECORD_BYTES + 4056
@@ -43,7 +45,7 @@ exec(code)
 class Worker:
     """A worker of a guardian of its own; `slot` is where the guardian looks for its record."""
 
-    def __init__(self, code: str, *, mib: int = 1, slot: int = SLOT) -> None:
+    def __init__(self, code: str, *, mib: int = 1, slot: int = SLOT, waits: bool = True) -> None:
         self.records = FlightRecords(SLOT + 1)
         self.guardian = Guardian()
         self._ours, theirs = socket.socketpair()
@@ -59,8 +61,9 @@ class Worker:
                 record_slot=slot,
             )
         self.pid = self.guardian.read()[0].pid
-        assert self._ours.recv(64) == b"ready\n"
-        wait_until(self.holds_word)
+        if waits:
+            assert self._ours.recv(64) == b"ready\n"
+            wait_until(self.holds_word)
 
     def word(self) -> int:
         return int.from_bytes(os.pread(self.records.fileno(), 4, LIFE_WORD_AT), sys.byteorder)
@@ -110,6 +113,24 @@ def test_a_kill_is_told_before_the_memory_is_unmapped() -> None:
         if was_early:
             return
     pytest.fail("no end was told before the process was gone")
+
+
+@pytest.mark.timeout(60 + KILLS)
+def test_a_kill_at_any_moment_is_told_once(seed: int) -> None:
+    """Also before there is a group, and of a process that is stopped."""
+    chance = random.Random(seed)
+    early = 0
+    for _ in range(KILLS):
+        with closing(Worker("", mib=32, waits=False)) as worker:
+            time.sleep(chance.uniform(0.0, 0.4))
+            if chance.random() < 0.2:
+                os.kill(worker.pid, signal.SIGSTOP)
+                assert worker.guardian.read()[0].kind is ReportKind.STOPPED
+            early += worker.holds_word()
+            os.kill(worker.pid, signal.SIGKILL)
+            report = worker.end()
+            assert (report.code, report.status) == (2, signal.SIGKILL)
+    print(f"{KILLS} kills, {early} of them while the word was held")
 
 
 @pytest.mark.parametrize(
