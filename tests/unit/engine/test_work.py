@@ -23,6 +23,26 @@ def all_reduce(communicator: Communicator, values: Any, **options: Any) -> Work:
     return begin(communicator, Collective.ALL_REDUCE, 0, 0, values, values, **options)
 
 
+def test_more_under_way_than_are_kept() -> None:
+    """A rank that has begun 1,024 calls waits in the next one for the first."""
+
+    def main(communicator: Communicator) -> None:
+        arrays = [np.full(1, communicator.rank + i) for i in range(1030)]
+        if communicator.rank == 1:
+            has_begun.wait(60)
+        works = []
+        for array in arrays:
+            works.append(all_reduce(communicator, array))
+            if len(works) == 1024:
+                has_begun.set()
+        for work in works:
+            work.wait()
+        assert [int(array[0]) for array in arrays] == [2 * i + 1 for i in range(1030)]
+
+    has_begun = threading.Event()
+    run_ranks(2, main)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_many_under_way_waited_for_in_any_order(ranks: int, seed: int) -> None:
     def main(communicator: Communicator) -> None:

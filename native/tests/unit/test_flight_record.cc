@@ -1,0 +1,96 @@
+// Whose the memory of a flight record is, and the word that tells of a process's end.
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "engine/flight_record.h"
+#include "engine/life_word.h"
+#include "tests/unit/cases.h"
+
+namespace {
+
+using namespace rallypoint;
+
+constexpr std::size_t kBytes = kRecordPages * kRecordPage;
+
+class Memory {
+ public:
+  Memory()
+      : fd_(memfd_create("unit", MFD_CLOEXEC)),
+        at_(ftruncate(fd_, kBytes) == 0
+                ? mmap(nullptr, kRecordPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0)
+                : MAP_FAILED) {
+    if (at_ == MAP_FAILED) std::abort();
+  }
+  ~Memory() {
+    munmap(at_, kRecordPage);
+    close(fd_);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  int fd() const { return fd_; }
+  RecordHeader& header() const { return *static_cast<RecordHeader*>(at_); }
+
+ private:
+  int fd_;
+  void* at_;
+};
+
+// A child that keeps its record in a memory, with one group, until it is killed.
+class Child {
+ public:
+  explicit Child(const Memory& memory) : pid_(fork()) {
+    if (pid_ != 0) return;
+    const bool keeps = open_flight_record(memory.fd(), 0, "{}");
+    const GroupRecord group("{}");
+    while (keeps) pause();
+    _exit(1);
+  }
+  ~Child() { end(); }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void end() const {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+ private:
+  pid_t pid_;
+};
+
+// Another process would tell the end of this one: it holds the word from its first group on.
+CASE(a_record_is_that_of_one_living_process_whose_end_its_word_tells) {
+  const Memory memory;
+  std::atomic<std::uint32_t>& word = memory.header().life_word;
+  const Child child(memory);
+  while ((word & FUTEX_TID_MASK) == 0) usleep(1000);
+  CHECK(!is_over(word));
+  CHECK((word & FUTEX_TID_MASK) != static_cast<std::uint32_t>(child.pid()));
+  CHECK_EQUAL(memory.header().pid.load(), child.pid());
+  CHECK(!open_flight_record(memory.fd(), 0, "{}"));
+  child.end();
+  CHECK(is_over(word));
+  CHECK(open_flight_record(memory.fd(), 0, "{}"));
+  CHECK_EQUAL(memory.header().pid.load(), getpid());
+}
+
+CASE(who_waits_for_the_word_is_woken) {
+  const Memory memory;
+  std::atomic<std::uint32_t>& word = memory.header().life_word;
+  const Child child(memory);
+  while ((word & FUTEX_TID_MASK) == 0) usleep(1000);
+  const std::uint32_t held = word;
+  kill(child.pid(), SIGKILL);
+  while (word == held) syscall(SYS_futex, &word, FUTEX_WAIT, held, nullptr, nullptr, 0);
+  CHECK_EQUAL(word.load(), (held & FUTEX_WAITERS) | FUTEX_OWNER_DIED);
+}
+
+}  // namespace
