@@ -69,15 +69,14 @@ class ComplaintWatch:
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        calls, contacts, is_current = self._calls, self._contacts, self._round == self._state.round
+        if self._round != self._state.round:  # what was complained of is over
+            self._calls, self._contacts = TimedOutCalls(0), LostContacts(0)
+        calls, contacts = self._calls, self._contacts
         if calls.judge_at is not None and now >= calls.judge_at:
-            at_fault = calls.judge()
-            if is_current:
-                self._perform(self._state.calls_timed_out(at_fault))
+            self._perform(self._state.calls_timed_out(calls.judge()))
         if contacts.judge_at is not None and now >= contacts.judge_at:
             at_fault = contacts.judge(self._nodes().__getitem__)
-            if is_current:
-                self._perform(self._state.contact_lost(at_fault))
+            self._perform(self._state.contact_lost(at_fault))
 
     def _nodes(self) -> dict[int, int]:
         """By rank, the number of its node."""

@@ -194,8 +194,8 @@ class InPlaceRecovery:
                 )
         for worker in self._workers.unanswered(self._state.round, now):
             self._state.group.killing(worker.rank, "it did not answer when others went on")
-            self._progress.told(
-                f"rank {worker.rank} (pid {worker.pid}) does not answer, as others go on without"
-                " those that were lost; killing it"
-            )
+            why = "does not answer, as others go on without those that were lost"
+            if worker.is_stopped:
+                why = "is stopped, and the others cannot go on to their next round without it"
+            self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {why}; killing it")
             self._perform(Decision((SignalWorkers((worker.rank,), SIGKILL),), ""))

@@ -128,8 +128,8 @@ class LocalWorkers:
             self.trouble = self.trouble.renewed()
         for place, worker in places:
             worker.take(place, seat, is_urgent=is_urgent)
-            if is_urgent and worker.answer_by is None:  # one that is silent gets no more time
-                worker.answer_by = now + ANSWER_S
+            if is_urgent or worker.is_stopped:
+                self._expect(worker, now)
         self.wake_at = _earliest(seated)
 
     def stand_by(self, guardian: Guardian, output: Output, seat: Seat) -> None:
@@ -150,6 +150,14 @@ class LocalWorkers:
             self.trouble.records.make_room(worker.record_slot)
             worker.start(guardian, seat, self.trouble.records.fileno())
 
+    def stopped(self, worker: Worker, round_number: int, now: float) -> None:
+        """A signal has stopped it. If others go on meanwhile, they cannot without it."""
+        worker.is_stopped = True
+        is_newcomer = worker.rank < 0 or worker.report.round < 0  # or one of the job's first round
+        if not is_newcomer and not _has_answered(worker, round_number):
+            self._expect(worker, now)
+            self.wake_at = _earliest(self.by_rank.values())
+
     def unanswered(self, round_number: int, now: float) -> list[Worker]:
         """Workers that have not answered for too long.
 
@@ -159,13 +167,18 @@ class LocalWorkers:
             return []
         late = []
         for each in self.by_rank.values():
-            if each.report.has(Stage.ASSIGNED, round_number):
+            if _has_answered(each, round_number):
                 each.answer_by = None
             elif each.answer_by is not None and now >= each.answer_by:
                 each.answer_by = None
                 late.append(each)
         self.wake_at = _earliest(self.by_rank.values())
         return late
+
+    def _expect(self, worker: Worker, now: float) -> None:
+        """An answer; one that is silent already gets no more time."""
+        if worker.answer_by is None:
+            worker.answer_by = now + ANSWER_S
 
     def pause(self) -> None:
         """They are stopped, and cannot answer."""
@@ -244,6 +257,11 @@ class LocalWorkers:
             self._selector.unregister(worker.control)
         worker.control.close()
         self._by_number.pop(worker.number, None)
+
+
+def _has_answered(worker: Worker, round_number: int) -> bool:
+    """That it knows its place in that round; if it is stopped, that it has come there."""
+    return worker.report.has(Stage.JOINED if worker.is_stopped else Stage.ASSIGNED, round_number)
 
 
 def _earliest(workers: Collection[Worker]) -> float | None:

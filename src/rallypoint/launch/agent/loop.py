@@ -105,11 +105,24 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
 
 
 class Agent:
-    """Starts, watches and ends the workers of one node, round after round."""
+    """Starts, watches and ends the workers of one node, round after round.
 
-    def __init__(self, job: Job, rounds: RoundSource) -> None:
-        self.selector = selectors.DefaultSelector()
+    Args:
+        selector: what it waits with.
+        make_guardian: starts the guardian.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rounds: RoundSource,
+        *,
+        selector: selectors.BaseSelector | None = None,
+        make_guardian: Callable[..., Guardian] = Guardian,
+    ) -> None:
+        self.selector = selector or selectors.DefaultSelector()
         self._job = job
+        self._make_guardian = make_guardian
         self._rounds = rounds
         self._state = NodeState(
             node_rank=job.nodes.node_rank, shutdown_timeout_s=job.shutdown_timeout_s
@@ -157,7 +170,7 @@ class Agent:
         directory = self._output.directory
         self._progress.job_began(directory.path if directory.is_kept else "")
         sessions = choose_sessions(self._job.local_world_size, self._job.environ)
-        self._guardian = Guardian(temporary_directory=directory.to_remove, sessions=sessions)
+        self._guardian = self._make_guardian(temporary_directory=directory.to_remove, sessions=sessions)
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         self._oom_kills.reset()
         self._step_signals = _step_signals(self._job, self._send_signal)
@@ -172,28 +185,33 @@ class Agent:
 
     def wait(self) -> None:
         """Perform orders and decisions until the job is over."""
-        while True:
-            self._obey()
-            if self._state.phase is Phase.DONE:
-                return
-            self._renew_fence()
-            self._watch_guardian()
-            sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
-            if self._step_signals is not None:
-                sources.append(self._step_signals.wake_at)
-            sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
-            alarms = [at for at in sources if at is not None]
-            timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
-            for key, _ in self.selector.select(timeout):
-                key.data()
-            self._perform(self._state.tick(time.monotonic()))
-            self._recovery.tick(time.monotonic())
-            self._stuck_ranks.tick(time.monotonic())
-            if self._step_signals is not None:
-                self._step_signals.tick(time.monotonic())
-            if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
-                self._rounds.tick()
-            self._progress.tick(time.monotonic(), len(self._state.group.running))
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Wait for events once, and perform what follows; False: the job is over."""
+        self._obey()
+        if self._state.phase is Phase.DONE:
+            return False
+        self._renew_fence()
+        self._watch_guardian()
+        sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
+        if self._step_signals is not None:
+            sources.append(self._step_signals.wake_at)
+        sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
+        alarms = [at for at in sources if at is not None]
+        timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
+        for key, _ in self.selector.select(timeout):
+            key.data()
+        self._perform(self._state.tick(time.monotonic()))
+        self._recovery.tick(time.monotonic())
+        self._stuck_ranks.tick(time.monotonic())
+        if self._step_signals is not None:
+            self._step_signals.tick(time.monotonic())
+        if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
+            self._rounds.tick()
+        self._progress.tick(time.monotonic(), len(self._state.group.running))
+        return True
 
     def end(self) -> None:
         """End all processes."""
@@ -443,8 +461,10 @@ class Agent:
                     worker.pid = report.pid
                     self._progress.worker_started(worker.rank, report.pid)
                 elif report.kind is ReportKind.STOPPED:
+                    self._workers.stopped(worker, self._state.round, time.monotonic())
                     self._stuck_ranks.stopped(worker.rank, time.monotonic())
                 elif report.kind is ReportKind.CONTINUED:
+                    worker.is_stopped = False
                     self._stuck_ranks.continued(worker.rank, time.monotonic())
                 elif worker.rank < 0 and self._seat is not None:
                     self._read(worker)

@@ -30,7 +30,9 @@ class Worker:
         record_slot: where its flight record is.
         report: how far it is.
         error: what a worker on standby reports that is ending it.
-        answer_by: when it is to have answered that it knows its place; None: it has.
+        is_stopped: a signal has stopped it, which was not the guardian's.
+        answer_by: when it is to have answered that it knows its place, or, if it is stopped, to
+            have formed the round's group; None: nobody waits for that.
         come_by: when it is to have come from its start on standby to init_process_group; None: it
             has, or the user knows that it has not.
     """
@@ -43,6 +45,7 @@ class Worker:
         self.control = ControlChannel()
         self.pid = 0
         self.report = WorkerReport(Stage.SPARE if place.rank < 0 else Stage.ASSIGNED)
+        self.is_stopped = False
         self.answer_by: float | None = None
         self.come_by: float | None = None
         self.error: WorkerError | None = None

@@ -1,0 +1,532 @@
+"""The real drivers of agents, in simulated time: Agent, LinkedRounds and what they have, with a
+simulated guardian, network and workers that train (sim_worker.py).
+
+    with SimJob(seed=7, nodes=3) as job:
+        job.start_all(); job.run(5); job.nodes[1].workers()[0].kill(); job.run(5)
+
+Control sockets, memory of records and files are real. Nothing waits: each turn of an agent's loop
+is an event of the simulation, and so is what a worker hears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import pkgutil
+import selectors
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from types import ModuleType
+from typing import Any, cast
+from unittest import mock
+
+from tests.simulation.sim_clock import SimLoop
+from tests.simulation.sim_network import Process, SimNetwork
+from tests.simulation.sim_worker import SimTraining, SimWorker
+
+import rallypoint.launch.agent
+import rallypoint.launch.rounds
+import rallypoint.rendezvous
+from rallypoint.launch.agent import loop as agent_loop
+from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
+from rallypoint.launch.agent.node import Phase
+from rallypoint.launch.job import Job, OnHang, Rendezvous, Talk
+from rallypoint.launch.rounds.linked import LinkedRounds
+from rallypoint.rendezvous.consensus.messages import Message, Setup
+from rallypoint.rendezvous.consensus.participant import Participant
+from rallypoint.rendezvous.consensus.peer_register import PeerRegister
+from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.timeouts import Timeouts
+
+_SOON_S = 0.0005  # until a process that has been woken runs
+_FINEST_S = 0.0001
+
+
+class SimTime:
+    """In place of the module `time`."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.now
+
+    def time(self) -> float:
+        return 1e9 + self._loop.now
+
+    def clock_gettime(self, _: int) -> float:
+        return self._loop.now
+
+    def monotonic_ns(self) -> int:
+        return int(self._loop.now * 1e9)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def _modules() -> list[ModuleType]:
+    """All that agents have, also what they import only when they need it."""
+    for package in (rallypoint.launch, rallypoint.rendezvous):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not found.name.endswith("__main__"):
+                with contextlib.suppress(ImportError):  # of what PyTorch's users have
+                    importlib.import_module(found.name)
+    names = ("rallypoint.launch.", "rallypoint.rendezvous.")
+    return [module for name, module in list(sys.modules.items()) if name.startswith(names)]
+
+
+@contextlib.contextmanager
+def simulated(loop: SimLoop) -> Iterator[None]:
+    """Let agents read that clock, be found by no program, and say nothing."""
+    with contextlib.ExitStack() as patches:
+        for module in _modules():
+            if getattr(module, "time", None) is time:
+                patches.enter_context(mock.patch.object(module, "time", SimTime(loop)))
+        patches.enter_context(mock.patch.object(agent_loop, "make_entry", lambda *_: None))
+        yield
+
+
+class SimSelector(selectors.DefaultSelector):
+    """Takes what is there, and remembers for how long it would have waited."""
+
+    timeout: float | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.timeout = timeout
+        return super().select(0)
+
+
+class _Inbox:
+    """Something readable for a selector."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def fill(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def close(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class SimBoard(_Inbox):
+    """The connections of one agent: PeerConnections' interface."""
+
+    wake_at = None
+
+    def __init__(self, node: SimNode) -> None:
+        super().__init__()
+        self._node = node
+        self._events: list[Callable[[], None]] = []
+
+    def send(self, to: str, at: Endpoint | None, payload: bytes) -> None:
+        self._node.job.network.send(self._node, to, at, cast(Message, payload))
+
+    def call(self, at: Endpoint, payload: bytes) -> None:
+        self._node.job.network.call(self._node, at, cast(Message, payload))
+
+    def came(self, event: Callable[[], None]) -> None:
+        self._events.append(event)
+        self.fill()
+        self._node.turn_soon()
+
+    def poll(self) -> None:
+        self.drain()
+        events, self._events = self._events, []
+        for event in events:
+            event()
+
+
+class SimRounds(LinkedRounds):
+    """Over simulated connections."""
+
+    def __init__(self, node: SimNode, setup: Setup) -> None:
+        super().__init__(
+            setup, PeerRegister, None, b"", stalled_s=2.0, is_verbose=True, speak=node.say
+        )
+        self._board.close(0.0)
+        self._board = cast(Any, SimBoard(node))
+        self.board = cast(SimBoard, self._board)
+        self._node = node
+
+    def _new_core(self) -> Participant:
+        return Participant(self._register(self._setup), Random(self._setup.me.key))
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        super().open(selector)
+        self._examine_at = math.inf  # with threads, for this machine's network
+
+    def _open_store(self, number: int, members: tuple[Member, ...]) -> Endpoint:
+        self._node.stores += 1
+        return Endpoint(host=self._node.address, port=30000 + self._node.stores)
+
+
+class SimGuardian(_Inbox):
+    """Starts and ends simulated workers: Guardian's interface."""
+
+    pid = 1
+    has_unsent = False
+
+    def __init__(self, node: SimNode) -> None:
+        super().__init__()
+        self._node = node
+        self.workers: dict[int, SimWorker] = {}
+        self._reports: list[Report] = []
+        self._fence: tuple[float | None, bool] = (None, False)
+        self._is_paused = False
+
+    def spawn(
+        self,
+        worker: int,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        descriptors: tuple[int, int, int, int, int],
+        record_slot: int = 0,
+        directory: str = "",
+        cpus: object = (),
+    ) -> None:
+        started = SimWorker(
+            self._node.job.training,
+            self._node,
+            environ=dict(environ),
+            descriptor=os.dup(descriptors[3]),
+            ended=lambda code, status: self._ended(worker, code, status),
+            stopped=lambda is_so: self._tell(
+                ReportKind.STOPPED if is_so else ReportKind.CONTINUED, worker
+            ),
+        )
+        self.workers[worker] = started
+        started.is_paused = self._is_paused
+        self._tell(ReportKind.STARTED, worker, pid=started.pid)
+
+    def signal(self, worker: int, number: int) -> None:
+        if (found := self.workers.get(worker)) is not None:
+            found.signal(number)
+
+    def end(self) -> None:
+        self._is_paused = False
+        for each in list(self.workers.values()):
+            each.signal(signal.SIGKILL)
+        self._tell(ReportKind.ENDED, 0, after_s=0.02)
+
+    def fence(self, until_s: float | None, *, pauses: bool = False) -> None:
+        self._fence = fence = (until_s, pauses)
+        if until_s is not None:
+            self._node.job.loop.at(until_s, lambda: self._enforce(fence))
+
+    def _enforce(self, fence: tuple[float | None, bool]) -> None:
+        if fence is not self._fence or not self._node.is_alive:
+            return
+        self._tell(ReportKind.FENCED, 0, after_s=0.0)
+        self._node.say("the guardian enforces the lease")
+        if fence[1]:
+            self.pause()
+        else:
+            for each in list(self.workers.values()):
+                each.signal(signal.SIGKILL)
+
+    def pause(self) -> None:
+        self._is_paused = True
+        for each in self.workers.values():
+            each.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        for each in list(self.workers.values()):
+            each.resume()
+
+    def read(self, *, wait: bool = True) -> list[Report]:
+        self.drain()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self, *_: object) -> None:
+        for each in list(self.workers.values()):
+            each.die()
+        self.workers.clear()
+        super().close()
+
+    def _ended(self, worker: int, code: int, status: int) -> None:
+        found = self.workers.pop(worker, None)
+        if found is not None:
+            self._tell(ReportKind.EXITED, worker, pid=found.pid, code=code, status=status)
+
+    def _tell(
+        self, kind: ReportKind, worker: int, *, pid: int = 0, code: int = 0, status: int = 0,
+        after_s: float | None = None,
+    ) -> None:  # fmt: skip
+        loop, random = self._node.job.loop, self._node.job.random
+
+        def tell() -> None:
+            if self.fileno() >= 0:
+                self._reports.append(Report(kind, worker, pid, code, status, 1e9 + loop.now))
+                self.fill()
+                self._node.turn_soon()
+
+        if after_s == 0.0:
+            tell()
+        else:
+            loop.after(after_s or random.uniform(0.0002, 0.002), tell)
+
+
+def address_of(number: int) -> str:
+    """Of that node."""
+    return f"10.0.0.{number + 1}"
+
+
+class SimNode(Process):
+    """One node: its agent's process, and what is below it."""
+
+    def __init__(self, job: SimJob, number: int) -> None:
+        self.job, self.number, self.name = job, number, f"n{number}"
+        self.host, self.address = self.name, address_of(number)
+        self.starts = self.stores = 0
+        self.is_alive = self.is_frozen = False
+        self.key, self.at = "", Endpoint(host="", port=0)
+        self._alarm = math.inf
+
+    def start(self) -> None:
+        """Start an agent there, unless one runs."""
+        if self.is_alive:
+            return
+        job, self.starts = self.job, self.starts + 1
+        self.key = f"{self.name}.{self.starts}"
+        slot = self.number if self.number < len(job.endpoints) else None
+        port = 29400 if slot is not None else 20000 + self.starts
+        self.at = Endpoint(host=self.address, port=port)
+        me = Member(
+            key=self.key,
+            host=self.name,
+            local_world_size=job.workers,
+            address=self.address,
+            port=port,
+        )
+        limits = Limits(
+            min_nodes=job.min_nodes, max_nodes=len(job.nodes), join_timeout_s=600.0, last_call_s=0.5
+        )
+        setup = Setup(
+            me=me,
+            run_id="job",
+            limits=limits,
+            endpoints=job.endpoints,
+            slot=slot,
+            max_restarts=job.restarts,
+            timeouts=job.timeouts,
+        )
+        self.rounds = SimRounds(self, setup)
+        self.is_alive, self.is_frozen = True, False
+        job.network.attach(self)
+        self.selector = SimSelector()
+        spec = Job(
+            command=("train",),
+            local_world_size=job.workers,
+            max_restarts=job.restarts,
+            run_id="job",
+            host=self.name,
+            environ={"TMPDIR": job.directory},
+            rendezvous=Rendezvous(
+                backend="c10d", endpoints=job.endpoints, run_id="job", min_nodes=job.min_nodes,
+                max_nodes=len(job.nodes),
+            ),
+            talk=Talk.QUIET,
+            on_hang=OnHang.OFF,
+            spares=job.spares,
+        )  # fmt: skip
+        self.guardian = SimGuardian(self)
+        self.agent = agent_loop.Agent(
+            spec,
+            self.rounds,
+            selector=self.selector,
+            make_guardian=lambda **_: cast(Guardian, self.guardian),
+        )
+        self.say("agent starts")
+        self.agent.start()
+        self.turn()
+
+    def say(self, text: str) -> None:
+        """A line of the story."""
+        self.job.tell(f"{self.name}: {text}")
+
+    def workers(self) -> list[SimWorker]:
+        """Those that live."""
+        return list(self.guardian.workers.values()) if self.is_alive else []
+
+    # The agent's process.
+
+    def turn_soon(self) -> None:
+        """Something has come for the agent."""
+        self.job.loop.after(self.job.random.uniform(_FINEST_S, _SOON_S), self.turn)
+
+    def turn(self) -> None:
+        """One turn of its loop; then workers hear what it has said."""
+        if not self.is_alive or self.is_frozen:
+            return
+        before = self.agent._state.phase
+        goes_on = self.agent.turn()
+        while goes_on and self.rounds.orders:
+            goes_on = self.agent.turn()
+        if self.agent._state.phase is not before:
+            self.say(f"{before.value} -> {self.agent._state.phase.value}")
+        for worker in self.workers():
+            worker.hear_soon()
+        if not goes_on or self.agent._state.phase is Phase.DONE:
+            self.say(f"the job is over, status {self.agent._state.status}")
+            self.job.ended[self.name] = self.agent._state.status
+            return self._bury()
+        if self.selector.timeout is not None:
+            alarm = self.job.loop.now + max(self.selector.timeout, _FINEST_S)
+            if not self.job.loop.now < self._alarm <= alarm:
+                self._alarm = alarm
+                self.job.loop.at(alarm, self.turn)
+        return None
+
+    def freeze(self, seconds: float, *, all_of_it: bool = False) -> None:
+        """Stop the agent's process, or everything on the node, for so long."""
+        if not self.is_alive:
+            return
+        self.say(f"is stopped for {seconds:.2f} s{', all of it' if all_of_it else ''}")
+        self.is_frozen = True
+        frozen, number = self.workers() if all_of_it else [], self.starts
+
+        def thaw() -> None:
+            for each in frozen:
+                each.signal(signal.SIGCONT)
+            if self.starts == number:
+                self.is_frozen = False
+                self.turn()
+
+        for each in frozen:
+            each.signal(signal.SIGSTOP)
+        self.job.loop.after(seconds, thaw)
+
+    def kill(self) -> None:
+        """Kill everything on the node."""
+        if self.is_alive:
+            self.say("is killed")
+            self._bury()
+
+    def _bury(self) -> None:
+        self.is_alive = False
+        self.guardian.close()
+        self.agent._workers.let_all_go()
+        if self.agent._output is not None:
+            shutil.rmtree(self.agent._output.directory.path, ignore_errors=True)
+            self.agent._output.close()
+        self.rounds.board.close()
+        self.selector.close()
+        self.job.network.died(self)
+
+    # Process.
+
+    def hear(self, sender: str, message: Message) -> None:
+        """See Process."""
+        payload = cast(bytes, message)
+        self.rounds.board.came(lambda: self.rounds.heard(sender, payload))
+
+    def hear_closed(self, key: str) -> None:
+        """See Process."""
+        if self.is_alive:
+            self.rounds.board.came(lambda: self.rounds.gone(key, "its connection closed"))
+
+    def hear_unreachable(self, at: Endpoint) -> None:
+        """See Process."""
+        if self.is_alive:
+            self.rounds.board.came(lambda: self.rounds.unreachable(at, "connection refused"))
+
+
+class SimJob:
+    """Nodes, their network, and a training; a context manager."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        nodes: int,
+        workers: int = 2,
+        spares: int = 0,
+        min_nodes: int = 1,
+        restarts: int = 1000,
+        steps: int = 1_000_000,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    ) -> None:
+        self.random = Random(seed)
+        self.loop = SimLoop()
+        self.network = SimNetwork(self.loop, self.random)
+        self.workers, self.spares, self.min_nodes, self.restarts = (
+            workers,
+            spares,
+            min_nodes,
+            restarts,
+        )
+        self.timeouts = timeouts
+        self.nodes = [SimNode(self, number) for number in range(nodes)]
+        self.endpoints = tuple(
+            Endpoint(host=address_of(number), port=29400) for number in range(3 if nodes > 2 else 1)
+        )
+        self.story: list[str] = []
+        self.ended: dict[str, int] = {}  # by node, its agent's exit status
+        self.cuts: set[frozenset[str]] = set()  # pairs of nodes that cannot reach each other
+        self.training = SimTraining(self.loop, self.random, self.tell, self.reaches, steps)
+        self.seed = seed
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> SimJob:
+        self.directory = self._stack.enter_context(tempfile.TemporaryDirectory())
+        self._stack.enter_context(simulated(self.loop))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            if node.is_alive:
+                node._bury()
+        self._stack.close()
+
+    def tell(self, text: str) -> None:
+        """A line of the story."""
+        self.story.append(f"{self.loop.now:9.4f} {text}")
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Whether nodes of these names reach each other."""
+        return frozenset((one, other)) not in self.cuts
+
+    def start_all(self) -> None:
+        """Start an agent on each node."""
+        for node in self.nodes:
+            self.loop.after(self.random.uniform(0.0, 0.3), node.start)
+
+    def run(self, seconds: float) -> None:
+        """Let that much time pass."""
+        self.loop.run(self.loop.now + seconds)
+
+    def cut(self, node: SimNode, seconds: float) -> None:
+        """Cut the node off for so long."""
+        node.say(f"is cut off for {seconds:.2f} s")
+        others = {each.name for each in self.nodes if each is not node}
+        self.network.cut({node.name}, others)
+        self.network.cut(others, {node.name})
+        self.cuts |= {frozenset((node.name, other)) for other in others}
+        self.loop.after(seconds, self.mend)
+
+    def mend(self) -> None:
+        """All reach each other."""
+        self.tell("network: whole again")
+        self.cuts.clear()
+        self.network.mend()

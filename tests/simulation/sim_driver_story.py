@@ -1,0 +1,142 @@
+"""Random stories of jobs with real drivers and simulated workers: a seed determines what happens.
+
+python -m tests.simulation.sim_driver_story 47        print that one, if something goes wrong
+python -m tests.simulation.sim_driver_story 0 1000    play those
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+
+from tests.simulation.sim_driver import SimJob, SimNode
+from tests.simulation.sim_worker import SimWorker, ViolationError
+
+from rallypoint.rendezvous.timeouts import Timeouts
+
+_FAULTS_S, _CALM_S = 40.0, 150.0
+_TIMEOUTS = Timeouts(last_call_s=0.5)
+
+
+def story(seed: int) -> SimJob:
+    """Play one to its end.
+
+    Raises:
+        ViolationError: something happened that must never happen; it tells the story.
+    """
+    random = Random(f"story of drivers {seed}")
+    nodes = random.choice([1, 1, 2, 3, 3, 4, 5])
+    job = SimJob(
+        seed=seed,
+        nodes=nodes,
+        workers=random.choice([1, 2, 2, 3]),
+        spares=random.choice([0, 0, 1]),
+        min_nodes=random.choice([1, max(1, nodes // 2), nodes]),
+        timeouts=_TIMEOUTS,
+    )
+    with job:
+        try:
+            _play(job, random)
+        except Exception as error:
+            told = "\n".join(job.story)
+            raise ViolationError(f"{told}\nseed {seed}: {error or repr(error)}") from error
+    return job
+
+
+def _play(job: SimJob, random: Random) -> None:
+    job.start_all()
+    job.run(random.uniform(1.0, 6.0))
+    end = job.loop.now + _FAULTS_S
+    while job.loop.now < end:
+        _befall(job, random)
+        job.run(random.choice([0.003, 0.03, 0.3, 3.0, 3.0, 40.0]) * random.uniform(0.5, 1.5))
+    job.mend()
+    if job.ended:  # as it may, if nobody was left
+        return
+    for node in job.nodes:
+        job.loop.after(random.uniform(0.0, 5.0), node.start)
+    job.run(_CALM_S)
+    before = job.training.newest, job.training.began
+    job.run(5.0)
+    if (job.training.newest, job.training.began) == before:
+        raise ViolationError("nobody trains any more")
+
+
+def _whole(job: SimJob) -> list[SimNode]:
+    """The nodes on which nothing is disturbed."""
+    return [
+        node
+        for node in job.nodes
+        if node.is_alive and not node.is_frozen and not any(node.name in pair for pair in job.cuts)
+    ]
+
+
+def _befall(job: SimJob, random: Random) -> None:
+    """Let something happen."""
+    whole = _whole(job)
+    workers = [worker for node in whole for worker in node.workers() if worker.can_run]
+    training = [each for each in workers if each.has_state]
+    what = random.choice(_EVENTS)
+    most = (len(job.nodes) - 1) // 2  # nodes that may be disturbed as a whole
+    may_disturb = len(job.nodes) - len(whole) < most
+    match what:
+        case "kill" if workers:
+            for each in random.sample(workers, min(len(workers), random.choice([1, 1, 2]))):
+                _keep_one(training, each, each.kill)
+        case "fail" if training:
+            each = random.choice(training)
+            _keep_one(training, each, each.fail)
+        case "all fail":
+            for each in training:
+                each.later(random.uniform(0.0, 0.005), each.fail)
+        case "succeed" if training:
+            each = random.choice(training)
+            _keep_one(training, each, each.succeed)
+        case "stop" if workers:
+            each = random.choice(workers)
+            _keep_one(training, each, lambda: _stop(job, each, random))
+        case "kill a node" if may_disturb and whole:
+            random.choice(whole).kill()
+        case "start":
+            for node in job.nodes:
+                node.start()
+        case "freeze" if may_disturb and whole:
+            random.choice(whole).freeze(
+                random.choice([0.3, 3.0, 9.0]) * random.uniform(0.5, 1.5),
+                all_of_it=random.random() < 0.5,
+            )
+        case "cut" if may_disturb and whole:
+            job.cut(random.choice(whole), random.choice([0.5, 5.0, 9.0]) * random.uniform(0.5, 1.5))
+
+
+def _keep_one(training: list[SimWorker], victim: SimWorker, what: object) -> None:
+    """Do it if somebody else has a state."""
+    assert callable(what)
+    if [each for each in training if each is not victim and each.can_run]:
+        what()
+
+
+def _stop(job: SimJob, worker: SimWorker, random: Random) -> None:
+    seconds = random.choice([0.05, 1.0, 15.0, 1000.0]) * random.uniform(0.5, 1.5)
+    worker.node.say(f"{worker.pid} is stopped for {seconds:.2f} s")
+    worker.signal(19)  # SIGSTOP
+    job.loop.after(seconds, lambda: worker.signal(18))
+
+
+_EVENTS = (
+    *["kill"] * 8,
+    *["fail", "succeed", "all fail", "start"],
+    *["stop"] * 3,
+    *["kill a node", "freeze", "cut"] * 2,
+)
+
+
+def main() -> None:
+    first, last = int(sys.argv[1]), int(sys.argv[-1])
+    for seed in range(first, max(last, first + 1)):
+        story(seed)
+    print(f"{max(last, first + 1) - first} stories")
+
+
+if __name__ == "__main__":
+    main()

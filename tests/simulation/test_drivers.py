@@ -1,0 +1,131 @@
+"""The real drivers in simulated time, with workers that live: what real jobs do in minutes."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from tests.simulation.sim_driver import SimJob
+from tests.simulation.sim_driver_story import story
+from tests.simulation.sim_worker import ViolationError
+
+from rallypoint.launch.agent.local_workers import LocalWorkers
+from rallypoint.launch.agent.stuck_ranks import StuckRanks
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "first", [0, *[pytest.param(each, marks=LONG) for each in range(6, 60, 6)]]
+)
+def test_stories(first: int) -> None:
+    for seed in range(first, first + 6):
+        story(seed)
+
+
+def trains_within(job: SimJob, seconds: float) -> bool:
+    """Whether there are steps after that time."""
+    job.run(seconds)
+    before = job.training.newest
+    job.run(3.0)
+    return job.training.newest > before
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_all_ranks_raise_at_once(nodes: int) -> None:
+    """The usual failure: the job is restarted, whoever's agent hears of it first."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=nodes, restarts=2) as job:
+            job.start_all()
+            job.run(5.0)
+            for worker in job.training.workers:
+                worker.later(job.random.uniform(0.0, 0.005), worker.fail)
+            assert trains_within(job, 10.0), "\n".join(job.story)
+            assert job.training.began == 2
+            assert any("restart 1 of 2" in line for line in job.story)
+            assert not any("restart 2 of 2" in line for line in job.story)
+
+
+def test_a_rank_is_stopped_and_others_join() -> None:
+    """They go to a round in which it is needed: it is killed after 10 s, and they go on."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=2) as job:
+            job.nodes[0].start()
+            job.run(5.0)
+            stopped = job.nodes[0].workers()[1]
+            stopped.signal(19)
+            before = job.training.newest
+            job.nodes[1].start()
+            assert trains_within(job, 20.0), "\n".join(job.story)
+            assert stopped.is_dead
+            assert job.training.began == 1
+            assert job.training.newest > before
+            assert len(job.training.workers) == 4
+
+
+def test_a_rank_is_stopped_for_a_moment_and_others_join() -> None:
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=2) as job:
+            job.nodes[0].start()
+            job.run(5.0)
+            stopped = job.nodes[0].workers()[1]
+            stopped.signal(19)
+            job.nodes[1].start()
+            job.run(8.0)
+            stopped.signal(18)
+            assert trains_within(job, 10.0), "\n".join(job.story)
+            assert not stopped.is_dead
+            assert len(job.training.workers) == 4
+
+
+def test_survivors_wait_for_a_node_for_as_long_as_their_launchers_do() -> None:
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=3, min_nodes=3) as job:
+            job.start_all()
+            job.run(5.0)
+            survivors = [*job.nodes[0].workers(), *job.nodes[1].workers()]
+            job.nodes[2].kill()
+            job.run(200.0)
+            job.nodes[2].start()
+            assert trains_within(job, 20.0), "\n".join(job.story)
+            assert job.training.began == 1
+            assert not any(each.is_dead for each in survivors)
+
+
+def test_a_complaint_about_a_rank_that_the_next_round_lacks() -> None:
+    """Two nodes cannot reach each other as a group forms; before that is judged, one is lost."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=3) as job:
+            job.start_all()
+            job.run(5.0)
+            for worker in job.training.workers[:3]:
+                worker.complain_of(worker.attempt, 5, had_formed=False)
+            job.run(0.5)
+            job.nodes[2].kill()
+            assert trains_within(job, 10.0), "\n".join(job.story)
+
+
+WITHOUT: dict[str, list[tuple[type, str]]] = {
+    "word that a worker is kept": [(LocalWorkers, "keep")],
+    "a deadline for workers that do not answer": [(LocalWorkers, "_expect")],
+    "a deadline for those that are stopped": [(LocalWorkers, "stopped")],
+    "complaints": [(StuckRanks, "timed_out"), (StuckRanks, "lost_contact")],
+}
+
+
+@LONG
+@pytest.mark.parametrize("what", WITHOUT)
+def test_what_is_needed(what: str) -> None:
+    """Without it, some story ends badly."""
+    patches = [
+        mock.patch.object(owner, name, lambda *_, **__: None) for owner, name in WITHOUT[what]
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        with pytest.raises(ViolationError):
+            for seed in range(200):
+                story(seed)
+    finally:
+        for patch in patches:
+            patch.stop()
