@@ -157,6 +157,8 @@ class SimBoard(_Inbox):
 class SimRounds(LinkedRounds):
     """Over simulated connections."""
 
+    may_leave = True
+
     def __init__(self, node: SimNode, setup: Setup) -> None:
         super().__init__(
             setup, PeerRegister, None, b"", stalled_s=2.0, is_verbose=True, speak=node.say
@@ -417,6 +419,14 @@ class SimNode(Process):
             each.signal(signal.SIGSTOP)
         self.job.loop.after(seconds, thaw)
 
+    def leave(self) -> None:
+        """A scheduler drains the node."""
+        if self.is_alive and not self.is_frozen:
+            self.say("agent gets SIGTERM")
+            self.job.left.add(self.name)
+            self.agent.signal_received(signal.SIGTERM)
+            self.turn()
+
     def kill(self) -> None:
         """Kill everything on the node."""
         if self.is_alive:
@@ -483,6 +493,7 @@ class SimJob:
         )
         self.story: list[str] = []
         self.ended: dict[str, int] = {}  # by node, its agent's exit status
+        self.left: set[str] = set()  # nodes that were drained
         self.cuts: set[frozenset[str]] = set()  # pairs of nodes that cannot reach each other
         self.training = SimTraining(self.loop, self.random, self.tell, self.reaches, steps)
         self.seed = seed

@@ -51,7 +51,7 @@ def _play(job: SimJob, random: Random) -> None:
         _befall(job, random)
         job.run(random.choice([0.003, 0.03, 0.3, 3.0, 3.0, 40.0]) * random.uniform(0.5, 1.5))
     job.mend()
-    if job.ended:  # as it may, if nobody was left
+    if set(job.ended) - job.left:  # as it may, if nobody was left
         return
     for node in job.nodes:
         job.loop.after(random.uniform(0.0, 5.0), node.start)
@@ -71,7 +71,7 @@ def _whole(job: SimJob) -> list[SimNode]:
     ]
 
 
-def _befall(job: SimJob, random: Random) -> None:
+def _befall(job: SimJob, random: Random) -> None:  # noqa: PLR0912 - one case for each event
     """Let something happen."""
     whole = _whole(job)
     workers = [worker for node in whole for worker in node.workers() if worker.can_run]
@@ -97,6 +97,8 @@ def _befall(job: SimJob, random: Random) -> None:
             _keep_one(training, each, lambda: _stop(job, each, random))
         case "kill a node" if may_disturb and whole:
             random.choice(whole).kill()
+        case "leave" if may_disturb and whole:
+            random.choice(whole).leave()
         case "start":
             for node in job.nodes:
                 node.start()
@@ -125,7 +127,7 @@ def _stop(job: SimJob, worker: SimWorker, random: Random) -> None:
 
 _EVENTS = (
     *["kill"] * 8,
-    *["fail", "succeed", "all fail", "start"],
+    *["fail", "succeed", "all fail", "start", "leave"],
     *["stop"] * 3,
     *["kill a node", "freeze", "cut"] * 2,
 )

@@ -125,7 +125,11 @@ class SimTraining:
                 each.later(0.001, each.fail)
             return
         else:
-            left = [each for each in self.workers if each.has_state and each.can_run]
+            left = [
+                each
+                for each in self.workers
+                if each.has_state and each.can_run and not each.is_saving
+            ]
             if left:
                 raise ViolationError(f"round {group.round} begins anew, and {left} have a state")
             self.began += 1
@@ -168,7 +172,7 @@ class SimTraining:
 
     def _is_together(self, group: SimGroup) -> bool:
         members = list(group.members.values())
-        return all(each.can_run for each in members) and all(
+        return all(each.can_run and not each.is_saving for each in members) and all(
             self.reaches(members[0].node.name, each.node.name) for each in members
         )
 
@@ -176,11 +180,11 @@ class SimTraining:
         """A call waits: for a stopped process, or over a cut."""
         now = self.loop.now
         since = group.stalled_since = group.stalled_since or now
-        late = [each for each in members if not each.can_run]
+        late = [each for each in members if not each.can_run or each.is_saving]
         if late and now - since > TIMEOUT_S:
             group.is_over = True
             for each in members:
-                if each.can_run:
+                if each not in late:
                     each.say(CallTimedOut(group.round, late[0].rank))
                 each.later(0.0, partial(each.lost, group, late[0].rank))
         elif not late and now - since > SILENCE_S:
@@ -238,7 +242,7 @@ class SimWorker:
         self.pid = training.pids
         self.rank = self.attempt = self._kept = self._round = -1
         self.step, self.digest = 0, ""
-        self.has_state = self.is_dead = self.is_stopped = self.is_paused = False
+        self.has_state = self.is_dead = self.is_stopped = self.is_paused = self.is_saving = False
         self.is_newcomer = environ.get(STANDBY) == "1"
         self.group: SimGroup | None = None
         self._is_elastic = self.is_newcomer
@@ -287,8 +291,10 @@ class SimWorker:
             self.is_stopped = False
             self._stopped(False)
             self._catch_up()
-        elif number == signal.SIGTERM:
-            self.later(self.training.random.uniform(0.0, 0.1), lambda: self._exit(_KILLED, number))
+        elif number == signal.SIGTERM and not self.is_saving:
+            self.is_saving = True  # a checkpoint, say
+            delay_s = self.training.random.choice((0.1, 0.1, 20.0)) * self.training.random.random()
+            self.later(delay_s, lambda: self._exit(_KILLED, number))
 
     def pause(self) -> None:
         """The guardian stops it."""
@@ -396,7 +402,7 @@ class SimWorker:
         self._report()
         group = self.group
         trains = group is not None and group.is_formed and not group.is_over
-        if place.is_urgent or not trains:
+        if (place.is_urgent or not trains) and not self.is_saving:
             self._go()
 
     def _blame_later(self, other: SimWorker, group: SimGroup) -> None:
