@@ -301,7 +301,7 @@ class SimNode(Process):
         self.job, self.number, self.name = job, number, f"n{number}"
         self.host, self.address = self.name, address_of(number)
         self.starts = self.stores = 0
-        self.is_alive = self.is_frozen = False
+        self.is_alive = self.is_frozen = self.is_leaving = False
         self.key, self.at = "", Endpoint(host="", port=0)
         self._alarm = math.inf
 
@@ -334,7 +334,7 @@ class SimNode(Process):
             timeouts=job.timeouts,
         )
         self.rounds = SimRounds(self, setup)
-        self.is_alive, self.is_frozen = True, False
+        self.is_alive, self.is_frozen, self.is_leaving = True, False, False
         job.network.attach(self)
         self.selector = SimSelector()
         spec = Job(
@@ -424,6 +424,7 @@ class SimNode(Process):
         if self.is_alive and not self.is_frozen:
             self.say("agent gets SIGTERM")
             self.job.left.add(self.name)
+            self.is_leaving = True
             self.agent.signal_received(signal.SIGTERM)
             self.turn()
 

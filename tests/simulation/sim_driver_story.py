@@ -34,6 +34,7 @@ def story(seed: int) -> SimJob:
         min_nodes=random.choice([1, max(1, nodes // 2), nodes]),
         timeouts=_TIMEOUTS,
     )
+    job.network.loss = random.choice([0.0, 0.0, 0.1])
     with job:
         try:
             _play(job, random)
