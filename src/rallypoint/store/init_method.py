@@ -23,7 +23,7 @@ REPORT_EVERY = timedelta(seconds=10)
 _LOOK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
 _LOOK_AGAIN_S = 0.05
 _MOST_S = 2.0  # to read a verdict
-_LOST = "lost "  # what rank 0 says in place of its answer
+_ALL, _LOST = "all ", "lost "  # what rank 0 says: its answer follows, or a rank
 _NAMED = 16  # how many missing ranks a line names
 
 
@@ -108,7 +108,9 @@ def await_ranks(
     done = f"{name}/all"
     names = range(world_size) if global_ranks is None else global_ranks
     presence = Presence(store, name, names)
-    say_here(store, presence.key(rank), says)
+    if says:
+        store.set(presence.said_key(rank), says)
+    say_here(store, presence.key(rank))
     awaited = [presence.key(r) for r in range(world_size)] if rank == 0 else [done]
     started = reported = time.monotonic()
     while True:
@@ -150,21 +152,21 @@ def await_ranks(
             break
     if rank == 0:
         text = "" if answer is None else answer(presence.said())
-        store.set(done, text)
+        store.set(done, f"{_ALL}{text}")
         return text
     text = store.get(done).decode()
     if text.startswith(_LOST):
         raise lost_while_forming(names[int(text.removeprefix(_LOST))])
-    return text
+    return text.removeprefix(_ALL)
 
 
-def say_here(store: Store, key: str, text: str = "") -> None:
+def say_here(store: Store, key: str) -> None:
     """Set a key that, at our own server, goes when this process does; `key`/came stays."""
     if isinstance(store, TCPStore) and shows_deaths(store):
         store.set_ephemeral(key, "")
-        store.set(f"{key}/came", text)
+        store.set(f"{key}/came", "")
     else:
-        store.set(key, text)
+        store.set(key, "")
 
 
 def shows_deaths(store: Store) -> bool:
@@ -191,10 +193,13 @@ class Presence:
         """The key that exists as long as the rank is alive."""
         return f"{self._name}/{rank}"
 
+    def said_key(self, rank: int) -> str:
+        """The key of what the rank says."""
+        return f"{self.key(rank)}/said"
+
     def said(self) -> list[str]:
-        """What the ranks said when they came, once all have."""
-        end = "/came" if shows_deaths(self._store) else ""
-        keys = [f"{self.key(rank)}{end}" for rank in range(len(self._names))]
+        """What the ranks say, once all have come."""
+        keys = [self.said_key(rank) for rank in range(len(self._names))]
         return [text.decode() for text in self._store.multi_get(keys)]
 
     def look(self, ranks: Iterable[int], *, have_come: bool = False) -> int | None:

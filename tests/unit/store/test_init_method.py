@@ -119,6 +119,37 @@ def test_missing_ranks_are_named_once_by_the_lowest() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_rank_0_answers_what_all_say(is_ours: bool) -> None:
+    """The keys that say who is there have no value, on which fresh_round depends."""
+    with StoreServer(log_fd=-1) as server:
+        shared = HashStore(TIMEOUT)
+
+        def meet(rank: int) -> None:
+            with TCPStore("127.0.0.1", server.port, timeout=TIMEOUT) as own:
+                answers[rank] = await_ranks(
+                    own if is_ours else shared.clone(),
+                    "init",
+                    rank=rank,
+                    world_size=3,
+                    timeout=TIMEOUT,
+                    says=f"rank {rank}",
+                    answer=lambda said: f"lost and found: {', '.join(said)}" if rank == 0 else "",
+                )
+                all_there.wait(60)
+
+        answers: dict[int, str] = {}
+        all_there = threading.Barrier(4)
+        threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        all_there.wait(60)
+        for thread in threads:
+            thread.join(60)
+        assert set(answers.values()) == {"lost and found: rank 0, rank 1, rank 2"}
+        assert is_ours or shared.get("init/1") == b""
+
+
 def test_none_is_missing_if_the_last_has_just_come() -> None:
     assert missing_ranks({0, 2}, range(4)) == "2 of 4 ranks; missing: 1, 3"
     assert missing_ranks({0, 1}, (5, 7)) == "the last of 2 ranks, which has just joined"

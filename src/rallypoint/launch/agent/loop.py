@@ -170,7 +170,9 @@ class Agent:
         directory = self._output.directory
         self._progress.job_began(directory.path if directory.is_kept else "")
         sessions = choose_sessions(self._job.local_world_size, self._job.environ)
-        self._guardian = self._make_guardian(temporary_directory=directory.to_remove, sessions=sessions)
+        self._guardian = self._make_guardian(
+            temporary_directory=directory.to_remove, sessions=sessions
+        )
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
         self._oom_kills.reset()
         self._step_signals = _step_signals(self._job, self._send_signal)

@@ -171,7 +171,8 @@ def form_communicator(
         tell_roster(store, prefix, rank=rank, size=len(members), network=network, backend=backend)
     hosts = table.hosts
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
-    keys = [f"{prefix}/segment/{first}" for first in firsts]
+    keys = [presence.said_key(rank) for rank in range(len(hosts))]
+    keys += [f"{prefix}/segment/{first}" for first in firsts]
     keys += [f"{prefix}/place/{rank}" for rank in range(len(hosts)) if len(firsts) > 1]
     say_formed(store, prefix, len(members), keys, way=way, done=done)
     return communicator, algorithms
