@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,8 +71,8 @@ char* map_header(int record, uint32_t slot) {
 struct EarlyEnds::Ear {
   const uint32_t worker;
   char* const header;
-  const int tells;  // an eventfd
-  std::atomic<bool> has_heard{false};
+  const int tells;                   // an eventfd
+  std::atomic<int64_t> heard_ns{0};  // when; 0: nothing since it was taken
   std::atomic<bool> is_closed{false};
 
   ~Ear() { munmap(header, rallypoint::kRecordPage); }
@@ -109,7 +110,9 @@ void* EarlyEnds::wait(void* given) {
     const uint32_t word = ear.word();
     if (is_over(word) && word != heard) {
       heard = word;
-      ear.has_heard = true;
+      timespec now{};
+      clock_gettime(CLOCK_MONOTONIC, &now);
+      ear.heard_ns = now.tv_sec * 1'000'000'000ll + now.tv_nsec;
       const uint64_t one = 1;
       [[maybe_unused]] const ssize_t sent = write(ear.tells, &one, sizeof one);
     }
@@ -133,13 +136,16 @@ void EarlyEnds::forget(uint32_t worker) {
   ears_.erase(found);
 }
 
-std::vector<uint32_t> EarlyEnds::take() {
+std::vector<EarlyEnd> EarlyEnds::take() {
   uint64_t ignored;
   [[maybe_unused]] const ssize_t got = read(fd_, &ignored, sizeof ignored);
-  std::vector<uint32_t> found;
+  std::vector<EarlyEnd> found;
   for (const auto& ear : ears_) {
-    if (ear->has_heard.exchange(false)) found.push_back(ear->worker);
+    const int64_t heard_ns = ear->heard_ns.exchange(0);
+    if (heard_ns != 0) found.push_back({ear->worker, heard_ns});
   }
+  std::sort(found.begin(), found.end(),
+            [](const EarlyEnd& a, const EarlyEnd& b) { return a.heard_ns < b.heard_ns; });
   return found;
 }
 

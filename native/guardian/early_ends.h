@@ -13,6 +13,11 @@
 
 namespace guardian {
 
+struct EarlyEnd {
+  uint32_t worker;
+  int64_t heard_ns;  // CLOCK_MONOTONIC
+};
+
 class EarlyEnds {
  public:
   EarlyEnds();
@@ -20,9 +25,9 @@ class EarlyEnds {
   // Listens to the process whose flight record is at that slot of a file in memory, if it can.
   void listen(uint32_t worker, int record, uint32_t slot);
   void forget(uint32_t worker);
-  // The workers of whose ends it has heard since the last call. `fd` is readable if there are any;
+  // What it has heard since the last call, in that order. `fd` is readable if there is anything;
   // -1: there never will be.
-  std::vector<uint32_t> take();
+  std::vector<EarlyEnd> take();
   int fd() const { return fd_; }
 
  private:

@@ -34,7 +34,7 @@ namespace {
 constexpr int kPatienceMs =
     5000;  // a killed process that stays longer sits in the kernel (state D)
 constexpr int kRetryMs = 20;
-constexpr int kSoonMs = 100;  // all threads of a process that is killed end together
+constexpr int kSoonMs = 50;  // all threads of a process that is killed end together
 // Once this has happened, the agent knows, and is not kept waiting again.
 constexpr int kNoHopeMs = 100;
 constexpr int kMostPasses = 100;
@@ -200,7 +200,7 @@ void Family::reap(const Worker& worker) {
                      static_cast<int64_t>(worker.failure->stage), worker.failure->error,
                      now_ns(CLOCK_REALTIME)});
   } else if (!worker.is_told) {
-    tell_end(worker, info.si_code, info.si_status);
+    tell_end(worker, info.si_code, info.si_status, now_ns(CLOCK_REALTIME));
   }
   if (worker.pidfd >= 0) close(worker.pidfd);
   early_ends_.forget(worker.id);
@@ -208,29 +208,31 @@ void Family::reap(const Worker& worker) {
   workers_.erase(workers_.begin() + (&worker - workers_.data()));
 }
 
-void Family::tell_end(const Worker& worker, int code, int status) {
-  channel_.report(
-      {ReportKind::kExited, worker.id, worker.pid, code, status, now_ns(CLOCK_REALTIME)});
+void Family::tell_end(const Worker& worker, int code, int status, int64_t time_ns) {
+  channel_.report({ReportKind::kExited, worker.id, worker.pid, code, status, time_ns});
 }
 
-// The thread that has ended may not be the process's last, and that of an exec is not its end.
-void Family::note_early_ends() {
-  const int64_t now = now_ns(CLOCK_MONOTONIC);
-  for (const uint32_t id : early_ends_.take()) {
-    if (Worker* const worker = find(id)) worker->ends_by_ns = now + kSoonMs * 1'000'000ll;
+// One after the other: who ended first is told first. What was heard may be no end, but an exec.
+void Family::note_early_ends(bool hears_more) {
+  if (hears_more) {
+    for (const EarlyEnd& end : early_ends_.take()) ending_.push_back(end);
   }
-  for (Worker& worker : workers_) {
-    if (worker.ends_by_ns == 0) continue;
-    const int status = coming_status(worker.pid);
-    if (status != 0) {
-      worker.is_told = true;
-      if (WIFEXITED(status)) {
-        tell_end(worker, CLD_EXITED, WEXITSTATUS(status));
-      } else {
-        tell_end(worker, WCOREDUMP(status) ? CLD_DUMPED : CLD_KILLED, WTERMSIG(status));
-      }
+  for (; !ending_.empty(); ending_.pop_front()) {
+    const EarlyEnd& end = ending_.front();
+    Worker* const worker = find(end.worker);
+    if (worker == nullptr) continue;  // it has been reaped
+    const int64_t ago_ns = now_ns(CLOCK_MONOTONIC) - end.heard_ns;
+    const int status = coming_status(worker->pid);
+    if (status == 0 && ago_ns < kSoonMs * 1'000'000ll) return;
+    if (status == 0) continue;
+    const int64_t time_ns = now_ns(CLOCK_REALTIME) - ago_ns;
+    worker->is_told = true;
+    if (WIFEXITED(status)) {
+      tell_end(*worker, CLD_EXITED, WEXITSTATUS(status), time_ns);
+    } else {
+      const int code = WCOREDUMP(status) ? CLD_DUMPED : CLD_KILLED;
+      tell_end(*worker, code, WTERMSIG(status), time_ns);
     }
-    if (status != 0 || now >= worker.ends_by_ns) worker.ends_by_ns = 0;
   }
 }
 
@@ -249,8 +251,7 @@ void Family::resume() {
 }
 
 int Family::wait_ms() const {
-  const auto is_ending = [](const Worker& worker) { return worker.ends_by_ns != 0; };
-  if (std::any_of(workers_.begin(), workers_.end(), is_ending)) return 1;
+  if (!ending_.empty()) return 1;
   if (child_signal_ < 0) return kRetryMs;
   if (fence_timer_ >= 0 || fence_.until_ns == 0 || has_fenced_) return -1;
   const int64_t left_ns = fence_.until_ns - now_ns(CLOCK_BOOTTIME);

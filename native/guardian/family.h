@@ -5,6 +5,7 @@
 
 #include <sys/epoll.h>
 
+#include <deque>
 #include <vector>
 
 #include "channel.h"
@@ -27,8 +28,9 @@ class Family {
   // Reaps orphans that have ended. False: a worker has ended too, and its pidfd must be handled
   // first.
   bool reap_orphans();
-  // Reports workers that are about to end, as soon as it is known how.
-  void note_early_ends();
+  // Reports workers that are about to end, as soon as it is known how; `hears_more`: `early_ends`
+  // is readable.
+  void note_early_ends(bool hears_more);
   int early_ends() const { return early_ends_.fd(); }
   // Reports workers that a signal has stopped, or let continue; nothing while they are paused.
   void note_stops();
@@ -55,7 +57,7 @@ class Family {
   Worker* find(uint32_t id);
   Worker* find_pid(pid_t pid);
   void reap(const Worker& worker);
-  void tell_end(const Worker& worker, int code, int status);
+  void tell_end(const Worker& worker, int code, int status, int64_t time_ns);
   void reap_all();
   void signal_all(int number);
   std::vector<pid_t> children() const;  // negative: a worker and its group
@@ -71,6 +73,7 @@ class Family {
   bool has_fenced_ = false;
   bool is_paused_ = false;
   EarlyEnds early_ends_;
+  std::deque<EarlyEnd> ending_;  // it is not yet known how
   std::vector<Worker> workers_;
   std::vector<ExecFailure*> free_slots_;
 };

@@ -136,6 +136,7 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
     const int count = epoll_wait(epoll, events, 64, family.wait_ms());
     bool children_ended = count == 0;
     bool request_waits = false;
+    bool hears_early_ends = false;
     for (int i = 0; i < count; ++i) {
       // epoll lists events in the order in which they became ready: this orders the workers' ends.
       if (events[i].data.u64 & Family::kWorkerEvent) {
@@ -147,12 +148,14 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
         }
         children_ended = true;
         agent_lives = getppid() == agent;
+      } else if (events[i].data.u64 == kEarlyEndEvent) {
+        hears_early_ends = true;
       } else if (events[i].data.u64 == kChannelEvent) {
         request_waits = (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
         channel.flush();
       }
     }
-    family.note_early_ends();
+    family.note_early_ends(hears_early_ends);  // after those that epoll had before
     if (children_ended) {
       family.reap_orphans();  // a worker found there is in epoll's next list
       family.note_stops();

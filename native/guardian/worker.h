@@ -20,10 +20,9 @@ struct ExecFailure {
 struct Worker {
   uint32_t id;
   pid_t pid;
-  int pidfd;               // -1 where the kernel provides none
-  ExecFailure* failure;    // its slot in the shared page
-  int64_t ends_by_ns = 0;  // CLOCK_MONOTONIC; not 0: it is about to end, or has called exec
-  bool is_told = false;    // its end, before it is reaped
+  int pidfd;             // -1 where the kernel provides none
+  ExecFailure* failure;  // its slot in the shared page
+  bool is_told = false;  // its end, before it is reaped
 };
 
 // Forks. In the parent: returns the pid, or -1 with errno. The descriptors remain the caller's.

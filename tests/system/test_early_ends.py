@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -43,18 +43,27 @@ exec(code)
 
 
 class Worker:
-    """A worker of a guardian of its own; `slot` is where the guardian looks for its record."""
+    """A worker of a guardian; `slot` is where that looks for its record."""
 
-    def __init__(self, code: str, *, mib: int = 1, slot: int = SLOT, waits: bool = True) -> None:
+    def __init__(
+        self,
+        code: str,
+        *,
+        mib: int = 1,
+        slot: int = SLOT,
+        waits: bool = True,
+        guardian: Guardian | None = None,
+        number: int = 0,
+    ) -> None:
         self.records = FlightRecords(SLOT + 1)
-        self.guardian = Guardian()
+        self.guardian = guardian or Guardian()
         self._ours, theirs = socket.socketpair()
         control, _control = socket.socketpair()  # nobody reads it
         record = f"{FLIGHT_RECORD_FD}:{SLOT * FLIGHT_RECORD_BYTES}"
         with theirs, control, _control:
             end = theirs.fileno()
             self.guardian.spawn(
-                0,
+                number,
                 (sys.executable, "-c", WORKER, str(mib), code),
                 {**os.environ, "RALLYPOINT_CONTROL_FD": "3", "RALLYPOINT_FLIGHT_RECORD": record},
                 descriptors=(end, end, 2, control.fileno(), self.records.fileno()),
@@ -131,6 +140,26 @@ def test_a_kill_at_any_moment_is_told_once(seed: int) -> None:
             report = worker.end()
             assert (report.code, report.status) == (2, signal.SIGKILL)
     print(f"{KILLS} kills, {early} of them while the word was held")
+
+
+def test_ends_are_told_in_their_order_by_a_guardian_that_was_stopped() -> None:
+    with ExitStack() as stack:
+        guardian = Guardian()
+        workers = [Worker("", guardian=guardian, number=number) for number in range(4)]
+        for worker in workers:
+            stack.enter_context(closing(worker))
+        os.kill(guardian.pid, signal.SIGSTOP)
+        order = [2, 0, 3, 1]
+        for number in order:
+            process = os.pidfd_open(workers[number].pid)
+            os.kill(workers[number].pid, signal.SIGKILL)
+            assert select.select([process], [], [], 60)[0]  # its last thread is gone
+            os.close(process)
+        os.kill(guardian.pid, signal.SIGCONT)
+        told: list[int] = []
+        while len(told) < 4:
+            told += [each.worker for each in guardian.read()]
+        assert told == order
 
 
 @pytest.mark.parametrize(
