@@ -10,7 +10,6 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
@@ -54,9 +53,11 @@ class FlightRecords:
         except (OSError, AttributeError) as error:
             self._is_memfd = False
             self._descriptor = _without_memfd(size, error)
-        with suppress(OSError):  # only a memfd can be sealed
+        try:  # only a memfd can be sealed
             # Unless it is, the guardian does not read it, as it would die of what is cut off.
             fcntl.fcntl(self._descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK)
+        except OSError:
+            return
 
     def fileno(self) -> int:
         """The descriptor for the workers."""

@@ -394,10 +394,14 @@ def workers_of(*seated: SimpleNamespace) -> LocalWorkers:
 
 
 def answered(
-    number: int, stage: Stage = Stage.ASSIGNED, *, answer_by: float = 10.0
+    number: int, stage: Stage = Stage.ASSIGNED, *, answer_by: float = 10.0, rank: int = 0
 ) -> SimpleNamespace:
     return SimpleNamespace(
-        report=WorkerReport(stage, number), answer_by=answer_by, take=lambda *_, **__: None
+        rank=rank,
+        report=WorkerReport(stage, number),
+        answer_by=answer_by,
+        is_stopped=False,
+        take=lambda *_, **__: None,
     )
 
 
@@ -428,6 +432,32 @@ def test_who_is_silent_gets_no_more_time_by_another_round(is_urgent: bool) -> No
     assert workers.wake_at == 10.0
     assert workers.unanswered(6, 10.0) == [silent]
     assert workers.unanswered(6, 30.0) == []
+
+
+def test_who_is_stopped_must_come_to_the_next_round_within_the_time() -> None:
+    """Although nobody was lost, and even if it knew its place before it was stopped."""
+    other, stopped = answered(4, Stage.JOINED), answered(4, Stage.JOINED)
+    workers = workers_of(other, stopped)
+    other.answer_by = stopped.answer_by = workers.wake_at = None
+    workers.stopped(stopped, 4, 1.0)  # in a round that has formed
+    assert workers.wake_at is None
+    places = [(SimpleNamespace(rank=rank), each) for rank, each in enumerate((other, stopped))]
+    workers.go_on(None, places, is_urgent=False, now=7.0)  # type: ignore[arg-type]
+    assert (other.answer_by, stopped.answer_by, workers.wake_at) == (None, 17.0, 17.0)
+    stopped.report = WorkerReport(Stage.ASSIGNED, 5)
+    assert workers.unanswered(5, 17.0) == [stopped]
+    stopped.answer_by = workers.wake_at = 20.0
+    stopped.is_stopped = False
+    assert workers.unanswered(5, 20.0) == []
+
+
+def test_a_newcomer_that_is_stopped_is_waited_for() -> None:
+    """Nobody needs it yet."""
+    newcomer = answered(-1, Stage.READY, rank=-1)
+    workers = workers_of(newcomer)
+    newcomer.answer_by = workers.wake_at = None
+    workers.stopped(newcomer, 5, 1.0)
+    assert (newcomer.is_stopped, newcomer.answer_by) == (True, None)
 
 
 def test_nobody_joins_those_that_have_done_their_last_update() -> None:
