@@ -345,7 +345,7 @@ def test_a_worker_that_is_stopped_does_not_keep_the_others(launch: Launch, resta
     stopped, lost, survivor = await_step(launch.directory, 5, 3)
     os.kill(stopped, signal.SIGSTOP)
     os.kill(lost, signal.SIGKILL)
-    wait_until(lambda: f"(pid {stopped}) does not answer" in launch.err)
+    wait_until(lambda: f"(pid {stopped}) is stopped" in launch.err)
     if restarts != "0":
         await_step(launch.directory, max(steps_of(launch.directory)) + 5, 3)
     (launch.directory / "enough").touch()
