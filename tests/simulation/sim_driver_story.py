@@ -14,7 +14,7 @@ from tests.simulation.sim_worker import SimWorker, ViolationError
 
 from rallypoint.rendezvous.timeouts import Timeouts
 
-_FAULTS_S, _CALM_S = 40.0, 150.0
+_FAULTS_S, _CALM_S = 40.0, 120.0
 _TIMEOUTS = Timeouts(last_call_s=0.5)
 
 
@@ -56,6 +56,9 @@ def _play(job: SimJob, random: Random) -> None:
         return
     for node in job.nodes:
         job.loop.after(random.uniform(0.0, 5.0), node.start)
+    job.run(_CALM_S / 3)
+    for node in job.nodes:  # those that were still leaving
+        node.start()
     job.run(_CALM_S)
     before = job.training.newest, job.training.began
     job.run(5.0)

@@ -164,6 +164,8 @@ class NodeState:
         """
         if self.phase in (Phase.STOPPING, Phase.ENDING):
             self.round = round_number  # it ends with what is being ended
+            if not self.group.local_ranks:  # nobody had a rank: that is no success of this round
+                self.group = WorkerGroup(ranks, local_ranks)
         if self.phase not in (Phase.WAITING, Phase.KEEPING):
             return NOTHING
         self._move(Phase.RUNNING)
