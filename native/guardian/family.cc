@@ -48,7 +48,7 @@ int64_t now_ns(clockid_t clock) {
 
 int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
-bool is_over(const Worker& worker) {
+bool has_ended(const Worker& worker) {
   pollfd entry{worker.pidfd, POLLIN, 0};
   return worker.pidfd >= 0 && poll(&entry, 1, 0) > 0;
 }
@@ -225,7 +225,7 @@ void Family::note_early_ends(bool hears_more) {
   for (; !ending_.empty(); ending_.pop_front()) {
     const EarlyEnd& end = ending_.front();
     Worker* const worker = find(end.worker);
-    if (worker == nullptr || is_over(*worker)) continue;  // the reap tells
+    if (worker == nullptr || has_ended(*worker)) continue;  // the reap tells
     const int64_t ago_ns = now_ns(CLOCK_MONOTONIC) - end.heard_ns;
     const int status = coming_status(worker->pid);
     if (status == 0 && ago_ns < kSoonMs * 1'000'000ll) return;

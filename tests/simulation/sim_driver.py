@@ -216,6 +216,7 @@ class SimGuardian(_Inbox):
             ),
         )
         self.workers[worker] = started
+        self._node.say(f"{started.pid} starts")
         started.is_paused = self._is_paused
         self._tell(ReportKind.STARTED, worker, pid=started.pid)
 

@@ -6,6 +6,7 @@ python -m tests.simulation.sim_driver_story 0 1000    play those
 
 from __future__ import annotations
 
+import signal
 import sys
 from random import Random
 
@@ -126,8 +127,8 @@ def _keep_one(training: list[SimWorker], victim: SimWorker, what: object) -> Non
 def _stop(job: SimJob, worker: SimWorker, random: Random) -> None:
     seconds = random.choice([0.05, 1.0, 15.0, 1000.0]) * random.uniform(0.5, 1.5)
     worker.node.say(f"{worker.pid} is stopped for {seconds:.2f} s")
-    worker.signal(19)  # SIGSTOP
-    job.loop.after(seconds, lambda: worker.signal(18))
+    worker.signal(signal.SIGSTOP)
+    job.loop.after(seconds, lambda: worker.signal(signal.SIGCONT))
 
 
 _EVENTS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from unittest import mock
 
 import pytest
@@ -46,36 +47,40 @@ def test_all_ranks_raise_at_once(nodes: int) -> None:
             assert not any("restart 2 of 2" in line for line in job.story)
 
 
-def test_a_rank_is_stopped_and_others_join() -> None:
-    """They go to a round in which it is needed: it is killed after 10 s, and they go on."""
+@pytest.mark.parametrize("is_forever", [True, False])
+def test_a_rank_is_stopped_and_others_join(is_forever: bool) -> None:
+    """They go to a round in which it is needed: after 10 s it is killed, and they go on."""
     for seed in range(5):
         with SimJob(seed=seed, nodes=2) as job:
             job.nodes[0].start()
             job.run(5.0)
             stopped = job.nodes[0].workers()[1]
-            stopped.signal(19)
+            stopped.signal(signal.SIGSTOP)
             before = job.training.newest
             job.nodes[1].start()
-            assert trains_within(job, 20.0), "\n".join(job.story)
-            assert stopped.is_dead
-            assert job.training.began == 1
-            assert job.training.newest > before
-            assert len(job.training.workers) == 4
-
-
-def test_a_rank_is_stopped_for_a_moment_and_others_join() -> None:
-    for seed in range(5):
-        with SimJob(seed=seed, nodes=2) as job:
-            job.nodes[0].start()
-            job.run(5.0)
-            stopped = job.nodes[0].workers()[1]
-            stopped.signal(19)
-            job.nodes[1].start()
             job.run(8.0)
-            stopped.signal(18)
-            assert trains_within(job, 10.0), "\n".join(job.story)
-            assert not stopped.is_dead
+            assert job.training.newest == before
+            if not is_forever:
+                stopped.signal(signal.SIGCONT)
+            assert trains_within(job, 12.0), "\n".join(job.story)
+            assert (job.training.began, stopped.is_dead) == (1, is_forever)
             assert len(job.training.workers) == 4
+
+
+def test_a_replacement_starts_once_the_survivors_have_gone_on() -> None:
+    """Or after 50 ms: its start would take their cores."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=1, workers=3) as job:
+            job.start_all()
+            job.run(5.0)
+            job.nodes[0].workers()[0].kill()
+            killed_at = job.loop.now
+            job.run(5.0)
+            after = job.story[job.story.index(f"{killed_at:9.4f} n0: 1001 (rank 0) ends, 9") :]
+            went_on = next(line for line in after if "2 ranks go on" in line)
+            started = next(line for line in after if line.endswith("1004 starts"))
+            assert killed_at < float(went_on.split()[0]) < float(started.split()[0])
+            assert float(started.split()[0]) < killed_at + 0.06
 
 
 def test_survivors_wait_for_a_node_for_as_long_as_their_launchers_do() -> None:

@@ -193,9 +193,11 @@ class InPlaceRecovery:
                     f" {COME_S:.0f} s; {_NO_RANK}"
                 )
         for worker in self._workers.unanswered(self._state.round, now):
-            self._state.group.killing(worker.rank, "it did not answer when others went on")
-            why = "does not answer, as others go on without those that were lost"
+            because = "it did not answer when others went on"
+            told = "does not answer, as others go on without those that were lost"
             if worker.is_stopped:
-                why = "is stopped, and the others cannot go on to their next round without it"
-            self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {why}; killing it")
+                because = "it was stopped when others went on"
+                told = "is stopped, and the others cannot go on to their next round without it"
+            self._state.group.killing(worker.rank, because)
+            self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {told}; killing it")
             self._perform(Decision((SignalWorkers((worker.rank,), SIGKILL),), ""))

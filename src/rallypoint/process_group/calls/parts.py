@@ -47,8 +47,8 @@ def part_sizes(
         found = []
     if len(found) != ranks or sum(found) != length or min(found) < 0:
         raise InvalidArgumentError(
-            f"{operation}: {name}_split_sizes={list(sizes)} must have one whole number for each "
-            f"rank, {ranks} in all, that add up to {length}, the first dimension of {name}"
+            f"{operation}: {name}_split_sizes={list(sizes)} must be whole numbers, one for "
+            f"each rank ({ranks}), that add up to {length}, the first dimension of {name}"
         )
     return found
 
