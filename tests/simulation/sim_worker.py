@@ -8,6 +8,7 @@ state is a hash of the one before and of who made it: there must be one for each
 from __future__ import annotations
 
 import hashlib
+import itertools
 import signal
 import socket
 from collections import deque
@@ -110,9 +111,9 @@ class SimTraining:
         members = list(group.members.values())
         if group.is_over or not self._is_together(group):
             if not group.is_over and not any(each.is_dead for each in members):
-                self.loop.after(_POLL_S, lambda: self._form(group))  # as soon as they are
+                self._stall(group, members, self._form)  # as soon as they are
             return
-        group.is_formed = True
+        group.is_formed, group.stalled_since = True, None
         having = [each for each in members if each.has_state]
         if having:
             newest = max(having, key=lambda each: each.step)
@@ -149,7 +150,7 @@ class SimTraining:
             return
         members = list(group.members.values())
         if not self._is_together(group):
-            self._stall(group, members)
+            self._stall(group, members, self._step)
             return
         group.stalled_since = None
         if any(each.has_news for each in members):
@@ -172,16 +173,19 @@ class SimTraining:
 
     def _is_together(self, group: SimGroup) -> bool:
         members = list(group.members.values())
+        names = {each.node.name for each in members}
         return all(each.can_run and not each.is_saving for each in members) and all(
-            self.reaches(members[0].node.name, each.node.name) for each in members
+            self.reaches(*pair) for pair in itertools.combinations(names, 2)
         )
 
-    def _stall(self, group: SimGroup, members: list[SimWorker]) -> None:
-        """A call waits: for a stopped process, or over a cut."""
+    def _stall(
+        self, group: SimGroup, members: list[SimWorker], again: Callable[[SimGroup], None]
+    ) -> None:
+        """A call, or the forming, waits: for a stopped process, or over a cut."""
         now = self.loop.now
         since = group.stalled_since = group.stalled_since or now
         late = [each for each in members if not each.can_run or each.is_saving]
-        if late and now - since > TIMEOUT_S:
+        if late and group.is_formed and now - since > TIMEOUT_S:
             group.is_over = True
             for each in members:
                 if each not in late:
@@ -190,7 +194,7 @@ class SimTraining:
         elif not late and now - since > SILENCE_S:
             self._end(group, culprit=None)
         else:
-            self.loop.after(_POLL_S, lambda: self._step(group))
+            self.loop.after(_POLL_S, lambda: again(group))
 
     def _end(self, group: SimGroup, *, culprit: int | None) -> None:
         """All leave it; None: each blames one that it does not reach."""

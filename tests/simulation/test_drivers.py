@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -115,27 +116,56 @@ def test_a_round_that_begins_as_a_node_without_ranks_is_being_ended() -> None:
     story(400)
 
 
-WITHOUT: dict[str, list[tuple[type, str]]] = {
-    "word that a worker is kept": [(LocalWorkers, "keep")],
-    "a deadline for workers that do not answer": [(LocalWorkers, "_expect")],
-    "a deadline for those that are stopped": [(LocalWorkers, "stopped")],
-    "complaints": [(StuckRanks, "timed_out"), (StuckRanks, "lost_contact")],
+def wait_for_a_node(job: SimJob) -> None:
+    """For longer than a survivor waits that does not hear that it is kept."""
+    job.nodes[1].kill()
+    job.run(100.0)
+    job.nodes[1].start()
+
+
+def stop_one_and_kill_another(job: SimJob) -> None:
+    """The stopped one does not answer the news of the next round."""
+    job.nodes[0].workers()[0].signal(signal.SIGSTOP)
+    job.nodes[1].workers()[0].kill()
+
+
+def stop_one_as_others_join(job: SimJob) -> None:
+    """It is silent from before the next round."""
+    job.nodes[1].kill()
+    job.run(15.0)
+    job.nodes[0].workers()[0].signal(signal.SIGSTOP)
+    job.nodes[1].start()
+
+
+def cut_two_from_each_other(job: SimJob) -> None:
+    """Both reach the coordinator: only their workers notice."""
+    job.cuts.add(frozenset((job.nodes[1].name, job.nodes[2].name)))
+    job.loop.after(60.0, job.mend)
+
+
+WITHOUT: dict[str, tuple[type, str, Callable[[SimJob], None], int]] = {
+    "word that a worker is kept": (LocalWorkers, "keep", wait_for_a_node, 3),
+    "a deadline for an answer": (LocalWorkers, "_expect", stop_one_and_kill_another, 2),
+    "a deadline for the stopped": (LocalWorkers, "stopped", stop_one_as_others_join, 2),
+    "complaints": (StuckRanks, "lost_contact", cut_two_from_each_other, 2),
 }
 
 
-@LONG
 @pytest.mark.parametrize("what", WITHOUT)
 def test_what_is_needed(what: str) -> None:
-    """Without it, some story ends badly."""
-    patches = [
-        mock.patch.object(owner, name, lambda *_, **__: None) for owner, name in WITHOUT[what]
-    ]
-    for patch in patches:
-        patch.start()
-    try:
-        with pytest.raises(ViolationError):
-            for seed in range(200):
-                story(seed)
-    finally:
-        for patch in patches:
-            patch.stop()
+    """Without it, a story ends badly; with it, it does not."""
+    owner, name, befall, min_nodes = WITHOUT[what]
+
+    def ends_well() -> bool:
+        with SimJob(seed=1, nodes=3, min_nodes=min_nodes) as job:
+            job.start_all()
+            job.run(5.0)
+            try:
+                befall(job)
+                return trains_within(job, 200.0) and job.training.began == 1
+            except ViolationError:
+                return False
+
+    assert ends_well()
+    with mock.patch.object(owner, name, lambda *_, **__: None):
+        assert not ends_well()

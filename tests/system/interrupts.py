@@ -84,8 +84,8 @@ class Rank:
         while True:
             self._operation = common.choice(list(ways))
             size, value, root = common.choice(SIZES), common.randrange(100), common.randrange(RANKS)
-            if own.random() < 0.4:
-                time.sleep(own.random() / 100)
+            if common.randrange(RANKS) == self._rank:  # the other waits in most calls
+                time.sleep(own.random() * own.choice([0.01, 0.1]))
             self._used = []
             ways[self._operation](size, value, root)
 
@@ -247,7 +247,7 @@ def main() -> None:
         is_well = all(output.read(until_s) == b"ready" for _, output in ranks)
         if not is_well:
             break
-        time.sleep(chance.random() * chance.choice([0.001, 0.01]))
+        time.sleep(chance.random() * chance.choice([0.001, 0.1]))
         seen = interrupt(ranks, chance.choice([[0], [1], [0, 1]]))
         print(json.dumps(seen), flush=True)
         is_well = len(seen["told"]) == RANKS

@@ -180,7 +180,7 @@ sys.exit(main())
     ("owner", "name", "calls"),
     [
         ("loop", "Output", 1),
-        ("loop", "Guardian", 1),
+        ("guardian.Guardian", "__init__", 1),
         pytest.param("guardian.Guardian", "spawn", 2, marks=pytest.mark.everyday),
         ("guardian.Guardian", "spawn", 4),
     ],
