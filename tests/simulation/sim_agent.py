@@ -198,12 +198,7 @@ class SimAgent(Process):
         self._cluster.witness.failures.add(seat.number)
         self._cluster.tell(f"{self.name}: a worker fails")
         self.report(broken="rank failed")
-        cause = Cause(
-            rank=seat.first_rank,
-            node_rank=seat.node_rank,
-            text="rank failed",
-            time_s=self._cluster.loop.now,
-        )
+        cause = Cause(rank=seat.first_rank, node_rank=seat.node_rank, text="rank failed")
         self._cluster.loop.after(0.05, lambda: self._end(seat, succeeded=False, causes=(cause,)))
         return None
 

@@ -321,7 +321,7 @@ class NodeState:
             self._stop_asked = self._stop_asked or f"stopped, because {text}"
         else:
             # Whatever fails while it is being ended came later.
-            self._hang_cause = Cause(rank=rank, node_rank=self.node_rank, text=text, time_s=0.0)
+            self._hang_cause = Cause(rank=rank, node_rank=self.node_rank, text=text)
             self._broken = self._broken or text
         return Decision((*stop.actions, self._tell()), stop.reason)
 
@@ -441,7 +441,6 @@ class NodeState:
             rank=failure.exit.rank,
             node_rank=self.node_rank,
             text=failure.text,
-            time_s=failure.time_s,
             is_echo=failure.is_echo,
             is_startup=failure.is_startup,
             is_charged=failure.exit.rank in self._missed,

@@ -284,25 +284,23 @@ class PlugInRounds(RoundSource):
             self._info.store.set(f"rallypoint/done/{self._info.rank}", "1")
             return self._look()
         self._is_stopped = True
-        after = judge(
-            RoundEnd(
-                causes=end.causes,
-                restarts_used=self._restarts,
-                max_restarts=self._max_restarts,
-                stop_asked=self._stop_asked,
-                interrupted="" if end.causes else "another node needs a new round",
-                unkillable=end.unkillable,
-            )
+        facts = RoundEnd(
+            causes=end.causes,
+            restarts_used=self._restarts,
+            max_restarts=self._max_restarts,
+            stop_asked=self._stop_asked,
+            interrupted="" if end.causes else "another node needs a new round",
+            unkillable=end.unkillable,
         )
+        after = judge(facts)
         if after.next in (Next.RESTART, Next.RESIZE):
             self._restarts += after.next is Next.RESTART
             return self._meet(after.reason)
         outcome = Outcome.STOPPED if after.next is Next.STOP else Outcome.GIVEN_UP
         self._try(self._handler.set_closed)
-        root = min(end.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
         finish = Finish(outcome=outcome, because=after.reason)
-        if root is not None:
-            finish = finish.__replace__(culprit=self._info.rank, what=root.text)
+        if facts.root is not None:
+            finish = finish.__replace__(culprit=self._info.rank, what=facts.root.text)
         self._post(finish)
         return None
 

@@ -171,7 +171,7 @@ class Coordinator:
             return NOTHING
         decided = NOTHING
         if report.broken and self._runs(key, report):
-            self.current.is_broken = True
+            self.current.broke(key)
             decided += self._stop(report.broken)
         if report.stop_asked and not self._stop_asked:
             decided += self._stop_was_asked(report.stop_asked)

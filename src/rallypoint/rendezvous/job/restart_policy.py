@@ -21,7 +21,6 @@ class Cause(Record, kw_only=True):
     rank: int
     node_rank: int
     text: str
-    time_s: float
     is_echo: bool = False
     is_startup: bool = False
     is_charged: bool = False
@@ -42,6 +41,7 @@ class RoundEnd(Record, kw_only=True):
     """All facts that matter when a round is over on every remaining node.
 
     Attributes:
+        causes: in the order in which they were told.
         stop_asked: who asked to end the job; empty: nobody.
         was_whole: no failure had been reported by then.
         survivors: how many workers are still running, and can go on.
@@ -64,8 +64,8 @@ class RoundEnd(Record, kw_only=True):
 
     @property
     def root(self) -> Cause | None:
-        """The first failure: the earliest that is not an echo, if there is one."""
-        return min(self.causes, key=lambda cause: (cause.is_echo, cause.time_s), default=None)
+        """The first failure that is not an echo, if there is one."""
+        return min(self.causes, key=lambda cause: cause.is_echo, default=None)
 
 
 class AfterRound(Record):

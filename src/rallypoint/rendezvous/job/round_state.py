@@ -25,8 +25,7 @@ class RoundState:
         came: hosts that joined since it began.
         leaving: why a member leaves, by key.
         interrupted: why it ended, if no member is at fault.
-        is_broken: a member has reported that one of its workers failed, or cannot reach others.
-        was_whole: none had, when somebody asked to end the job.
+        was_whole: it was not broken when somebody asked to end the job.
         has_newcomers: workers joined others, which go on, with this round.
         is_finishing: workers have done their last update, or have succeeded: nobody may join them.
     """
@@ -54,8 +53,9 @@ class RoundState:
         self.came: list[str] = []
         self.leaving: dict[str, str] = {}
         self.interrupted = ""
-        self.is_broken = self.was_whole = self.is_finishing = False
+        self.was_whole = self.is_finishing = False
         self._is_taken_over = is_taken_over
+        self._broken: dict[str, None] = {}  # members that have said so, in that order
         self._ready: dict[str, int] = {}  # workers on standby for empty places, by key
         self._ends: dict[str, NodeReport] = {}  # of members whose part is over, by key
 
@@ -70,6 +70,15 @@ class RoundState:
     def has_ended(self, key: str) -> bool:
         """Whether that member has reported the end of its workers."""
         return key in self._ends
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a member has reported that a worker of its own failed, or cannot reach others."""
+        return bool(self._broken)
+
+    def broke(self, key: str) -> None:
+        """A member reports that."""
+        self._broken[key] = None
 
     def ended(self, key: str, end: NodeReport) -> str:
         """A member reports its workers' end. Why the round is over, unless they succeeded."""
@@ -177,8 +186,9 @@ class RoundState:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """What went wrong, on all nodes."""
-        return tuple(cause for end in self._ends.values() for cause in end.causes)
+        """What went wrong, by node, as they told of it: clocks of hosts may differ by seconds."""
+        ends = [self._ends[key] for key in {**self._broken, **self._ends} if key in self._ends]
+        return tuple(cause for end in ends for cause in end.causes)
 
     @property
     def unkillable(self) -> int:

@@ -35,9 +35,9 @@ from rallypoint.rendezvous.job.reports import (
 from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
 
-FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed", time_s=5.0)
-ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", time_s=1.0, is_echo=True)
-EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", time_s=2.0, is_startup=True)
+FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed")
+ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", is_echo=True)
+EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", is_startup=True)
 NEWCOMER = FAILED.__replace__(is_newcomer=True)
 
 
@@ -545,6 +545,23 @@ def test_many_nodes_lost_at_once_are_one_change() -> None:
     cluster.wait(0.25)
     cluster.join("d")  # comes in at once
     assert cluster.running() == "abd"
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+@pytest.mark.parametrize("ends", ["ab", "ba"])
+def test_the_node_that_told_first_is_the_culprit(first: str, ends: str) -> None:
+    """Whoever's workers have ended first: the hosts' clocks say nothing."""
+    job, other = two_nodes(), "ab".replace(first, "")
+    job.reported(first, running(0, broken="out of memory"), 1.0)
+    job.reported(other, running(0, broken="connection closed by peer"), 1.001)
+    causes = {
+        first: FAILED.__replace__(rank=5, node_rank="ab".index(first), text="out of memory"),
+        other: FAILED.__replace__(node_rank="ab".index(other), text="connection closed by peer"),
+    }
+    for key in ends:
+        decision = job.reported(key, end(0, causes=(ECHO, causes[key])), 2.0)
+    (finish,) = [each for each in decision.actions if isinstance(each, Finish)]
+    assert (finish.culprit, finish.what) == ("ab".index(first), "out of memory")
 
 
 # Workers that go on when others are lost.
