@@ -27,6 +27,7 @@ from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
+    Ending,
     Finish,
     NodeReport,
     Notice,
@@ -224,15 +225,15 @@ class SimAgent(Process):
             self.report(stop_asked="SIGINT stopped it")
 
     def _stop(self, stop: Stop) -> None:
-        seat = self.seat
+        seat, may_pause = self.seat, stop.ending is Ending.PAUSE
         if seat is None or seat.number != stop.round:
-            if self._kept is not None and self._kept.number == stop.round and not stop.may_pause:
+            if self._kept is not None and self._kept.number == stop.round and not may_pause:
                 self._end_kept(self._kept)
             return
         keeps = self.keeps and not self._stopping
-        if stop.at_once:  # at most the time that an agent is allowed
+        if may_pause or stop.ending is Ending.KILL:  # at most the time that an agent is allowed
             kill_s = self._cluster.kill_s * self._cluster.random.uniform(0.1, 0.95)
-            self._end_later(seat, kill_s, keeps=keeps and stop.may_pause)
+            self._end_later(seat, kill_s, keeps=keeps and may_pause)
         elif not self._stopping:
             grace_s = self._cluster.random.uniform(0.005, self._cluster.grace_s)
             self._end_later(seat, grace_s, keeps=keeps)

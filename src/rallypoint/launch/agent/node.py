@@ -25,6 +25,7 @@ from rallypoint.base.record import Record
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
+    Ending,
     Finish,
     NodeReport,
     Notice,
@@ -191,16 +192,17 @@ class NodeState:
         """The coordinator ends the round on all nodes, or this node has lost it."""
         if stop.round != self.round:
             return NOTHING
-        if stop.admits and self._is_finishing:  # it has crossed what this node tells
+        is_urgent = stop.ending in (Ending.KILL, Ending.PAUSE)
+        if stop.ending is Ending.ADMIT and self._is_finishing:  # it crosses what this node tells
             return Decision((), f"{stop.because}, but workers here have done their last update")
-        if stop.may_pause and self.survivors and self.phase in _CAN_PAUSE:
+        if stop.ending is Ending.PAUSE and self.survivors and self.phase in _CAN_PAUSE:
             return self._pause(stop.because, now)
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
             self._stopped(stop.because, now)
-            if not stop.at_once:
+            if not is_urgent:
                 keeps = bool(self.survivors)
                 return self._keep(stop.because) if keeps else self._stop(SIGTERM, stop.because, now)
-        elif self.phase not in (Phase.STOPPING, Phase.KEEPING) or not stop.at_once:
+        elif self.phase not in (Phase.STOPPING, Phase.KEEPING) or not is_urgent:
             return NOTHING
         self.group.stopping()
         return self._end(stop.because, now)

@@ -20,7 +20,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Led,
 )
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.job.reports import Join, NodeReport, Stop
+from rallypoint.rendezvous.job.reports import Ending, Join, NodeReport, Stop
 from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")
@@ -113,7 +113,7 @@ class Follower:
             return []
         self.voters = message.voters
         if self.round >= 0:  # the end of the previous round cannot be far
-            return self._stop(self.round, "a newer round has begun", at_once=True)
+            return self._kill(self.round, "a newer round has begun")
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
             return []  # if it is still valid, it comes again after the next beat
         if self._workers.waits and not message.start.keeps:  # end it, and then begin
@@ -146,7 +146,7 @@ class Follower:
         if running < 0 or self._cut_off_round == running:
             return []
         self._cut_off_round = running
-        return self._stop(running, because, at_once=True)
+        return self._kill(running, because)
 
     def fenced(self) -> list[Action]:
         """The guardian found the lease over before this agent did."""
@@ -155,7 +155,7 @@ class Follower:
     def _pause(self, because: str) -> list[Action]:
         """Let nothing run until another round begins here."""
         self._paused_round = self._running
-        return [Stop(round=self._running, because=because, at_once=True, may_pause=True)]
+        return [Stop(round=self._running, because=because, ending=Ending.PAUSE)]
 
     @property
     def _runs(self) -> bool:
@@ -167,8 +167,8 @@ class Follower:
         """The round of the workers that run here; -1: none."""
         return self._workers.round if self.round < 0 and self._workers.waits else self.round
 
-    def _stop(self, number: int, because: str, *, at_once: bool = False) -> list[Action]:
-        return [Stop(round=number, because=because, at_once=at_once)]
+    def _kill(self, number: int, because: str) -> list[Action]:
+        return [Stop(round=number, because=because, ending=Ending.KILL)]
 
     # What it reports.
 

@@ -363,7 +363,7 @@ class Leader:
             number=self.agreement.number,
             waiting=0 if job is None else job.waiting,
             done=self._rounds.done,
-            is_stopping=job is not None and job.is_stopping,
+            is_stopping=job is not None and job.stopping is not None,
         )
         self._peers.tell(peer.member.key, ack)
 

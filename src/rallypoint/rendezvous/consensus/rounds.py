@@ -167,10 +167,6 @@ class Rounds:
         self._peers.tell_all(self._orders.halt_all(stop, now))
         return NOTHING
 
-    def _halt_again(self, key: str, job: Coordinator) -> None:
-        stop = Stop(round=job.round, because=job.because_stopped)
-        self._peers.tell(key, self._orders.halt(stop))
-
     def take_report(self, peer: Peer, beat: Beat, now: float) -> None:
         """What a member's heartbeat tells."""
         job, key = self.job, beat.key
@@ -196,13 +192,13 @@ class Rounds:
         runs = running == job.round
         is_due = orders.must_repeat(key, now, self._setup.timeouts.beat_s)
         if runs or not job.expects(key):
-            if runs and job.is_stopping and is_due:
-                self._halt_again(key, job)
+            if runs and job.stopping is not None and is_due:
+                self._peers.tell(key, orders.halt(job.stopping))
         elif job.round == orders.old_round:
             # It does not run the round that our predecessor began, and has no end of it to report.
             self.perform(job.never_ran(key, now, was_cut_off=True), now)
         elif job.round == orders.round and is_due:
-            if job.is_stopping:
-                self._halt_again(key, job)
+            if job.stopping is not None:
+                self._peers.tell(key, orders.halt(job.stopping))
             else:
                 self._send_go(key, now)

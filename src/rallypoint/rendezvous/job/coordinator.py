@@ -19,6 +19,7 @@ from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.flapping import Flapping, ShortLives
 from rallypoint.rendezvous.job.membership import Gathering, Limits
 from rallypoint.rendezvous.job.reports import (
+    Ending,
     Finish,
     NodeReport,
     Notice,
@@ -88,7 +89,7 @@ class Coordinator:
         self.restarts = 0
         self.wake_at: float | None = None
         self.current = RoundState()  # of the round, also once it is over
-        self.because_stopped = ""
+        self._stop_order: Stop | None = None
         self._reports: dict[str, NodeReport] = {}  # each member's newest, by key
         self._ranks: tuple[Member, ...] = ()  # of the newest round that began
         self._ranks_before: tuple[Member, ...] = ()
@@ -159,9 +160,9 @@ class Coordinator:
             case Stage.RUNNING if self._has_room() and not self.current.is_finishing:
                 self.current.came.append(member.host)
                 pause_s = self._flapping.pause_s(now)
-                left_s = self._began_at + pause_s - now
-                is_due = not pause_s or left_s <= 0
-                return self._stop(came, admits=True) if is_due else self._put_off(came, left_s, now)
+                in_s = self._began_at + pause_s - now
+                is_due = not pause_s or in_s <= 0
+                return self._stop(came, Ending.ADMIT) if is_due else self._put_off(came, in_s, now)
         return Decision((), f"{came}, and waits for the next round")
 
     def reported(self, key: str, report: NodeReport, now: float) -> Decision:
@@ -300,9 +301,9 @@ class Coordinator:
         return self.stage is Stage.DONE
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether a round is being ended."""
-        return self.stage is Stage.STOPPING
+    def stopping(self) -> Stop | None:
+        """The order that ends the newest round, until it is over."""
+        return self._stop_order if self.stage is Stage.STOPPING else None
 
     def is_running(self, round_number: int) -> bool:
         """Whether that round is to be started, or is running and not being ended."""
@@ -443,7 +444,7 @@ class Coordinator:
             return NOTHING
         self.current.came += self.current.joining
         came = ", ".join(self.current.came)
-        return self._stop(f"{came} joined", admits=True) if came else NOTHING
+        return self._stop(f"{came} joined", Ending.ADMIT) if came else NOTHING
 
     def _wake_by(self, at: float) -> None:
         self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
@@ -455,13 +456,13 @@ class Coordinator:
         self._flapping.has_told = True
         return Decision(notices, text)
 
-    def _stop(self, because: str, *, admits: bool = False) -> Decision:
+    def _stop(self, because: str, ending: Ending = Ending.TERMINATE) -> Decision:
         if self.stage is not Stage.RUNNING:
             return NOTHING
         self.wake_at = None
         self._move(Stage.STOPPING)
-        self.because_stopped = because
-        return Decision((Stop(round=self.round, because=because, admits=admits),), because)
+        self._stop_order = Stop(round=self.round, because=because, ending=ending)
+        return Decision((self._stop_order,), because)
 
     def _finish(self, outcome: Outcome, because: str, root: Cause | None = None) -> Decision:
         self._move(Stage.DONE)

@@ -113,21 +113,25 @@ class Start(Record, kw_only=True):
     keeps: bool = True
 
 
-class Stop(Record, kw_only=True):
-    """End the workers of this round.
+class Ending(Enum):
+    """How workers are ended, if they do not go on in the next round.
 
-    Attributes:
-        at_once: by SIGKILL, as others may soon replace them.
-        may_pause: instead, those that go on when others are lost may be paused until they have a
-            place in the next round, or are to end after all.
-        admits: others wait to join them; nothing is wrong with the round.
+    ADMIT: nothing is wrong, others wait to join them. Not if some have done their last update.
+    PAUSE: at once, but those that can go on are paused until they have a place, or are to end.
     """
+
+    TERMINATE = "terminate"
+    ADMIT = "admit"
+    PAUSE = "pause"
+    KILL = "kill"
+
+
+class Stop(Record, kw_only=True):
+    """End the workers of this round."""
 
     round: int
     because: str
-    at_once: bool = False
-    may_pause: bool = False
-    admits: bool = False
+    ending: Ending = Ending.TERMINATE
 
 
 class Finish(Record, kw_only=True):

@@ -26,6 +26,7 @@ from rallypoint.launch.job import Job
 from rallypoint.launch.worker_group import Exit
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
+    Ending,
     Finish,
     Notice,
     Outcome,
@@ -127,7 +128,7 @@ def test_a_round_that_begins_while_all_is_stopped_ends_with_it() -> None:
 
 def test_who_is_cut_off_keeps_nobody() -> None:
     state = kept()
-    decision = state.round_stopped(Stop(round=4, because="no lease", at_once=True), 2.0)
+    decision = state.round_stopped(Stop(round=4, because="no lease", ending=Ending.KILL), 2.0)
     assert decision.actions == (EndEverything(),)
     assert state.phase is Phase.ENDING
 
@@ -135,7 +136,7 @@ def test_who_is_cut_off_keeps_nobody() -> None:
 @pytest.mark.parametrize("is_over", [False, True], ids=["in a round", "after it"])
 def test_without_a_lease_survivors_are_paused(is_over: bool) -> None:
     state = kept() if is_over else node(elastic=(0, 2))
-    alone = Stop(round=4, because="no message", at_once=True, may_pause=True)
+    alone = Stop(round=4, because="no message", ending=Ending.PAUSE)
     actions = state.round_stopped(alone, 2.0).actions
     assert PauseEverything() in actions
     if not is_over:
@@ -150,9 +151,9 @@ def test_without_a_lease_survivors_are_paused(is_over: bool) -> None:
 
 
 def test_paused_workers_do_not_run_to_end() -> None:
-    alone = Stop(round=4, because="no message", at_once=True, may_pause=True)
+    alone = Stop(round=4, because="no message", ending=Ending.PAUSE)
     finish = Finish(outcome=Outcome.GIVEN_UP, because="alone")
-    stale = Stop(round=4, because="others have gone on", at_once=True)
+    stale = Stop(round=4, because="others have gone on", ending=Ending.KILL)
     for how in ("signal", "finish", "stale"):
         state = node()
         state.round_stopped(alone, 2.0)
@@ -171,7 +172,7 @@ def test_paused_workers_do_not_run_to_end() -> None:
 
 def test_without_survivors_nobody_is_paused() -> None:
     state = node(elastic=())
-    alone = Stop(round=4, because="no message", at_once=True, may_pause=True)
+    alone = Stop(round=4, because="no message", ending=Ending.PAUSE)
     assert EndEverything() in state.round_stopped(alone, 2.0).actions
 
 
@@ -476,6 +477,7 @@ def test_nobody_joins_those_that_have_done_their_last_update() -> None:
     assert (told.report.ready, told.report.is_finishing) == (1, True)
     assert not state.worker_is_elastic(1, is_on=False).actions
     # Others had been admitted before that was known.
-    assert not state.round_stopped(Stop(round=5, because="x joined", admits=True), 3.0).actions
+    admits = Stop(round=5, because="x joined", ending=Ending.ADMIT)
+    assert not state.round_stopped(admits, 3.0).actions
     assert state.phase is Phase.RUNNING
     assert state.round_stopped(Stop(round=5, because="node 1 was lost"), 3.0).actions

@@ -25,6 +25,7 @@ from rallypoint.rendezvous.job.coordinator import (
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.reports import (
+    Ending,
     Finish,
     NodeReport,
     Notice,
@@ -682,7 +683,8 @@ def test_who_does_not_get_ready_is_not_waited_for_long() -> None:
     job.reported("b", end(0, survivors=1), 1.0)
     job.reported("a", running(1, ready=1), 5.0)
     (stop,) = job.tick(5.0 + BATCH_S).actions
-    assert stop == Stop(round=1, because="a worker of node 0 (ha) joined", admits=True)
+    assert stop == Stop(round=1, because="a worker of node 0 (ha) joined", ending=Ending.ADMIT)
+    assert job.stopping == stop  # what is repeated, if it is lost
     job = two_nodes()
     job.reported("a", running(0, broken="rank 1 failed"), 1.0)
     job.reported("a", end(0, causes=(FAILED,), survivors=0), 1.0)
