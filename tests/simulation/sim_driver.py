@@ -1,5 +1,5 @@
-"""The real drivers of agents, in simulated time: Agent, LinkedRounds and what they have, with a
-simulated guardian, network and workers that train (sim_worker.py).
+"""The real drivers of agents, in simulated time: Agent, ElasticRounds and what they have, with a
+simulated guardian, network, etcd and workers that train (sim_worker.py).
 
     with SimJob(seed=7, nodes=3) as job:
         job.start_all(); job.run(5); job.nodes[1].workers()[0].kill(); job.run(5)
@@ -27,7 +27,8 @@ from types import ModuleType
 from typing import Any, cast
 from unittest import mock
 
-from tests.simulation.sim_clock import SimLoop
+from tests.simulation.sim_clock import SimClock, SimLoop
+from tests.simulation.sim_keeper import SimKeeper
 from tests.simulation.sim_network import Process, SimNetwork
 from tests.simulation.sim_worker import SimTraining, SimWorker
 
@@ -38,12 +39,13 @@ from rallypoint.launch.agent import loop as agent_loop
 from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
 from rallypoint.launch.agent.node import Phase
 from rallypoint.launch.job import Job, OnHang, Rendezvous, Talk
-from rallypoint.launch.rounds.linked import LinkedRounds
+from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.consensus.participant import Participant
-from rallypoint.rendezvous.consensus.peer_register import PeerRegister
 from rallypoint.rendezvous.job.membership import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.keyvalue.register import KeyValueRegister
+from rallypoint.rendezvous.keyvalue.voter import Answer
 from rallypoint.rendezvous.timeouts import Timeouts
 
 _SOON_S = 0.0005  # until a process that has been woken runs
@@ -154,14 +156,47 @@ class SimBoard(_Inbox):
             event()
 
 
-class SimRounds(LinkedRounds):
+class SimKeeperEnd(_Inbox):
+    """One agent's connection to the keeper: KeyValueLink's interface."""
+
+    register = KeyValueRegister
+
+    def __init__(self, node: SimNode, keeper: SimKeeper, setup: Setup) -> None:
+        super().__init__()
+        self._node = node
+        self._answers: list[Answer] = []
+        self._link = keeper.link(setup, SimClock(node.job.loop), self._answered)
+        self.send, self.lost = self._link.send, self._link.lost
+
+    def take(self) -> list[Answer]:
+        self.drain()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self, *_: object) -> None:
+        self._link.close()
+        super().close()
+
+    def _answered(self, answers: list[Answer]) -> None:
+        if self.fileno() >= 0:
+            self._answers += answers
+            self.fill()
+            self._node.turn_soon()
+
+
+class SimRounds(ElasticRounds):
     """Over simulated connections."""
 
-    may_leave = True
-
     def __init__(self, node: SimNode, setup: Setup) -> None:
+        keeper = node.job.keeper
+        self.keeper = None if keeper is None else SimKeeperEnd(node, keeper, setup)
         super().__init__(
-            setup, PeerRegister, None, b"", stalled_s=2.0, is_verbose=True, speak=node.say
+            setup,
+            cast(Any, None),
+            b"",
+            is_verbose=True,
+            keeper=cast(Any, self.keeper),
+            speak=node.say,
         )
         self._board.close(0.0)
         self._board = cast(Any, SimBoard(node))
@@ -312,7 +347,7 @@ class SimNode(Process):
             return
         job, self.starts = self.job, self.starts + 1
         self.key = f"{self.name}.{self.starts}"
-        slot = self.number if self.number < len(job.endpoints) else None
+        slot = self.number if not job.keeper and self.number < len(job.endpoints) else None
         port = 29400 if slot is not None else 20000 + self.starts
         self.at = Endpoint(host=self.address, port=port)
         me = Member(
@@ -443,6 +478,8 @@ class SimNode(Process):
             shutil.rmtree(self.agent._output.directory.path, ignore_errors=True)
             self.agent._output.close()
         self.rounds.board.close()
+        if self.rounds.keeper is not None:
+            self.rounds.keeper.close()
         self.selector.close()
         self.job.network.died(self)
 
@@ -478,9 +515,11 @@ class SimJob:
         restarts: int = 1000,
         steps: int = 1_000_000,
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+        keeper: type[SimKeeper] | None = None,
     ) -> None:
         self.random = Random(seed)
         self.loop = SimLoop()
+        self.keeper = None if keeper is None else keeper(self.loop, self.random)
         self.network = SimNetwork(self.loop, self.random)
         self.workers, self.spares, self.min_nodes, self.restarts = (
             workers,
@@ -490,8 +529,11 @@ class SimJob:
         )
         self.timeouts = timeouts
         self.nodes = [SimNode(self, number) for number in range(nodes)]
-        self.endpoints = tuple(
-            Endpoint(host=address_of(number), port=29400) for number in range(3 if nodes > 2 else 1)
+        voters = range(3 if nodes > 2 else 1)
+        self.endpoints = (
+            keeper.places
+            if keeper
+            else tuple(Endpoint(host=address_of(number), port=29400) for number in voters)
         )
         self.story: list[str] = []
         self.ended: dict[str, int] = {}  # by node, its agent's exit status
@@ -536,6 +578,8 @@ class SimJob:
         self.network.cut({node.name}, others)
         self.network.cut(others, {node.name})
         self.cuts |= {frozenset((node.name, other)) for other in others}
+        if self.keeper is not None:
+            self.keeper.cuts |= {node.name}
         self.loop.after(seconds, self.mend)
 
     def mend(self) -> None:
@@ -543,3 +587,5 @@ class SimJob:
         self.tell("network: whole again")
         self.cuts.clear()
         self.network.mend()
+        if self.keeper is not None:
+            self.keeper.cuts, self.keeper.is_away = set(), False

@@ -2,6 +2,7 @@
 
 python -m tests.simulation.sim_driver_story 47        print that one, if something goes wrong
 python -m tests.simulation.sim_driver_story 0 1000    play those
+python -m tests.simulation.sim_driver_story 0 1000 etcd    where an etcd decides who coordinates
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from random import Random
 
 from tests.simulation.sim_driver import SimJob, SimNode
+from tests.simulation.sim_keeper import SimEtcd, SimKeeper
 from tests.simulation.sim_worker import SimWorker, ViolationError
 
 from rallypoint.rendezvous.timeouts import Timeouts
@@ -19,7 +21,7 @@ _FAULTS_S, _CALM_S = 40.0, 120.0
 _TIMEOUTS = Timeouts(last_call_s=0.5)
 
 
-def story(seed: int) -> SimJob:
+def story(seed: int, keeper: type[SimKeeper] | None = None) -> SimJob:
     """Play one to its end.
 
     Raises:
@@ -34,6 +36,7 @@ def story(seed: int) -> SimJob:
         spares=random.choice([0, 0, 1]),
         min_nodes=random.choice([1, max(1, nodes // 2), nodes]),
         timeouts=_TIMEOUTS,
+        keeper=keeper,
     )
     job.network.loss = random.choice([0.0, 0.0, 0.1])
     with job:
@@ -82,7 +85,7 @@ def _befall(job: SimJob, random: Random) -> None:  # noqa: PLR0912 - one case fo
     whole = _whole(job)
     workers = [worker for node in whole for worker in node.workers() if worker.can_run]
     training = [each for each in workers if each.has_state]
-    what = random.choice(_EVENTS)
+    what = random.choice(_EVENTS if job.keeper is None else (*_EVENTS, "no keeper"))
     most = (len(job.nodes) - 1) // 2  # nodes that may be disturbed as a whole
     may_disturb = len(job.nodes) - len(whole) < most
     match what:
@@ -115,6 +118,10 @@ def _befall(job: SimJob, random: Random) -> None:  # noqa: PLR0912 - one case fo
             )
         case "cut" if may_disturb and whole:
             job.cut(random.choice(whole), random.choice([0.5, 5.0, 9.0]) * random.uniform(0.5, 1.5))
+        case "no keeper" if job.keeper:
+            job.keeper.is_away = True
+            job.tell("etcd: away")
+            job.loop.after(random.choice([0.5, 5.0, 30.0]) * random.uniform(0.5, 1.5), job.mend)
 
 
 def _keep_one(training: list[SimWorker], victim: SimWorker, what: object) -> None:
@@ -140,10 +147,12 @@ _EVENTS = (
 
 
 def main() -> None:
-    first, last = int(sys.argv[1]), int(sys.argv[-1])
-    for seed in range(first, max(last, first + 1)):
-        story(seed)
-    print(f"{max(last, first + 1) - first} stories")
+    first, *rest = map(int, filter(str.isdigit, sys.argv[1:]))
+    seeds = range(first, *rest) if rest else [first]
+    keeper = SimEtcd if "etcd" in sys.argv else None
+    for seed in seeds:
+        story(seed, keeper)
+    print(f"{len(seeds)} stories")
 
 
 if __name__ == "__main__":

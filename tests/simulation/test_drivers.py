@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from tests.simulation.sim_driver import SimJob
 from tests.simulation.sim_driver_story import story
+from tests.simulation.sim_keeper import SimEtcd, SimKeeper
 from tests.simulation.sim_worker import ViolationError
 
 from rallypoint.launch.agent.local_workers import LocalWorkers
@@ -17,12 +18,13 @@ from rallypoint.launch.agent.stuck_ranks import StuckRanks
 LONG = pytest.mark.long
 
 
+@pytest.mark.parametrize("keeper", [None, SimEtcd], ids=["peers", "etcd"])
 @pytest.mark.parametrize(
-    "first", [0, *[pytest.param(each, marks=LONG) for each in range(6, 60, 6)]]
+    "first", [0, *[pytest.param(each, marks=LONG) for each in range(6, 42, 6)]]
 )
-def test_stories(first: int) -> None:
+def test_stories(first: int, keeper: type[SimKeeper] | None) -> None:
     for seed in range(first, first + 6):
-        story(seed)
+        story(seed, keeper)
 
 
 def trains_within(job: SimJob, seconds: float) -> bool:
