@@ -63,11 +63,14 @@ def _play(job: SimJob, random: Random) -> None:
     job.run(_CALM_S / 3)
     for node in job.nodes:  # those that were still leaving
         node.start()
-    job.run(_CALM_S)
-    before = job.training.newest, job.training.began
-    job.run(5.0)
+    end = job.loop.now + _CALM_S
+    trains = False
+    while not trains and job.loop.now < end:
+        before = job.training.newest, job.training.began
+        job.run(5.0)
+        trains = (job.training.newest, job.training.began) != before
     has_quorum = not any("too few to continue" in each.rounds.news for each in _whole(job))
-    if has_quorum and (job.training.newest, job.training.began) == before:
+    if has_quorum and not trains:
         raise ViolationError("nobody trains any more")
 
 
