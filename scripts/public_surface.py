@@ -1,0 +1,226 @@
+"""Prints all that users' programs and scripts may depend on, a name in each line, sorted by kind.
+
+    scripts/public_surface.py > tests/public_surface.txt
+
+A line that changes or goes is a change for users: it belongs into CHANGELOG.md. Signatures are read
+from the installed package; variables, fields of events and of `--json` from the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import io
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src/rallypoint"
+PACKAGES = ("rallypoint", "rallypoint.elastic", "rallypoint.launch", "rallypoint.rendezvous")
+WITH_TORCH = ("rallypoint.pytorch", "rallypoint.pytorch.elastic")  # only names: torch may be absent
+# Objects of these packages are pickled, or their paths written by programs.
+KEPT_PATHS = ("rallypoint.launch", "rallypoint.base.errors", "rallypoint.engine.communicator")
+# What writes fields for programs: dictionaries in these functions.
+FIELDS = {
+    "explain --json": "diagnosis/explanation.py Explanation.to_json",
+    "ps --json": "cli/ps.py _row",
+    "stacks --json": "cli/stacks.py _print_stacks",
+    "doctor --json": "cli/health/report.py report_of",
+    "event network": "cluster/network_choice.py NetworkChoice.event",
+    "event went_on": "launch/agent/recovery.py Recovery",
+    "event summary": "launch/agent/recovery.py Recoveries.summary",
+    "event operations": "launch/output/flight_report.py FlightRecords.events",
+    "event hang": "launch/agent/hangs.py Hang.event",
+}
+
+
+def names_of_packages() -> Iterator[str]:
+    """Each public name, with its signature and that of its methods."""
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            yield from described(f"{package}.{name}", getattr(module, name))
+    for package in WITH_TORCH:
+        for name in names_in(SOURCE.joinpath(*package.split(".")[1:], "__init__.py")):
+            yield f"{package}.{name}"
+
+
+def names_of_pages() -> Iterator[str]:
+    """What the reference pages show of other modules."""
+    for page in (ROOT / "docs/reference").glob("*.md"):
+        for path in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            module, _, name = path.rpartition(".")
+            if module not in (*PACKAGES, *WITH_TORCH) and "torch" not in module:
+                yield from described(path, getattr(importlib.import_module(module), name))
+
+
+def described(path: str, value: object) -> Iterator[str]:
+    """A function, class or constant."""
+    if isinstance(value, type):
+        own = getattr(value, "__module__", "")
+        bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+        yield f"{path}: class({bases})"
+        if own.startswith(KEPT_PATHS):
+            yield f"{path}: pickled as {own}.{value.__qualname__}"
+        if issubclass(value, Enum):
+            yield from (f"{path}.{each.name} = {each.value!r}" for each in value)
+            return
+        constructor = getattr(value, "__init__", None)
+        if inspect.isfunction(constructor):
+            yield f"{path}.__init__{signature(constructor)}"
+        for name, member in vars(value).items():
+            if name.startswith("_"):
+                continue
+            if isinstance(member, property):
+                yield f"{path}.{name}: property"
+            elif isinstance(member, (staticmethod, classmethod)) or inspect.isroutine(member):
+                yield f"{path}.{name}{signature(getattr(value, name))}"
+    elif callable(value):
+        yield f"{path}{signature(value)}"
+    else:
+        yield f"{path}: {type(value).__name__}"
+
+
+def signature(function: Callable[..., object]) -> str:
+    """Names and defaults of arguments, without types; empty if it has none to read."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return "(...)"
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.Signature(bare)))
+
+
+def names_in(path: Path) -> list[str]:
+    """A module's `__all__`, without importing it."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
+
+
+def entry_points() -> Iterator[str]:
+    """Programs, entry points, and modules that are run by `python -m` or named in files."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, target in project["scripts"].items():
+        yield f"program {name} = {target}"
+    for group, points in project["entry-points"].items():
+        yield from (f"entry point {group} {name} = {target}" for name, target in points.items())
+    for path in SOURCE.rglob("__main__.py"):
+        yield f"python -m {'.'.join(path.relative_to(SOURCE.parent).parts[:-1])}"
+    for path in ROOT.rglob("*.pth"):
+        if ".venv" not in path.parts and "build" not in path.parts:
+            yield f"{path.name}: {path.read_text(encoding='utf-8').strip()}"
+
+
+def variables() -> Iterator[str]:
+    """Environment variables of ours that the source names."""
+    pattern = re.compile(r"\b(?:RALLYPOINT|TORCHELASTIC|TORCH_ELASTIC)_[A-Z0-9_]*[A-Z0-9]\b")
+    found: set[str] = set()
+    for folder, ends in ((SOURCE, (".py",)), (ROOT / "native", (".cc", ".h"))):
+        for path in folder.rglob("*"):
+            if path.suffix in ends and "tests" not in path.parts:
+                found.update(pattern.findall(path.read_text(encoding="utf-8")))
+    yield from (f"variable {name}" for name in found if "_TEST_" not in name)
+
+
+def flags() -> Iterator[str]:
+    """Each flag of each command, as `--help` shows it; those of `run` are variables, too."""
+    from rallypoint.cli import _COMMANDS
+    from rallypoint.cli.flags import FLAGS
+
+    for command in _COMMANDS:
+        module = importlib.import_module(f"rallypoint.cli.{command}")
+        subjects = ("slurm", "jobset") if command == "script" else ("",)
+        for subject in subjects:
+            words = [*filter(None, [subject]), "--help"]
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                status = getattr(module, command)(words)
+            called = " ".join(filter(None, ["rallypoint", command, subject]))
+            yield f"{called} --help: exits with {status}"
+            for match in re.finditer(
+                r"^ +(?:(-\w), )?(--[a-z][\w-]*)(?: (\S+))?", text.getvalue(), re.MULTILINE
+            ):
+                yield f"{called} {' '.join(filter(None, match.groups()))}"
+    for flag in FLAGS:
+        yield f"variable {flag.variable}"
+        yield from (f"rallypoint run: {other} means {flag.name}" for other in flag.elsewhere)
+
+
+def fields() -> Iterator[str]:
+    """Fields of events and of `--json`, and the words in them."""
+    from rallypoint.diagnosis import explanation
+
+    for what, place in FIELDS.items():
+        path, name = place.split()
+        yield from (f"{what}: {key}" for key in keys_in(function_in(SOURCE / path, name)))
+    progress = ast.parse((SOURCE / "launch/output/progress.py").read_text(encoding="utf-8"))
+    for node in ast.walk(progress):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "_record":
+            event = ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
+            keys = [each.arg for each in node.keywords if each.arg]
+            yield from (f"event {event}: {key}" for key in keys if event)
+    for kind in (explanation.Kind, explanation.Strength, explanation.Cause):
+        yield from (f"explain --json: {kind.__name__} {each.value!r}" for each in kind)
+
+
+def function_in(path: Path, name: str) -> ast.AST:
+    """The definition of a function or method."""
+    node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
+    for part in name.split("."):
+        node = next(
+            each
+            for each in ast.iter_child_nodes(node)
+            if isinstance(each, (ast.FunctionDef, ast.ClassDef)) and each.name == part
+        )
+    return node
+
+
+def keys_in(node: ast.AST) -> Iterator[str]:
+    """The keys of the dictionaries that it writes."""
+    for each in ast.walk(node):
+        for key in each.keys if isinstance(each, ast.Dict) else ():
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value
+
+
+def layouts() -> Iterator[str]:
+    """What processes of other versions read and write."""
+    from rallypoint.base import flight_record
+
+    for name, value in vars(flight_record).items():
+        if hasattr(value, "format") and hasattr(value, "size") and not isinstance(value, str):
+            yield f"flight record {name}: {value.format}"
+    yield f"flight record versions: {flight_record._VERSIONS}"
+    hook: ModuleType = importlib.import_module("rallypoint.base.worker_hook")
+    yield f"worker hook: {hook.__name__}"
+
+
+def statuses() -> Iterator[str]:
+    """How `rallypoint run` exits."""
+    page = (ROOT / "docs/exit-statuses.md").read_text(encoding="utf-8")
+    yield from (
+        f"exit status {each}" for each in re.findall(r"^\| ([^|]+?) \|", page, re.MULTILINE)
+    )
+
+
+def surface() -> Iterator[str]:
+    """All lines, by kind."""
+    for section in (
+        *(names_of_packages, names_of_pages, entry_points, flags, variables),
+        *(fields, layouts, statuses),
+    ):
+        yield f"# {(section.__doc__ or '').splitlines()[0]}"
+        yield from sorted(set(section()))
+        yield ""
+
+
+if __name__ == "__main__":
+    print(*surface(), sep="\n", end="")
