@@ -167,8 +167,9 @@ def fields() -> Iterator[str]:
             event = ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
             keys = [each.arg for each in node.keywords if each.arg]
             yield from (f"event {event}: {key}" for key in keys if event)
-    for kind in (explanation.Kind, explanation.Strength, explanation.Cause):
-        yield from (f"explain --json: {kind.__name__} {each.value!r}" for each in kind)
+    for key in ("verdict", "strength", "cause"):
+        words: type[Enum] = getattr(explanation, {"verdict": "Kind"}.get(key, key.capitalize()))
+        yield from (f"explain --json: {key} {each.value!r}" for each in words)
 
 
 def function_in(path: Path, name: str) -> ast.AST:
