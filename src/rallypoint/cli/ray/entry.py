@@ -24,7 +24,7 @@ from rallypoint.cli.options import Flag
 from rallypoint.cli.ray.channel import Channel
 from rallypoint.cli.ray.cluster import Cluster, directory_on_node
 from rallypoint.cli.ray.need import Need, read_need
-from rallypoint.cli.ray.placement import Agent, Facts, Request, requests, shortage
+from rallypoint.cli.ray.placement import Facts, RayAgent, Request, requests, shortage
 from rallypoint.cli.remote.job_on_hosts import JobOnHosts, Say
 from rallypoint.cli.remote.plan import MEETING, JobReader, Plan, make_plan, refuse
 from rallypoint.cli.remote.starter import NODE, Starter
@@ -92,7 +92,7 @@ class RayStarter(Starter):
         self._cluster = cluster
         self._need = need
         self._working_dir = cluster.working_dir()
-        self._agents: list[Agent] = []  # by number, like the job's hosts
+        self._agents: list[RayAgent] = []  # by number, like the job's hosts
         self._actors: dict[int, Any] = {}
         self._channels: dict[int, Channel] = {}
         self._told = ""  # what was last reported as missing
@@ -157,7 +157,7 @@ class RayStarter(Starter):
 
     def _request(self, request: Request) -> None:
         number = self._job.added(request.node.address)
-        self._agents.append(Agent(request.node.node_id, request.bundle))
+        self._agents.append(RayAgent(request.node.node_id, request.bundle))
         self._actors[number] = self._cluster.start_actor(
             request, self._need, lambda answer: self._post(partial(self._reached, number, answer))
         )
@@ -197,7 +197,9 @@ class RayStarter(Starter):
     def _note_end(self, number: int, *, is_hopeless: bool = False) -> None:
         agent = self._agents[number]
         if agent.ended_at is None:
-            self._agents[number] = Agent(agent.node_id, agent.bundle, time.monotonic(), is_hopeless)
+            self._agents[number] = RayAgent(
+                agent.node_id, agent.bundle, time.monotonic(), is_hopeless
+            )
             self._cluster.end_actor(self._actors[number])
 
     def _drop(self, host: int) -> None:

@@ -31,7 +31,7 @@ class RayNode(Record):
     resources: Mapping[str, float]
 
 
-class Agent(Record):
+class RayAgent(Record):
     """An agent that was requested.
 
     Attributes:
@@ -67,7 +67,7 @@ class Facts(Record):
 
 
 def requests(
-    facts: Facts, agents: Sequence[Agent], need: Need, *, most: int, now: float
+    facts: Facts, agents: Sequence[RayAgent], need: Need, *, most: int, now: float
 ) -> list[Request]:
     """The agents to start now.
 
@@ -95,7 +95,9 @@ def requests(
     return [*found, *free][:room]
 
 
-def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, now: float) -> str:
+def shortage(
+    facts: Facts, agents: Sequence[RayAgent], need: Need, *, fewest: int, now: float
+) -> str:
     """What is missing while fewer than the minimum of nodes have an agent; empty if enough have
     one.
     """
@@ -118,7 +120,7 @@ def shortage(facts: Facts, agents: Sequence[Agent], need: Need, *, fewest: int, 
     return told + less
 
 
-def _awaits_a_bundle(facts: Facts, agents: Sequence[Agent], found: Sequence[Request]) -> bool:
+def _awaits_a_bundle(facts: Facts, agents: Sequence[RayAgent], found: Sequence[Request]) -> bool:
     """Whether a bundle of the placement group has no agent, and may still get one."""
     held = {agent.bundle for agent in agents if agent.ended_at is None}
     held |= {request.bundle for request in found}
@@ -132,14 +134,14 @@ def _awaits_a_bundle(facts: Facts, agents: Sequence[Agent], found: Sequence[Requ
     )
 
 
-def _resting(agents: Sequence[Agent], now: float) -> set[str]:
+def _resting(agents: Sequence[RayAgent], now: float) -> set[str]:
     """The nodes that get no agent for now, because one was lost there."""
     lost = [agent for agent in agents if agent.ended_at is not None]
     lately = {agent.node_id for agent in lost if now < (agent.ended_at or 0.0) + REST_S}
     return lately | {each.node_id for each in lost if _is_hopeless(agents, each.node_id)}
 
 
-def _is_hopeless(agents: Sequence[Agent], node_id: str) -> bool:
+def _is_hopeless(agents: Sequence[RayAgent], node_id: str) -> bool:
     ended = [each for each in agents if each.node_id == node_id and each.ended_at is not None]
     return len(ended) >= TRIES or any(agent.is_hopeless for agent in ended)
 

@@ -11,8 +11,8 @@ from rallypoint.cli.ray.need import Need
 from rallypoint.cli.ray.placement import (
     REST_S,
     TRIES,
-    Agent,
     Facts,
+    RayAgent,
     RayNode,
     Request,
     requests,
@@ -31,7 +31,7 @@ def facts(names: str, bundles: Mapping[int, str]) -> Facts:
 
 
 def started(
-    facts: Facts, agents: list[Agent], most: int = 3, now: float = 0.0
+    facts: Facts, agents: list[RayAgent], most: int = 3, now: float = 0.0
 ) -> list[tuple[str, int | None]]:
     found = requests(facts, agents, ONE_CPU, most=most, now=now)
     return [(request.node.node_id, request.bundle) for request in found]
@@ -48,7 +48,7 @@ def test_the_fewest_and_more_at_once() -> None:
 
 
 def test_a_new_node_is_used_if_it_fits() -> None:
-    agents = [Agent("1", 0), Agent("2", 1)]
+    agents = [RayAgent("1", 0), RayAgent("2", 1)]
     assert started(facts("12", {0: "1", 1: "2"}), agents) == []
     assert started(facts("123", {0: "1", 1: "2"}), agents) == [("3", None)]
     small = Facts([node("1"), node("2"), node("3", 0.5)], {0: "1", 1: "2"})
@@ -56,40 +56,40 @@ def test_a_new_node_is_used_if_it_fits() -> None:
 
 
 def test_a_free_node_is_left_for_the_bundle_of_a_lost_one() -> None:
-    agents = [Agent("1", 0), Agent("2", 1, ended_at=0.0)]
+    agents = [RayAgent("1", 0), RayAgent("2", 1, ended_at=0.0)]
     assert started(facts("124", {0: "1", 1: "2"}), agents) == []  # Ray does not know yet
     assert started(facts("14", {0: "1", 1: ""}), agents) == []
     assert started(facts("14", {0: "1", 1: "4"}), agents) == [("4", 1)]
 
 
 def test_a_node_beyond_the_fewest_is_replaced_at_once() -> None:
-    agents = [Agent("1", 0), Agent("2", 1), Agent("3", None, ended_at=0.0)]
+    agents = [RayAgent("1", 0), RayAgent("2", 1), RayAgent("3", None, ended_at=0.0)]
     assert started(facts("1234", {0: "1", 1: "2"}), agents) == [("4", None)]
     assert started(facts("123", {0: "1", 1: "2"}), agents) == []
 
 
 def test_a_node_where_one_was_lost_is_used_again_later() -> None:
-    agents = [Agent("1", 0), Agent("2", 1, ended_at=0.0)]
+    agents = [RayAgent("1", 0), RayAgent("2", 1, ended_at=0.0)]
     both = facts("12", {0: "1", 1: "2"})
     assert started(both, agents, now=REST_S - 0.1) == []
     assert started(both, agents, now=REST_S) == [("2", 1)]
-    often = [Agent("1", 0), *[Agent("2", 1, ended_at=0.0)] * TRIES]
+    often = [RayAgent("1", 0), *[RayAgent("2", 1, ended_at=0.0)] * TRIES]
     assert started(both, often, now=10 * REST_S) == []
 
 
 def test_a_node_where_none_can_start_is_left_alone() -> None:
-    agents = [Agent("1", 0), Agent("2", 1, ended_at=0.0, is_hopeless=True)]
+    agents = [RayAgent("1", 0), RayAgent("2", 1, ended_at=0.0, is_hopeless=True)]
     assert started(facts("123", {0: "1", 1: "2"}), agents, now=100.0) == [("3", None)]
 
 
 def test_a_bundle_on_a_node_that_has_an_agent_starts_none() -> None:
-    agents = [Agent("1", 0), Agent("2", 1, ended_at=0.0), Agent("3", None)]
+    agents = [RayAgent("1", 0), RayAgent("2", 1, ended_at=0.0), RayAgent("3", None)]
     assert started(facts("134", {0: "1", 1: "3"}), agents) == [("4", None)]
 
 
 NAMES = "123456"
 AGENTS = st.builds(
-    Agent,
+    RayAgent,
     st.sampled_from(NAMES),
     st.none() | st.integers(0, 2),
     st.none() | st.floats(0, 50),
@@ -104,7 +104,7 @@ AGENTS = st.builds(
     st.integers(1, 6),
 )
 def test_never_two_on_a_node_nor_more_than_the_most(
-    names: set[str], bundles: dict[int, str], agents: list[Agent], most: int
+    names: set[str], bundles: dict[int, str], agents: list[RayAgent], most: int
 ) -> None:
     seen = facts("".join(sorted(names)), bundles)
     found: list[Request] = requests(seen, agents, ONE_CPU, most=most, now=60.0)
@@ -122,7 +122,7 @@ def test_what_is_missing() -> None:
     big = RayNode("1", "10.0.0.1", {"CPU": 8, "GPU": 4})
     small = RayNode("2", "10.0.0.2", {"CPU": 8})
 
-    def told(nodes: list[RayNode], agents: list[Agent], fewest: int = 2) -> str:
+    def told(nodes: list[RayNode], agents: list[RayAgent], fewest: int = 2) -> str:
         return shortage(Facts(nodes, {}), agents, need, fewest=fewest, now=0.0)
 
     each = "each with 8 CPUs and 4 GPUs"
@@ -133,11 +133,11 @@ def test_what_is_missing() -> None:
     assert told([big], [], 1) == (
         "waiting for 1 node with 8 CPUs and 4 GPUs; Ray has 1 (10.0.0.1), but other jobs use them"
     )
-    assert told([big], [Agent("1", 0)]) == (
+    assert told([big], [RayAgent("1", 0)]) == (
         "waiting for 1 more node with 8 CPUs and 4 GPUs; Ray has 0"
     )
-    assert told([big], [Agent("1", 0)], 1) == ""
-    lost = [Agent("1", 0, ended_at=0.0)]
+    assert told([big], [RayAgent("1", 0)], 1) == ""
+    lost = [RayAgent("1", 0, ended_at=0.0)]
     assert shortage(Facts([big, node("3", 8)], {0: "1"}), lost, ONE_CPU, fewest=1, now=0.0) == (
         "waiting for 1 node with 1 CPU; Ray has 1 (10.0.0.3), and has not noticed the loss yet"
     )
