@@ -13,7 +13,7 @@ from rallypoint.base.errors import HostError
 from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.ray.channel import Channel, first_line
 from rallypoint.cli.ray.need import Need
-from rallypoint.cli.ray.placement import Facts, RayNode, Request
+from rallypoint.cli.ray.placement import RayFacts, RayNode, Request
 from rallypoint.cli.ray.shell import Shell
 
 ADDRESS = "RAY_ADDRESS"
@@ -67,7 +67,7 @@ class Cluster:
         bundle = need.resources or {"CPU": 0.001}
         self._group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> RayFacts | None:
         """The facts as of now; waits for Ray. None if Ray's control service does not answer."""
         from ray.util.placement_group import placement_group_table
 
@@ -76,7 +76,7 @@ class Cluster:
         except (self._ray.exceptions.RayError, RuntimeError, OSError):
             return None
         bundles = {int(at): node_id for at, node_id in table["bundles_to_node_id"].items()}
-        return Facts(nodes, bundles)
+        return RayFacts(nodes, bundles)
 
     def start_actor(self, request: Request, need: Need, tell: Callable[[Future[str]], None]) -> Any:
         """Request a Shell on that node; returns Ray's handle of it.

@@ -24,7 +24,7 @@ from rallypoint.cli.options import Flag
 from rallypoint.cli.ray.channel import Channel
 from rallypoint.cli.ray.cluster import Cluster, directory_on_node
 from rallypoint.cli.ray.need import Need, read_need
-from rallypoint.cli.ray.placement import Facts, RayAgent, Request, requests, shortage
+from rallypoint.cli.ray.placement import RayAgent, RayFacts, Request, requests, shortage
 from rallypoint.cli.remote.job_on_hosts import JobOnHosts, Say
 from rallypoint.cli.remote.plan import MEETING, JobReader, Plan, make_plan, refuse
 from rallypoint.cli.remote.starter import NODE, Starter
@@ -139,7 +139,7 @@ class RayStarter(Starter):
 
     # Ray's facts.
 
-    def _look(self, facts: Facts) -> None:
+    def _look(self, facts: RayFacts) -> None:
         """Start agents where they should run; report what is missing."""
         if not self._job.takes_more:
             return

@@ -54,7 +54,7 @@ class Request(Record):
     bundle: int | None
 
 
-class Facts(Record):
+class RayFacts(Record):
     """Ray's facts at one moment.
 
     Attributes:
@@ -67,7 +67,7 @@ class Facts(Record):
 
 
 def requests(
-    facts: Facts, agents: Sequence[RayAgent], need: Need, *, most: int, now: float
+    facts: RayFacts, agents: Sequence[RayAgent], need: Need, *, most: int, now: float
 ) -> list[Request]:
     """The agents to start now.
 
@@ -96,7 +96,7 @@ def requests(
 
 
 def shortage(
-    facts: Facts, agents: Sequence[RayAgent], need: Need, *, fewest: int, now: float
+    facts: RayFacts, agents: Sequence[RayAgent], need: Need, *, fewest: int, now: float
 ) -> str:
     """What is missing while fewer than the minimum of nodes have an agent; empty if enough have
     one.
@@ -120,7 +120,7 @@ def shortage(
     return told + less
 
 
-def _awaits_a_bundle(facts: Facts, agents: Sequence[RayAgent], found: Sequence[Request]) -> bool:
+def _awaits_a_bundle(facts: RayFacts, agents: Sequence[RayAgent], found: Sequence[Request]) -> bool:
     """Whether a bundle of the placement group has no agent, and may still get one."""
     held = {agent.bundle for agent in agents if agent.ended_at is None}
     held |= {request.bundle for request in found}

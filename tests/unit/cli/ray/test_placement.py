@@ -11,8 +11,8 @@ from rallypoint.cli.ray.need import Need
 from rallypoint.cli.ray.placement import (
     REST_S,
     TRIES,
-    Facts,
     RayAgent,
+    RayFacts,
     RayNode,
     Request,
     requests,
@@ -26,12 +26,12 @@ def node(name: str, cpus: float = 2) -> RayNode:
     return RayNode(name, f"10.0.0.{name}", {"CPU": cpus})
 
 
-def facts(names: str, bundles: Mapping[int, str]) -> Facts:
-    return Facts([node(name) for name in names], bundles)
+def facts(names: str, bundles: Mapping[int, str]) -> RayFacts:
+    return RayFacts([node(name) for name in names], bundles)
 
 
 def started(
-    facts: Facts, agents: list[RayAgent], most: int = 3, now: float = 0.0
+    facts: RayFacts, agents: list[RayAgent], most: int = 3, now: float = 0.0
 ) -> list[tuple[str, int | None]]:
     found = requests(facts, agents, ONE_CPU, most=most, now=now)
     return [(request.node.node_id, request.bundle) for request in found]
@@ -51,7 +51,7 @@ def test_a_new_node_is_used_if_it_fits() -> None:
     agents = [RayAgent("1", 0), RayAgent("2", 1)]
     assert started(facts("12", {0: "1", 1: "2"}), agents) == []
     assert started(facts("123", {0: "1", 1: "2"}), agents) == [("3", None)]
-    small = Facts([node("1"), node("2"), node("3", 0.5)], {0: "1", 1: "2"})
+    small = RayFacts([node("1"), node("2"), node("3", 0.5)], {0: "1", 1: "2"})
     assert requests(small, agents, ONE_CPU, most=3, now=0.0) == []
 
 
@@ -123,7 +123,7 @@ def test_what_is_missing() -> None:
     small = RayNode("2", "10.0.0.2", {"CPU": 8})
 
     def told(nodes: list[RayNode], agents: list[RayAgent], fewest: int = 2) -> str:
-        return shortage(Facts(nodes, {}), agents, need, fewest=fewest, now=0.0)
+        return shortage(RayFacts(nodes, {}), agents, need, fewest=fewest, now=0.0)
 
     each = "each with 8 CPUs and 4 GPUs"
     assert told([], []) == f"waiting for 2 nodes, {each}; Ray has 0"
@@ -138,6 +138,6 @@ def test_what_is_missing() -> None:
     )
     assert told([big], [RayAgent("1", 0)], 1) == ""
     lost = [RayAgent("1", 0, ended_at=0.0)]
-    assert shortage(Facts([big, node("3", 8)], {0: "1"}), lost, ONE_CPU, fewest=1, now=0.0) == (
+    assert shortage(RayFacts([big, node("3", 8)], {0: "1"}), lost, ONE_CPU, fewest=1, now=0.0) == (
         "waiting for 1 node with 1 CPU; Ray has 1 (10.0.0.3), and has not noticed the loss yet"
     )

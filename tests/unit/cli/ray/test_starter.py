@@ -13,12 +13,12 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
 from rallypoint.cli.ray.entry import RayStarter
 from rallypoint.cli.ray.need import Need
-from rallypoint.cli.ray.placement import Facts, RayNode, Request
+from rallypoint.cli.ray.placement import RayFacts, RayNode, Request
 from rallypoint.cli.remote.plan import make_plan
 from rallypoint.cli.run import read_job
 
 NODES = [RayNode(f"id{i}", f"10.0.0.{i}", {"CPU": 1.0}) for i in (1, 2)]
-FACTS = Facts(NODES, {0: "id1", 1: "id2"})
+FACTS = RayFacts(NODES, {0: "id1", 1: "id2"})
 
 
 class NodeLostError(Exception):
@@ -33,7 +33,7 @@ class Cluster:
         facts: what it says, one after the other; then it does not answer.
     """
 
-    def __init__(self, answers: Sequence[Exception], facts: Sequence[Facts]) -> None:
+    def __init__(self, answers: Sequence[Exception], facts: Sequence[RayFacts]) -> None:
         self._answers = list(answers)
         self._facts = list(facts)
         self.asked: list[tuple[str, int | None]] = []
@@ -46,7 +46,7 @@ class Cluster:
     def ask_for_group(self, need: Need, count: int) -> None:
         self.group = need, count
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> RayFacts | None:
         return self._facts.pop(0) if self._facts else None
 
     def start_actor(self, request: Request, _: Need, tell: Callable[[Future[str]], None]) -> str:
@@ -92,8 +92,8 @@ def test_a_lost_node_is_replaced_unless_that_is_hopeless(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The first actor dies with its node; Ray gives its bundle to another one, which cannot."""
-    after = Facts(NODES[1:], {0: "id2"})
-    before = Facts(NODES[:1], {0: "id1"})
+    after = RayFacts(NODES[1:], {0: "id2"})
+    before = RayFacts(NODES[:1], {0: "id1"})
     cluster = Cluster([NodeLostError(), RuntimeError("no way")], [before, after])
     assert run(cluster, (1, 1)) == 1
     assert cluster.asked == [("id1", 0), ("id2", 0)]
