@@ -13,7 +13,7 @@ from rallypoint.base.errors import HostError
 from rallypoint.cli.numbers import is_whole
 from rallypoint.cli.ray.channel import Channel, first_line
 from rallypoint.cli.ray.need import Need
-from rallypoint.cli.ray.placement import RayFacts, RayNode, Request
+from rallypoint.cli.ray.placement import AgentRequest, RayFacts, RayNode
 from rallypoint.cli.ray.shell import Shell
 
 ADDRESS = "RAY_ADDRESS"
@@ -78,7 +78,9 @@ class Cluster:
         bundles = {int(at): node_id for at, node_id in table["bundles_to_node_id"].items()}
         return RayFacts(nodes, bundles)
 
-    def start_actor(self, request: Request, need: Need, tell: Callable[[Future[str]], None]) -> Any:
+    def start_actor(
+        self, request: AgentRequest, need: Need, tell: Callable[[Future[str]], None]
+    ) -> Any:
         """Request a Shell on that node; returns Ray's handle of it.
 
         Args:

@@ -24,7 +24,7 @@ from rallypoint.cli.options import Flag
 from rallypoint.cli.ray.channel import Channel
 from rallypoint.cli.ray.cluster import Cluster, directory_on_node
 from rallypoint.cli.ray.need import Need, read_need
-from rallypoint.cli.ray.placement import RayAgent, RayFacts, Request, requests, shortage
+from rallypoint.cli.ray.placement import AgentRequest, RayAgent, RayFacts, requests, shortage
 from rallypoint.cli.remote.job_on_hosts import JobOnHosts, Say
 from rallypoint.cli.remote.plan import MEETING, JobReader, Plan, make_plan, refuse
 from rallypoint.cli.remote.starter import NODE, Starter
@@ -155,7 +155,7 @@ class RayStarter(Starter):
             self._told = text
             self._perform([Say(text)])
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: AgentRequest) -> None:
         number = self._job.added(request.node.address)
         self._agents.append(RayAgent(request.node.node_id, request.bundle))
         self._actors[number] = self._cluster.start_actor(

@@ -47,7 +47,7 @@ class RayAgent(Record):
     is_hopeless: bool = False
 
 
-class Request(Record):
+class AgentRequest(Record):
     """A request to start an agent on this node, in that bundle, if any."""
 
     node: RayNode
@@ -68,7 +68,7 @@ class RayFacts(Record):
 
 def requests(
     facts: RayFacts, agents: Sequence[RayAgent], need: Need, *, most: int, now: float
-) -> list[Request]:
+) -> list[AgentRequest]:
     """The agents to start now.
 
     Args:
@@ -78,17 +78,17 @@ def requests(
     living = [agent for agent in agents if agent.ended_at is None]
     taken = {agent.node_id for agent in living} | _resting(agents, now)
     room = max(0, most - len(living))
-    found: list[Request] = []
+    found: list[AgentRequest] = []
     by_id = {node.node_id: node for node in facts.nodes}
     for bundle, node_id in sorted(facts.bundles.items()):
         is_held = any(agent.bundle == bundle for agent in living)
         if not is_held and node_id in by_id and node_id not in taken:
-            found.append(Request(by_id[node_id], bundle))
+            found.append(AgentRequest(by_id[node_id], bundle))
     if _awaits_a_bundle(facts, agents, found):
         return found[:room]  # free nodes are left for Ray to give to the bundle
     with_bundle = set(facts.bundles.values())
     free = [
-        Request(node, None)
+        AgentRequest(node, None)
         for node in sorted(facts.nodes, key=lambda node: (len(node.address), node.address))
         if node.node_id not in taken | with_bundle and need.fits(node.resources)
     ]
@@ -120,7 +120,9 @@ def shortage(
     return told + less
 
 
-def _awaits_a_bundle(facts: RayFacts, agents: Sequence[RayAgent], found: Sequence[Request]) -> bool:
+def _awaits_a_bundle(
+    facts: RayFacts, agents: Sequence[RayAgent], found: Sequence[AgentRequest]
+) -> bool:
     """Whether a bundle of the placement group has no agent, and may still get one."""
     held = {agent.bundle for agent in agents if agent.ended_at is None}
     held |= {request.bundle for request in found}

@@ -11,10 +11,10 @@ from rallypoint.cli.ray.need import Need
 from rallypoint.cli.ray.placement import (
     REST_S,
     TRIES,
+    AgentRequest,
     RayAgent,
     RayFacts,
     RayNode,
-    Request,
     requests,
     shortage,
 )
@@ -107,7 +107,7 @@ def test_never_two_on_a_node_nor_more_than_the_most(
     names: set[str], bundles: dict[int, str], agents: list[RayAgent], most: int
 ) -> None:
     seen = facts("".join(sorted(names)), bundles)
-    found: list[Request] = requests(seen, agents, ONE_CPU, most=most, now=60.0)
+    found: list[AgentRequest] = requests(seen, agents, ONE_CPU, most=most, now=60.0)
     living = [agent.node_id for agent in agents if agent.ended_at is None]
     wanted = [request.node.node_id for request in found]
     assert not set(wanted) & set(living)

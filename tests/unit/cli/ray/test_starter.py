@@ -13,7 +13,7 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
 from rallypoint.cli.ray.entry import RayStarter
 from rallypoint.cli.ray.need import Need
-from rallypoint.cli.ray.placement import RayFacts, RayNode, Request
+from rallypoint.cli.ray.placement import AgentRequest, RayFacts, RayNode
 from rallypoint.cli.remote.plan import make_plan
 from rallypoint.cli.run import read_job
 
@@ -49,7 +49,9 @@ class Cluster:
     def facts(self) -> RayFacts | None:
         return self._facts.pop(0) if self._facts else None
 
-    def start_actor(self, request: Request, _: Need, tell: Callable[[Future[str]], None]) -> str:
+    def start_actor(
+        self, request: AgentRequest, _: Need, tell: Callable[[Future[str]], None]
+    ) -> str:
         self.asked.append((request.node.node_id, request.bundle))
         answer: Future[str] = Future()
         answer.set_exception(self._answers.pop(0))
