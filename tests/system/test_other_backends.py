@@ -15,7 +15,7 @@ from tests.system.everyday import wait_until
 from tests.system.test_flight_record import record_of
 
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_groups
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.launch.inspection.stacks import ask_for_stacks
 
@@ -56,7 +56,7 @@ def groups_of(record: int, rank: int, *, asks: bool = True) -> dict[str, Group]:
     return {group.name: group for group in read_groups(record, offset)}
 
 
-def brief(call: Call) -> tuple[object, ...]:
+def brief(call: RecordedCall) -> tuple[object, ...]:
     return call.operation, call.number, call.state, call.dtype, call.shape
 
 
@@ -145,7 +145,7 @@ def test_what_is_behind_is_written_without_being_asked(launch: Launch) -> None:
     code = "ready()\nif rank == 0: dist.barrier()\nelse: time.sleep(1000)\n"
     record = start(launch, code, 2)
     deadline = time.monotonic() + 60
-    seen: list[Call] = []
+    seen: list[RecordedCall] = []
     while not seen or seen[-1].operation != "barrier":
         assert time.monotonic() < deadline
         calls = groups_of(record, 0, asks=False)["default group"].calls

@@ -15,7 +15,7 @@ import struct
 import time
 
 from rallypoint.base.flight_record import STATES, Names, name_operation, name_peer
-from rallypoint.base.recorded_call import Call
+from rallypoint.base.recorded_call import RecordedCall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,14 +114,14 @@ class CallTrace:
                 self.missed += 1
             self._looks = 0
 
-    def calls(self, names: Names) -> Iterator[tuple[int, bool, Call]]:
+    def calls(self, names: Names) -> Iterator[tuple[int, bool, RecordedCall]]:
         """What was read: a group's page, whether it is a send or receive, and the call."""
         for entry in _ENTRY.iter_unpack(self._entries):
             _, word, since_ns, operation, dtype, operator, root, count, ended_ns, peer, page = entry
             try:
                 name = name_operation(operation, names)
                 is_transfer = name in ("send", "recv")
-                call = Call(
+                call = RecordedCall(
                     number=(word >> 2) - 1,
                     operation=name,
                     state=STATES[word & 3],

@@ -11,7 +11,7 @@ import os
 import struct
 
 from rallypoint.base.foreign_page import FOREIGN_BYTES, read_foreign_group
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 
 Names = dict[str, list[str]]  # the meaning of numbers: of operations, dtypes, operators
 Copied = tuple[bytes, list[bytes]]  # a header, and the pages, read three times
@@ -147,7 +147,7 @@ def _calls(
     most: int,
     names: Names,
     site: tuple[int, str, int | None],
-) -> tuple[Call, ...]:
+) -> tuple[RecordedCall, ...]:
     found = []
     for at in range(first, first + most * _CALL.size, _CALL.size):
         (before, *_), fields, (after, *_) = (_CALL.unpack_from(look, at) for look in looks)
@@ -158,7 +158,7 @@ def _calls(
             continue
         number = (word >> 2) - 1
         found.append(
-            Call(
+            RecordedCall(
                 number=number,
                 operation=name_operation(operation, names),
                 state=STATES[after & 3],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 
 FOREIGN_BYTES = 2 * 4096
 _STATUS = struct.Struct("=IIQQQQQ")
@@ -54,7 +54,7 @@ def read_foreign_group(looks: list[bytes], *, has_left: bool) -> Group:
     )
 
 
-def _calls(looks: list[bytes], completed: int) -> list[Call]:
+def _calls(looks: list[bytes], completed: int) -> list[RecordedCall]:
     found = []
     for at in range(_FIRST_CALL, _FIRST_TRANSFER, _CALL.size):
         before, fields, after = (_CALL.unpack_from(look, at) for look in looks)
@@ -65,7 +65,7 @@ def _calls(looks: list[bytes], completed: int) -> list[Call]:
         is_known = dimensions <= len(shape)
         sizes = tuple(shape[:dimensions]) if is_known else ()
         found.append(
-            Call(
+            RecordedCall(
                 number=(word >> 2) - 1,
                 operation=_text(operation),
                 state="done" if is_done else "running",
@@ -81,9 +81,9 @@ def _calls(looks: list[bytes], completed: int) -> list[Call]:
     return sorted(found, key=lambda call: call.number)
 
 
-def _unnamed(number: int, state: str, since_ns: int) -> Call:
+def _unnamed(number: int, state: str, since_ns: int) -> RecordedCall:
     """A call of which only the number is known, and since when."""
-    return Call(
+    return RecordedCall(
         number=number,
         operation="",
         state=state,
@@ -95,7 +95,7 @@ def _unnamed(number: int, state: str, since_ns: int) -> Call:
     )
 
 
-def _transfers(looks: list[bytes]) -> tuple[Call, ...]:
+def _transfers(looks: list[bytes]) -> tuple[RecordedCall, ...]:
     found = []
     for at in range(_FIRST_TRANSFER, FOREIGN_BYTES, _TRANSFER.size):
         before, fields, after = (_TRANSFER.unpack_from(look, at) for look in looks)
@@ -103,7 +103,7 @@ def _transfers(looks: list[bytes]) -> tuple[Call, ...]:
         if not before[0] >> 2 == word >> 2 == after[0] >> 2 != 0 or after[0] & 3 == 2:
             continue
         found.append(
-            Call(
+            RecordedCall(
                 number=(word >> 2) - 1,
                 operation="send" if sends else "recv",
                 state=_STATES[after[0] & 3],

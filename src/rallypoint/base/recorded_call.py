@@ -8,7 +8,7 @@ from __future__ import annotations
 from rallypoint.base.record import Record
 
 
-class Call(Record, kw_only=True):
+class RecordedCall(Record, kw_only=True):
     """One operation of a worker.
 
     Attributes:
@@ -62,8 +62,8 @@ class Group(Record, kw_only=True):
     members: str
     has_left: bool
     queued: int
-    calls: tuple[Call, ...]
-    transfers: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
+    transfers: tuple[RecordedCall, ...]
     backend: str = "rallypoint"
     is_complete: bool = True
     transfers_begun: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rallypoint.base.durations import brief
 from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
-from rallypoint.base.recorded_call import Call
+from rallypoint.base.recorded_call import RecordedCall
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.jobs.table import table
 from rallypoint.diagnosis.activity import activity, is_users, short_site
@@ -85,7 +85,7 @@ def _row(worker: Worker, node: Node) -> tuple[str, ...]:
     )
 
 
-def _site(worker: Worker, call: Call | None) -> str:
+def _site(worker: Worker, call: RecordedCall | None) -> str:
     """The line of its program in which it is, or made its last call."""
     if call is not None and call.state == "running" and call.site:
         return call.site
@@ -95,7 +95,7 @@ def _site(worker: Worker, call: Call | None) -> str:
     return call.site if call is not None else ""
 
 
-def _call(worker: Worker, now_ns: int) -> tuple[Call | None, str]:
+def _call(worker: Worker, now_ns: int) -> tuple[RecordedCall | None, str]:
     """The worker's current call, or its last one, and a description of it."""
     calls = [call for group in worker.groups for call in (*group.calls[-1:], *group.transfers)]
     running = [call for call in calls if call.state == "running"]
@@ -108,5 +108,5 @@ def _call(worker: Worker, now_ns: int) -> tuple[Call | None, str]:
     return None, ""
 
 
-def _name(call: Call) -> str:
+def _name(call: RecordedCall) -> str:
     return call.operation if call.peer is not None else f"{call.operation} #{call.number}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.diagnosis.graph import Node
 from rallypoint.diagnosis.mismatch import differ
 from rallypoint.diagnosis.phrases import knows_root
@@ -45,7 +45,7 @@ class Attendances:
             self._known[key] = self._find(group, number)
         return self._known[key]
 
-    def needed(self, rank: int, group: Group, call: Call) -> list[Node]:
+    def needed(self, rank: int, group: Group, call: RecordedCall) -> list[Node]:
         """The ranks that a rank in this collective needs; all of them.
 
         Without its root, a collective that has one cannot proceed, even if all others come.

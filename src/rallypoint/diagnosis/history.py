@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from rallypoint.base.collective import JOINT_OPERATIONS
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 
 _LEAST_S = 0.012  # three ticks of the coarse clock that is used for times
 _LEAST_CALLS = 8
@@ -80,7 +80,7 @@ def pace(groups: Mapping[int, Group]) -> Pace | None:
 
 
 def _late(
-    calls: Sequence[Mapping[int, Call]], ranks: Sequence[int], numbers: Sequence[int]
+    calls: Sequence[Mapping[int, RecordedCall]], ranks: Sequence[int], numbers: Sequence[int]
 ) -> tuple[int, int, int, float] | None:
     """The last rank, how often of how many, and by how much."""
     if len(numbers) < _LEAST_CALLS:
@@ -103,7 +103,7 @@ def _late(
     return rank, times, len(numbers), median(lateness[rank])
 
 
-def _step(calls: Sequence[Call]) -> tuple[float | None, int, int]:
+def _step(calls: Sequence[RecordedCall]) -> tuple[float | None, int, int]:
     """The time of a step, the number of steps in that median, and the number of calls in a step."""
     kinds = [(call.operation, call.dtype, call.count, call.shape) for call in calls]
     for period in range(1, len(calls) // 2 + 1):
@@ -116,5 +116,5 @@ def _step(calls: Sequence[Call]) -> tuple[float | None, int, int]:
     return None, 0, 1
 
 
-def _took_s(call: Call) -> float:
+def _took_s(call: RecordedCall) -> float:
     return (call.ended_ns - call.since_ns) / 1e9 if call.ended_ns else 0.0

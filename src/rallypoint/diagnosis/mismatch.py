@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rallypoint.base.collective import has_one_size, reduces
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.diagnosis.phrases import knows_root, size
 from rallypoint.diagnosis.sight import call_at
 
-Sides = list[list[tuple[int, Group, Call]]]
+Sides = list[list[tuple[int, Group, RecordedCall]]]
 
 
 def differ(groups: Iterable[tuple[int, Group | None]], number: int) -> bool:
@@ -35,7 +35,7 @@ def sides(groups: Iterable[tuple[int, Group | None]], number: int) -> Sides:
     return sorted(found, key=len)
 
 
-def _agree(one: tuple[Group, Call], other: tuple[Group, Call]) -> bool:
+def _agree(one: tuple[Group, RecordedCall], other: tuple[Group, RecordedCall]) -> bool:
     (group, a), (their_group, b) = one, other
     if a.operation != b.operation:
         return False

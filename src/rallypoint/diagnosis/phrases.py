@@ -8,7 +8,7 @@ from math import prod
 from rallypoint.base.collective import reduces, root_argument
 from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 
 _PLURALS = {
     "is": "are",
@@ -54,26 +54,26 @@ def shortened(text: str, most: int) -> str:
     return f"{words or rest} ..."
 
 
-def numbered(call: Call) -> str:
+def numbered(call: RecordedCall) -> str:
     """``all_reduce #17``, or ``recv, tag 7``; some records know only the number."""
     if call.peer is not None:
         return f"{call.operation}, tag {call.root}"
     return f"{call.operation or 'operation'} #{call.number}"
 
 
-def items(call: Call) -> str:
+def items(call: RecordedCall) -> str:
     """``float32[2, 4]``, or empty if that is not known."""
     if call.shape:
         return f"{call.dtype}[{', '.join(map(str, call.shape))}]"
     return f"{call.dtype}[{call.count}]" if call.count and call.dtype else ""
 
 
-def size(call: Call) -> int:
+def size(call: RecordedCall) -> int:
     """The number of items that it works on; 0 if unknown."""
     return prod(call.shape) if call.shape else call.count
 
 
-def knows_root(call: Call, group: Group) -> bool:
+def knows_root(call: RecordedCall, group: Group) -> bool:
     """Whether the record has the root of a collective."""
     return (
         root_argument(call.operation) != ""
@@ -82,7 +82,7 @@ def knows_root(call: Call, group: Group) -> bool:
     )
 
 
-def details(call: Call, group: Group) -> str:
+def details(call: RecordedCall, group: Group) -> str:
     """``float32[8], SUM``: what must be equal on all ranks."""
     parts = [items(call)]
     if reduces(call.operation) and call.operator:
@@ -92,7 +92,7 @@ def details(call: Call, group: Group) -> str:
     return ", ".join(filter(None, parts))
 
 
-def signature(call: Call, group: Group) -> str:
+def signature(call: RecordedCall, group: Group) -> str:
     """``all_reduce(float32[8], SUM)``."""
     return f"{call.operation}({details(call, group)})"
 

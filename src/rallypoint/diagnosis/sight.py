@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.diagnosis.activity import Activity, activity, main_stack
 from rallypoint.diagnosis.facts import End, Facts, Node, Process, Worker
 
@@ -129,7 +129,7 @@ def entered(group: Group) -> int:
     return number + group.queued - (1 if runs else 0)
 
 
-def call_at(group: Group, number: int) -> Call | None:
+def call_at(group: Group, number: int) -> RecordedCall | None:
     """The collective of that number, if the record still has it."""
     return next((call for call in group.calls if call.number == number), None)
 

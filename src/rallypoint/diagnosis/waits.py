@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.diagnosis.activity import Activity, Doing, of_thread, short_site
 from rallypoint.diagnosis.attendance import Attendances, members_in
 from rallypoint.diagnosis.explanation import Strength
@@ -35,7 +35,7 @@ class Wait:
 
     rank: int
     group: Group | None
-    call: Call | None
+    call: RecordedCall | None
     operation: str
     clauses: tuple[Clause, ...]
     site: str
@@ -55,7 +55,7 @@ def find_waits(sight: Sight) -> list[Wait]:
     return [wait for rank in sight for wait in _waits_of(rank, sight, attendances)]
 
 
-def blocks(rank: Rank) -> list[tuple[Group, Call]]:
+def blocks(rank: Rank) -> list[tuple[Group, RecordedCall]]:
     """The calls that a rank's program waits for, as far as known."""
     running = [
         (group, call)
@@ -77,7 +77,9 @@ def blocks(rank: Rank) -> list[tuple[Group, Call]]:
     return [each for each in running if each[1].site] or _latest(running, doing)
 
 
-def _latest(running: list[tuple[Group, Call]], doing: Doing) -> list[tuple[Group, Call]]:
+def _latest(
+    running: list[tuple[Group, RecordedCall]], doing: Doing
+) -> list[tuple[Group, RecordedCall]]:
     """If the stack shows a call, that is the latest one; earlier ones continue in the background.
 
     This does not hold if some are queued: then the latest one has not begun.
@@ -118,7 +120,7 @@ def _in_python(rank: Rank) -> bool:
     return bool(main.frames) and main.frames[0].file.endswith("threading.py")
 
 
-def _goes_on(rank: Rank, group: Group, call: Call) -> bool:
+def _goes_on(rank: Rank, group: Group, call: RecordedCall) -> bool:
     if call.state == "running":
         return not group.has_left and not rank.condition.is_over
     is_last = call in (*group.calls[-1:], *group.transfers)
@@ -172,7 +174,7 @@ def _waits_of(rank: Rank, sight: Sight, attendances: Attendances) -> list[Wait]:
     ]
 
 
-def _strength(rank: Rank, group: Group, call: Call) -> Strength:
+def _strength(rank: Rank, group: Group, call: RecordedCall) -> Strength:
     """The certainty of a wait; a rank that does something else may have begun the call in the
     background.
     """
@@ -193,7 +195,7 @@ def _knows_transfers(rank: Rank) -> bool:
 
 
 def _of_collective(
-    rank: Rank, group: Group, call: Call, sight: Sight, attendances: Attendances
+    rank: Rank, group: Group, call: RecordedCall, sight: Sight, attendances: Attendances
 ) -> tuple[Clause, ...]:
     needed = attendances.needed(rank.rank, group, call)
     if not needed:
@@ -202,7 +204,7 @@ def _of_collective(
     return tuple(frozenset((target,)) for target in dict.fromkeys(needed))
 
 
-def _of_transfer(rank: Rank, group: Group, call: Call, sight: Sight) -> tuple[Clause, ...]:
+def _of_transfer(rank: Rank, group: Group, call: RecordedCall, sight: Sight) -> tuple[Clause, ...]:
     assert call.peer is not None
     members = members_in(group, sight)
     own = members.index(rank.rank) if rank.rank in members else -1
@@ -221,7 +223,7 @@ def _of_transfer(rank: Rank, group: Group, call: Call, sight: Sight) -> tuple[Cl
     return (targets,) if targets else ()
 
 
-def _matches(call: Call, own: int, theirs: Group | None) -> bool:
+def _matches(call: RecordedCall, own: int, theirs: Group | None) -> bool:
     """Whether the peer is in the matching call."""
     wanted = "recv" if call.operation == "send" else "send"
     return any(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.diagnosis.explain import explanation_of
 from rallypoint.diagnosis.explanation import Explanation
 from rallypoint.diagnosis.facts import (
@@ -36,7 +36,7 @@ def call(
     for_s: float = 12.0,
     took_s: float = 0.01,
     **fields: Any,
-) -> Call:
+) -> RecordedCall:
     """Begun `for_s` ago if it runs, else ended `for_s` ago."""
     at = NOW_S - for_s
     given: dict[str, Any] = {
@@ -47,19 +47,24 @@ def call(
         "since_ns": ns(at if state == "running" else at - took_s),
         "ended_ns": 0 if state == "running" else ns(at),
     }
-    return Call(number=number, operation=operation, state=state, **{**given, **fields})
+    return RecordedCall(number=number, operation=operation, state=state, **{**given, **fields})
 
 
-def done(number: int, operation: str = "all_reduce", **fields: Any) -> Call:
+def done(number: int, operation: str = "all_reduce", **fields: Any) -> RecordedCall:
     return call(number, operation, state="done", **fields)
 
 
-def transfer(operation: str, peer: int, *, tag: int = 0, site: str = "", **fields: Any) -> Call:
+def transfer(
+    operation: str, peer: int, *, tag: int = 0, site: str = "", **fields: Any
+) -> RecordedCall:
     return call(fields.pop("number", 0), operation, peer=peer, root=tag, site=site, **fields)
 
 
 def group(
-    *calls: Call, members: str = "0-3", transfers: tuple[Call, ...] = (), **fields: Any
+    *calls: RecordedCall,
+    members: str = "0-3",
+    transfers: tuple[RecordedCall, ...] = (),
+    **fields: Any,
 ) -> Group:
     given: dict[str, Any] = {"name": "default group", "key": "k", "has_left": False, "queued": 0}
     return Group(calls=calls, members=members, transfers=transfers, **{**given, **fields})

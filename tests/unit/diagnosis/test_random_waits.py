@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.diagnosis.explain import explanation_of, needs_of
 from rallypoint.diagnosis.explanation import Cause, Kind
 from rallypoint.diagnosis.facts import End, Facts, Worker
@@ -134,11 +134,11 @@ def _group(toy: Toy, rank: int, key: int, for_s: float) -> Group:
     )
 
 
-def _call(toy: Toy, each: Begun, members: tuple[int, ...], for_s: float) -> Call:
+def _call(toy: Toy, each: Begun, members: tuple[int, ...], for_s: float) -> RecordedCall:
     op = each.op
     peer = None if op.is_collective else -1 if op.peer < 0 else members.index(op.peer)
     began_s = NOW_S - for_s - 0.01 * (toy.clock - each.at)
-    return Call(
+    return RecordedCall(
         number=each.number,
         operation=op.kind,
         state="done" if each.is_done else "running",

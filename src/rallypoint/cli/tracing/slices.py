@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rallypoint.base.collective import reduces, root_argument
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.cli.tracing.clocks import JOINT, ClockOf, Interval, Offset, align
 from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace, WorkerTrace
 
@@ -159,7 +159,7 @@ def _move(slice_: Slice, begin_ns: int) -> None:
         slice_.end_ns = max(slice_.end_ns, begin_ns + 1)
 
 
-def _slice(worker: WorkerTrace, key: str, group: Group, call: Call, zero_ns: int) -> Slice:
+def _slice(worker: WorkerTrace, key: str, group: Group, call: RecordedCall, zero_ns: int) -> Slice:
     begin_ns = call.since_ns - zero_ns
     is_exact = group.backend != "rallypoint" or 0 < worker.exact_ns <= call.since_ns
     end_ns = None
@@ -176,7 +176,7 @@ def _slice(worker: WorkerTrace, key: str, group: Group, call: Call, zero_ns: int
     )
 
 
-def _args(group: Group, call: Call, *, is_exact: bool) -> Args:
+def _args(group: Group, call: RecordedCall, *, is_exact: bool) -> Args:
     args: Args = {"number": call.number, "state": call.state}
     if call.count:
         args["items"] = call.count

@@ -18,7 +18,7 @@ from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.base.flight_record import Copied
-    from rallypoint.base.recorded_call import Call, Group
+    from rallypoint.base.recorded_call import Group, RecordedCall
 
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2  # a Python of old headers has no names
 _MOST_PARTS = 12  # the most parts of a line
@@ -196,7 +196,7 @@ def describe(seen: Mapping[int, Sequence[Group]], now_ns: int) -> list[str]:
 
 
 def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: int) -> str:
-    folded: dict[str, list[tuple[int, Call]]] = {}
+    folded: dict[str, list[tuple[int, RecordedCall]]] = {}
     latest = -1
     for rank, group in states.items():
         for call in _under_way(group, now_ns):
@@ -213,7 +213,7 @@ def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: in
     return f"{next(iter(states.values())).name}: {'; '.join(parts)}"
 
 
-def _under_way(group: Group, now_ns: int) -> list[Call]:
+def _under_way(group: Group, now_ns: int) -> list[RecordedCall]:
     """What a worker is in, or was in when that failed."""
     under_way = [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
     if group.backend != "rallypoint":  # its last call may have ended since
@@ -221,7 +221,7 @@ def _under_way(group: Group, now_ns: int) -> list[Call]:
     return [call for call in under_way if call.state == "failed" or not group.has_left]
 
 
-def _in_words(call: Call, group: Group) -> str:
+def _in_words(call: RecordedCall, group: Group) -> str:
     """``all_reduce #17 (1024 x float32, SUM)``: equal for ranks in the same call."""
     from rallypoint.base.collective import reduces, root_argument  # no launch pays for enums
 
@@ -240,7 +240,7 @@ def _in_words(call: Call, group: Group) -> str:
     return _title(call) + (f" ({text})" if text else "")
 
 
-def _title(call: Call) -> str:
+def _title(call: RecordedCall) -> str:
     """``all_reduce #17``; of some calls of other backends only the number is known."""
     return f"{call.operation or 'call'} #{call.number}"
 
@@ -250,7 +250,7 @@ def _name(group: Group, rank: int) -> str:
     return f"rank {rank} of the group" if known is None else f"rank {known}"
 
 
-def _waiting(text: str, calls: Sequence[tuple[int, Call]], now_ns: int) -> str:
+def _waiting(text: str, calls: Sequence[tuple[int, RecordedCall]], now_ns: int) -> str:
     """Which ranks are in it, for how long, and where."""
     since_ns = min(call.since_ns for _, call in calls)
     sites = sorted({call.site for _, call in calls if call.site})

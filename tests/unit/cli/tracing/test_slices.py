@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from tests.chrome_trace import Slice, Trace, understand
 
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.cli.tracing.chrome import to_events
 from rallypoint.cli.tracing.slices import draw
 from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace, WorkerTrace
@@ -18,8 +18,8 @@ BEGAN = 1_000_000_000
 
 def call(
     number: int, begin: int, end: int | None, *, name: str = "all_reduce", **more: int
-) -> Call:
-    return Call(
+) -> RecordedCall:
+    return RecordedCall(
         number=number,
         operation=name,
         state="running" if end is None else "done",
@@ -33,7 +33,9 @@ def call(
     )
 
 
-def group(key: str, members: str, calls: list[Call], transfers: list[Call], backend: str) -> Group:
+def group(
+    key: str, members: str, calls: list[RecordedCall], transfers: list[RecordedCall], backend: str
+) -> Group:
     return Group(
         name=f"group {key}",
         key=key,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.diagnosis.facts import (
     End,
     Facts,
@@ -21,7 +21,7 @@ from rallypoint.diagnosis.facts import (
 )
 from rallypoint.launch.inspection.facts_json import decode, encode
 
-CALL = Call(
+CALL = RecordedCall(
     number=3,
     operation="all_reduce",
     state="running",

@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from rallypoint.base.flight_record import read_groups
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.launch.output.flight_report import FlightRecords, describe
 
 SECOND = 1_000_000_000
 
 
-def call(number: int, state: str = "running", operation: str = "all_reduce", at: int = 0) -> Call:
-    return Call(
+def call(
+    number: int, state: str = "running", operation: str = "all_reduce", at: int = 0
+) -> RecordedCall:
+    return RecordedCall(
         number=number,
         operation=operation,
         state=state,
@@ -25,7 +27,9 @@ def call(number: int, state: str = "running", operation: str = "all_reduce", at:
     )
 
 
-def group(*calls: Call, members: str = "0-7", has_left: bool = False, key: str = "k") -> Group:
+def group(
+    *calls: RecordedCall, members: str = "0-7", has_left: bool = False, key: str = "k"
+) -> Group:
     return Group(
         name="default group",
         key=key,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.call_trace import CallTrace
 from rallypoint.base.errors import HostError
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_pages
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
 from rallypoint.launch.inspection.client import Asking
@@ -135,7 +135,7 @@ class _Traced:
         self._before: Mapping[int, Group] = {}
         self._groups: Mapping[int, Group] = {}
         self._names: dict[str, list[str]] = {}
-        self._foreign: dict[tuple[int, int], Call] = {}  # by page and number
+        self._foreign: dict[tuple[int, int], RecordedCall] = {}  # by page and number
         self._next_foreign_s = 0.0
 
     def begin(self) -> None:
@@ -185,8 +185,8 @@ class _Traced:
     def trace(self) -> WorkerTrace:
         """The calls that were seen."""
         groups = {**self._before, **self._groups}
-        calls: dict[int, dict[int, Call]] = {page: {} for page in groups}
-        transfers: dict[int, dict[int, Call]] = {page: {} for page in groups}
+        calls: dict[int, dict[int, RecordedCall]] = {page: {} for page in groups}
+        transfers: dict[int, dict[int, RecordedCall]] = {page: {} for page in groups}
         for page, is_transfer, call in self._calls.calls(self._names):
             kind = transfers if is_transfer else calls
             kind.setdefault(page, {})[call.number] = call
@@ -227,7 +227,9 @@ class _Traced:
         return sum(max(each) - min(each) + 1 - len(each) for each in numbers.values())
 
 
-def _with_calls(group: Group, calls: Mapping[int, Call], transfers: Mapping[int, Call]) -> Group:
+def _with_calls(
+    group: Group, calls: Mapping[int, RecordedCall], transfers: Mapping[int, RecordedCall]
+) -> Group:
     return Group(
         name=group.name,
         key=group.key,

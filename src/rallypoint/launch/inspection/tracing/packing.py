@@ -8,7 +8,7 @@ import zlib
 from dataclasses import replace
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.launch.inspection.facts_json import decode, encode
 from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
 
@@ -64,7 +64,7 @@ def _of_group(group: Group, share: float) -> Group:
     )
 
 
-def _first(calls: tuple[Call, ...], share: float) -> tuple[Call, ...]:
+def _first(calls: tuple[RecordedCall, ...], share: float) -> tuple[RecordedCall, ...]:
     """Calls in progress are always included."""
     count = int(len(calls) * share)
     return (*calls[:count], *(call for call in calls[count:] if call.state == "running"))

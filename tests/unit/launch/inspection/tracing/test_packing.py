@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.recorded_call import Call, Group
+from rallypoint.base.recorded_call import Group, RecordedCall
 from rallypoint.launch.inspection.tracing import packing
 from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
 from rallypoint.launch.inspection.tracing.packing import pack, unpack
@@ -16,7 +16,7 @@ from rallypoint.launch.inspection.tracing.packing import pack, unpack
 def trace_of(calls: int) -> NodeTrace:
     chance = random.Random(1)
     made = [
-        Call(
+        RecordedCall(
             number=number,
             operation="all_reduce",
             state="running" if number == calls - 1 else "done",
