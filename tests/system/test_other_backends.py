@@ -15,7 +15,7 @@ from tests.system.everyday import wait_until
 from tests.system.test_flight_record import record_of
 
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_groups
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.launch.inspection.stacks import ask_for_stacks
 
@@ -45,7 +45,7 @@ def start(launch: Launch, code: str, ranks: int, *, begin: str = BEGIN) -> int:
     return record_of(launch)
 
 
-def groups_of(record: int, rank: int, *, asks: bool = True) -> dict[str, Group]:
+def groups_of(record: int, rank: int, *, asks: bool = True) -> dict[str, RecordedGroup]:
     offset = rank * FLIGHT_RECORD_BYTES
     if asks:
         ask_for_more(record, offset)

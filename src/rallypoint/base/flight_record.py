@@ -11,7 +11,7 @@ import os
 import struct
 
 from rallypoint.base.foreign_page import FOREIGN_BYTES, read_foreign_group
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 
 Names = dict[str, list[str]]  # the meaning of numbers: of operations, dtypes, operators
 Copied = tuple[bytes, list[bytes]]  # a header, and the pages, read three times
@@ -35,7 +35,7 @@ STATES = {1: "running", 2: "done", 3: "failed"}
 _RECEIVE, _ANY_RANK = 0xFFFF, 0xFFFFFFFF
 
 
-def read_groups(descriptor: int, offset: int) -> tuple[Group, ...]:
+def read_groups(descriptor: int, offset: int) -> tuple[RecordedGroup, ...]:
     """The groups of the worker whose record begins there, in the order in which it joined them.
 
     Empty if it keeps none, or one of another version.
@@ -43,7 +43,7 @@ def read_groups(descriptor: int, offset: int) -> tuple[Group, ...]:
     return groups_in(copy_record(descriptor, offset))
 
 
-def read_pages(descriptor: int, offset: int) -> tuple[Names, dict[int, Group]]:
+def read_pages(descriptor: int, offset: int) -> tuple[Names, dict[int, RecordedGroup]]:
     """The same by the pages on which they are, and what the numbers in the record mean."""
     return _pages_in(copy_record(descriptor, offset))
 
@@ -59,12 +59,12 @@ def copy_record(descriptor: int, offset: int) -> Copied:
     return header, [os.pread(descriptor, count * _PAGE, offset + _PAGE) for _ in range(3)]
 
 
-def groups_in(copied: Copied) -> tuple[Group, ...]:
+def groups_in(copied: Copied) -> tuple[RecordedGroup, ...]:
     """The groups, as from `read_groups`."""
     return tuple(_pages_in(copied)[1].values())
 
 
-def _pages_in(copied: Copied) -> tuple[Names, dict[int, Group]]:
+def _pages_in(copied: Copied) -> tuple[Names, dict[int, RecordedGroup]]:
     import json
 
     header, looks = copied
@@ -104,7 +104,7 @@ def has_told_more(descriptor: int, offset: int) -> bool:
     return bool(asked == answered)
 
 
-def _group(looks: list[bytes], names: Names) -> Group | None:
+def _group(looks: list[bytes], names: Names) -> RecordedGroup | None:
     import json
 
     presence, _, queued = _GROUP.unpack_from(looks[1])
@@ -119,7 +119,7 @@ def _group(looks: list[bytes], names: Names) -> Group | None:
     sites = [_site(looks, _FIRST_SITE + i * _SITE.size) for i in range(2)]
     calls = _calls(looks, _FIRST_CALL, _CALLS, names, sites[0])
     transfers = _calls(looks, _FIRST_TRANSFER, _TRANSFERS, names, sites[1])
-    return Group(
+    return RecordedGroup(
         name=str(said.get("name", "")),
         key=str(said.get("key", "")),
         members=str(said.get("members", "")),

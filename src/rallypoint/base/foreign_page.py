@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 
 FOREIGN_BYTES = 2 * 4096
 _STATUS = struct.Struct("=IIQQQQQ")
@@ -28,7 +28,7 @@ _DTYPES = {
 }
 
 
-def read_foreign_group(looks: list[bytes], *, has_left: bool) -> Group:
+def read_foreign_group(looks: list[bytes], *, has_left: bool) -> RecordedGroup:
     """The group whose pages were read three times in a row; raises ValueError for nonsense."""
     import json
 
@@ -41,7 +41,7 @@ def read_foreign_group(looks: list[bytes], *, has_left: bool) -> Group:
     if looked_ns and latest > (calls[-1].number if calls else -1):
         state = "done" if completed >= enqueued else "running"
         calls.append(_unnamed(latest, state, changed_ns))
-    return Group(
+    return RecordedGroup(
         name=str(said.get("name", "")),
         key=str(said.get("key", "")),
         members=str(said.get("members", "")),

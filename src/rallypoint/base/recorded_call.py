@@ -41,7 +41,7 @@ class RecordedCall(Record, kw_only=True):
     shape: tuple[int, ...] = ()
 
 
-class Group(Record, kw_only=True):
+class RecordedGroup(Record, kw_only=True):
     """What a worker was in, in one group.
 
     Attributes:

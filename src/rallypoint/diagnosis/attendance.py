@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.graph import Node
 from rallypoint.diagnosis.mismatch import differ
 from rallypoint.diagnosis.phrases import knows_root
@@ -38,14 +38,14 @@ class Attendances:
         self._sight = sight
         self._known: dict[tuple[str, int], Attendance] = {}
 
-    def at(self, group: Group, number: int) -> Attendance:
+    def at(self, group: RecordedGroup, number: int) -> Attendance:
         """The attendance in this collective."""
         key = (group.key, number)
         if key not in self._known:
             self._known[key] = self._find(group, number)
         return self._known[key]
 
-    def needed(self, rank: int, group: Group, call: RecordedCall) -> list[Node]:
+    def needed(self, rank: int, group: RecordedGroup, call: RecordedCall) -> list[Node]:
         """The ranks that a rank in this collective needs; all of them.
 
         Without its root, a collective that has one cannot proceed, even if all others come.
@@ -65,13 +65,13 @@ class Attendances:
                 targets += self._before(self._sight.ranks[each], group)
         return list(dict.fromkeys(targets))
 
-    def _before(self, other: Rank, group: Group) -> list[Node]:
+    def _before(self, other: Rank, group: RecordedGroup) -> list[Node]:
         """What a member waits for in an earlier call, if it has queued a later one behind it."""
         theirs = other.groups[group.key]
         earlier = self.needed(other.rank, theirs, theirs.calls[-1])
         return [target for target in earlier if target != other.rank]
 
-    def _find(self, group: Group, number: int) -> Attendance:
+    def _find(self, group: RecordedGroup, number: int) -> Attendance:
         ranks = self._sight.ranks
         members = members_in(group, self._sight)
         theirs = {each: ranks[each].groups.get(group.key) for each in members}
@@ -94,7 +94,7 @@ class Attendances:
         )
 
 
-def members_in(group: Group, sight: Sight) -> tuple[int, ...]:
+def members_in(group: RecordedGroup, sight: Sight) -> tuple[int, ...]:
     """The members of a group, or those ranks that are known to be in it."""
     known = members_of(group)
     if known:
@@ -102,14 +102,14 @@ def members_in(group: Group, sight: Sight) -> tuple[int, ...]:
     return tuple(rank.rank for rank in sight if group.key in rank.groups)
 
 
-def _is_held_up(rank: Rank, group: Group, number: int) -> bool:
+def _is_held_up(rank: Rank, group: RecordedGroup, number: int) -> bool:
     if rank.condition is Condition.RUNS:
         return False
     call = call_at(group, number)
     return call is None or call.state == "running"
 
 
-def _has_queued(group: Group, number: int) -> bool:
+def _has_queued(group: RecordedGroup, number: int) -> bool:
     if group.backend != "rallypoint" or not group.queued or not group.calls:
         return False
     return group.calls[-1].state == "running" and group.calls[-1].number < number

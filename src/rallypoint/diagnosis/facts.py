@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rallypoint.base.recorded_call import Group
+from rallypoint.base.recorded_call import RecordedGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Worker:
     end: End | None = None
     error: str = ""
     raised_ns: int = 0
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RecordedGroup, ...] = ()
     has_record: bool = True
     stacks: tuple[Stack, ...] = ()
     no_stacks_because: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from rallypoint.base.collective import JOINT_OPERATIONS
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 
 _LEAST_S = 0.012  # three ticks of the coarse clock that is used for times
 _LEAST_CALLS = 8
@@ -36,7 +36,7 @@ class Pace:
     late_s: float = 0.0
 
 
-def is_usual(group: Group, wait_s: float) -> bool:
+def is_usual(group: RecordedGroup, wait_s: float) -> bool:
     """Whether the calls before this one took about as long, more than once or twice.
 
     A job whose ranks wait for one of them in each step is slow; it does not hang.
@@ -45,7 +45,7 @@ def is_usual(group: Group, wait_s: float) -> bool:
     return len(long) >= _USUAL_TIMES
 
 
-def pace(groups: Mapping[int, Group]) -> Pace | None:
+def pace(groups: Mapping[int, RecordedGroup]) -> Pace | None:
     """What the members' records (by rank) show together; None if nothing.
 
     All leave a collective at nearly the same time, so the rank that was in it for the shortest time

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rallypoint.base.collective import has_one_size, reduces
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.phrases import knows_root, size
 from rallypoint.diagnosis.sight import call_at
 
-Sides = list[list[tuple[int, Group, RecordedCall]]]
+Sides = list[list[tuple[int, RecordedGroup, RecordedCall]]]
 
 
-def differ(groups: Iterable[tuple[int, Group | None]], number: int) -> bool:
+def differ(groups: Iterable[tuple[int, RecordedGroup | None]], number: int) -> bool:
     """Whether two members called operations that cannot belong together."""
     return len(sides(groups, number)) > 1
 
 
-def sides(groups: Iterable[tuple[int, Group | None]], number: int) -> Sides:
+def sides(groups: Iterable[tuple[int, RecordedGroup | None]], number: int) -> Sides:
     """Ranks by what they called, the smallest side first; ranks that have not called are left
     out.
     """
@@ -35,7 +35,9 @@ def sides(groups: Iterable[tuple[int, Group | None]], number: int) -> Sides:
     return sorted(found, key=len)
 
 
-def _agree(one: tuple[Group, RecordedCall], other: tuple[Group, RecordedCall]) -> bool:
+def _agree(
+    one: tuple[RecordedGroup, RecordedCall], other: tuple[RecordedGroup, RecordedCall]
+) -> bool:
     (group, a), (their_group, b) = one, other
     if a.operation != b.operation:
         return False

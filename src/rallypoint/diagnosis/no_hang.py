@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rallypoint.base.recorded_call import Group
+from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.diagnosis.activity import Doing
 from rallypoint.diagnosis.history import Pace, pace
 from rallypoint.diagnosis.phrases import does, numbered, seconds, some_ranks
@@ -30,7 +30,7 @@ def parts(sight: Sight, waits: Sequence[Wait]) -> list[str]:
     return [f"no hang: {first}", *rest]
 
 
-def _state(sight: Sight, groups: dict[int, Group]) -> str:
+def _state(sight: Sight, groups: dict[int, RecordedGroup]) -> str:
     """Where all ranks are."""
     last = {rank: group.calls[-1] for rank, group in groups.items() if group.calls}
     if not last or len(last) < len(groups):
@@ -112,9 +112,9 @@ def _pace(found: Pace, sight: Sight) -> str:
     return f"{step}, {late}" if step else late
 
 
-def _largest(sight: Sight) -> dict[int, Group]:
+def _largest(sight: Sight) -> dict[int, RecordedGroup]:
     """For each rank, the group with the most ranks; of equal ones, the one with the most calls."""
-    by_key: dict[str, dict[int, Group]] = {}
+    by_key: dict[str, dict[int, RecordedGroup]] = {}
     for rank in sight:
         for key, group in rank.groups.items():
             if not group.has_left and (len(members_of(group)) != 1):

@@ -8,7 +8,7 @@ from math import prod
 from rallypoint.base.collective import reduces, root_argument
 from rallypoint.base.durations import brief
 from rallypoint.base.rank_names import name_ranks
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 
 _PLURALS = {
     "is": "are",
@@ -73,7 +73,7 @@ def size(call: RecordedCall) -> int:
     return prod(call.shape) if call.shape else call.count
 
 
-def knows_root(call: RecordedCall, group: Group) -> bool:
+def knows_root(call: RecordedCall, group: RecordedGroup) -> bool:
     """Whether the record has the root of a collective."""
     return (
         root_argument(call.operation) != ""
@@ -82,7 +82,7 @@ def knows_root(call: RecordedCall, group: Group) -> bool:
     )
 
 
-def details(call: RecordedCall, group: Group) -> str:
+def details(call: RecordedCall, group: RecordedGroup) -> str:
     """``float32[8], SUM``: what must be equal on all ranks."""
     parts = [items(call)]
     if reduces(call.operation) and call.operator:
@@ -92,7 +92,7 @@ def details(call: RecordedCall, group: Group) -> str:
     return ", ".join(filter(None, parts))
 
 
-def signature(call: RecordedCall, group: Group) -> str:
+def signature(call: RecordedCall, group: RecordedGroup) -> str:
     """``all_reduce(float32[8], SUM)``."""
     return f"{call.operation}({details(call, group)})"
 

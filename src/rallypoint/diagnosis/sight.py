@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.activity import Activity, activity, main_stack
 from rallypoint.diagnosis.facts import End, Facts, Node, Process, Worker
 
@@ -54,7 +54,7 @@ class Rank:
     worker: Worker | None
     condition: Condition
     activity: Activity
-    groups: Mapping[str, Group]
+    groups: Mapping[str, RecordedGroup]
     moved: bool
     lingers: bool
 
@@ -119,7 +119,7 @@ def look(first: Facts, second: Facts) -> Sight:
     return Sight(dict(sorted(ranks.items())), second)
 
 
-def entered(group: Group) -> int:
+def entered(group: RecordedGroup) -> int:
     """The highest number of a call that this worker has made or queued in a group; -1 if none."""
     last = group.calls[-1] if group.calls else None
     number = last.number if last else -1
@@ -129,12 +129,12 @@ def entered(group: Group) -> int:
     return number + group.queued - (1 if runs else 0)
 
 
-def call_at(group: Group, number: int) -> RecordedCall | None:
+def call_at(group: RecordedGroup, number: int) -> RecordedCall | None:
     """The collective of that number, if the record still has it."""
     return next((call for call in group.calls if call.number == number), None)
 
 
-def members_of(group: Group) -> tuple[int, ...]:
+def members_of(group: RecordedGroup) -> tuple[int, ...]:
     """The members' global ranks in the order of the group; empty if unknown."""
     return _members(group.members)
 
@@ -211,7 +211,7 @@ def _keeps_gil(worker: Worker, process: Process, before: Worker | None) -> bool:
 _LASTING = {"T": Condition.STOPPED, "t": Condition.TRACED, "Z": Condition.ENDED}
 
 
-def _current(groups: tuple[Group, ...]) -> dict[str, Group]:
+def _current(groups: tuple[RecordedGroup, ...]) -> dict[str, RecordedGroup]:
     renewed = {group.name for group in groups if not group.has_left}
     return {group.key: group for group in groups if not (group.has_left and group.name in renewed)}
 

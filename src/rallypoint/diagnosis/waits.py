@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.activity import Activity, Doing, of_thread, short_site
 from rallypoint.diagnosis.attendance import Attendances, members_in
 from rallypoint.diagnosis.explanation import Strength
@@ -34,7 +34,7 @@ class Wait:
     """
 
     rank: int
-    group: Group | None
+    group: RecordedGroup | None
     call: RecordedCall | None
     operation: str
     clauses: tuple[Clause, ...]
@@ -55,7 +55,7 @@ def find_waits(sight: Sight) -> list[Wait]:
     return [wait for rank in sight for wait in _waits_of(rank, sight, attendances)]
 
 
-def blocks(rank: Rank) -> list[tuple[Group, RecordedCall]]:
+def blocks(rank: Rank) -> list[tuple[RecordedGroup, RecordedCall]]:
     """The calls that a rank's program waits for, as far as known."""
     running = [
         (group, call)
@@ -78,8 +78,8 @@ def blocks(rank: Rank) -> list[tuple[Group, RecordedCall]]:
 
 
 def _latest(
-    running: list[tuple[Group, RecordedCall]], doing: Doing
-) -> list[tuple[Group, RecordedCall]]:
+    running: list[tuple[RecordedGroup, RecordedCall]], doing: Doing
+) -> list[tuple[RecordedGroup, RecordedCall]]:
     """If the stack shows a call, that is the latest one; earlier ones continue in the background.
 
     This does not hold if some are queued: then the latest one has not begun.
@@ -120,7 +120,7 @@ def _in_python(rank: Rank) -> bool:
     return bool(main.frames) and main.frames[0].file.endswith("threading.py")
 
 
-def _goes_on(rank: Rank, group: Group, call: RecordedCall) -> bool:
+def _goes_on(rank: Rank, group: RecordedGroup, call: RecordedCall) -> bool:
     if call.state == "running":
         return not group.has_left and not rank.condition.is_over
     is_last = call in (*group.calls[-1:], *group.transfers)
@@ -174,7 +174,7 @@ def _waits_of(rank: Rank, sight: Sight, attendances: Attendances) -> list[Wait]:
     ]
 
 
-def _strength(rank: Rank, group: Group, call: RecordedCall) -> Strength:
+def _strength(rank: Rank, group: RecordedGroup, call: RecordedCall) -> Strength:
     """The certainty of a wait; a rank that does something else may have begun the call in the
     background.
     """
@@ -195,7 +195,7 @@ def _knows_transfers(rank: Rank) -> bool:
 
 
 def _of_collective(
-    rank: Rank, group: Group, call: RecordedCall, sight: Sight, attendances: Attendances
+    rank: Rank, group: RecordedGroup, call: RecordedCall, sight: Sight, attendances: Attendances
 ) -> tuple[Clause, ...]:
     needed = attendances.needed(rank.rank, group, call)
     if not needed:
@@ -204,7 +204,9 @@ def _of_collective(
     return tuple(frozenset((target,)) for target in dict.fromkeys(needed))
 
 
-def _of_transfer(rank: Rank, group: Group, call: RecordedCall, sight: Sight) -> tuple[Clause, ...]:
+def _of_transfer(
+    rank: Rank, group: RecordedGroup, call: RecordedCall, sight: Sight
+) -> tuple[Clause, ...]:
     assert call.peer is not None
     members = members_in(group, sight)
     own = members.index(rank.rank) if rank.rank in members else -1
@@ -223,7 +225,7 @@ def _of_transfer(rank: Rank, group: Group, call: RecordedCall, sight: Sight) -> 
     return (targets,) if targets else ()
 
 
-def _matches(call: RecordedCall, own: int, theirs: Group | None) -> bool:
+def _matches(call: RecordedCall, own: int, theirs: RecordedGroup | None) -> bool:
     """Whether the peer is in the matching call."""
     wanted = "recv" if call.operation == "send" else "send"
     return any(

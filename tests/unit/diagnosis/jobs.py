@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.explain import explanation_of
 from rallypoint.diagnosis.explanation import Explanation
 from rallypoint.diagnosis.facts import (
@@ -65,9 +65,9 @@ def group(
     members: str = "0-3",
     transfers: tuple[RecordedCall, ...] = (),
     **fields: Any,
-) -> Group:
+) -> RecordedGroup:
     given: dict[str, Any] = {"name": "default group", "key": "k", "has_left": False, "queued": 0}
-    return Group(calls=calls, members=members, transfers=transfers, **{**given, **fields})
+    return RecordedGroup(calls=calls, members=members, transfers=transfers, **{**given, **fields})
 
 
 def frames(*places: str) -> tuple[Frame, ...]:
@@ -100,7 +100,7 @@ def process(rank: int, *, syscall: str = "", path: str = "", **fields: Any) -> P
 
 def worker(
     rank: int,
-    *groups: Group,
+    *groups: RecordedGroup,
     stacks: Iterable[Stack] = (),
     at: Process | None = None,
     **fields: Any,
@@ -110,7 +110,9 @@ def worker(
     return Worker(rank=rank, groups=groups, stacks=tuple(stacks), **{**given, **fields})
 
 
-def waiting(rank: int, *groups: Group, line: int = 40, function: str = "all_reduce") -> Worker:
+def waiting(
+    rank: int, *groups: RecordedGroup, line: int = 40, function: str = "all_reduce"
+) -> Worker:
     """In a call of torch, by the stack as well."""
     return worker(
         rank,
@@ -126,7 +128,7 @@ def waiting(rank: int, *groups: Group, line: int = 40, function: str = "all_redu
     )
 
 
-def sleeping(rank: int, *groups: Group, line: int = 31) -> Worker:
+def sleeping(rank: int, *groups: RecordedGroup, line: int = 31) -> Worker:
     return worker(
         rank,
         *groups,
@@ -135,13 +137,13 @@ def sleeping(rank: int, *groups: Group, line: int = 31) -> Worker:
     )
 
 
-def ended(rank: int, *groups: Group, code: int | None = 0, **fields: Any) -> Worker:
+def ended(rank: int, *groups: RecordedGroup, code: int | None = 0, **fields: Any) -> Worker:
     return Worker(
         rank=rank, local_rank=rank, process=None, groups=groups, end=End(code=code, **fields)
     )
 
 
-def killed(rank: int, *groups: Group, signal: str = "SIGKILL", **fields: Any) -> Worker:
+def killed(rank: int, *groups: RecordedGroup, signal: str = "SIGKILL", **fields: Any) -> Worker:
     return ended(rank, *groups, code=None, signal=signal, **fields)
 
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.base.recorded_call import Group
+from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.diagnosis.history import is_usual, pace
 from tests.unit.diagnosis.jobs import call, done, group
 
 
-def steps(*, late_s: float = 0.0, count: int = 32, on_time: int = 0, step_s: float = 1.0) -> Group:
+def steps(
+    *, late_s: float = 0.0, count: int = 32, on_time: int = 0, step_s: float = 1.0
+) -> RecordedGroup:
     """Collectives that end at once on all ranks; the others were in them for longer by `late_s`."""
     return group(
         *(
@@ -55,7 +57,7 @@ def test_clocks_of_machines_are_not_compared() -> None:
 def test_a_step_of_several_calls() -> None:
     """Late in the first of three calls of each step."""
 
-    def of(first_s: float) -> Group:
+    def of(first_s: float) -> RecordedGroup:
         return group(
             *(
                 done(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.explain import explanation_of, needs_of
 from rallypoint.diagnosis.explanation import Cause, Kind
 from rallypoint.diagnosis.facts import End, Facts, Worker
@@ -115,10 +115,10 @@ def _worker(toy: Toy, rank: int, draw: random.Random, for_s: float) -> Worker:
     return worker(rank, *groups, stacks=[in_call])
 
 
-def _group(toy: Toy, rank: int, key: int, for_s: float) -> Group:
+def _group(toy: Toy, rank: int, key: int, for_s: float) -> RecordedGroup:
     members = toy.groups[key]
     mine = [each for each in toy.begun[rank] if each.op.group == key]
-    return Group(
+    return RecordedGroup(
         name=f"g{key}",
         key=str(key),
         members=",".join(map(str, members)),

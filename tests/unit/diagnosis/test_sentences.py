@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base.rank_names import name_ranks
-from rallypoint.base.recorded_call import Group
+from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.diagnosis.explain import explanation_of
 from rallypoint.diagnosis.explanation import (
     MOST_CHARACTERS,
@@ -56,7 +56,7 @@ def those(c: int) -> str:
     return name_ranks(others(c))
 
 
-def hang(culprit: Worker, *groups: Group, **node: Any) -> Facts:
+def hang(culprit: Worker, *groups: RecordedGroup, **node: Any) -> Facts:
     """All others wait in all_reduce #17."""
     c = culprit.rank
     return job(culprit, *(waiting(rank, *(groups or (IN_17,))) for rank in others(c)), **node)
@@ -313,7 +313,7 @@ def test_a_node_is_silent(c: int) -> None:
 
 
 def test_a_slow_rank_is_no_hang(c: int) -> None:
-    def calls(late_s: float) -> Group:
+    def calls(late_s: float) -> RecordedGroup:
         ends = [2.1 * (32 - n) - 1.9 for n in range(32)]
         return group(
             *(
@@ -332,7 +332,7 @@ def test_a_slow_rank_is_no_hang(c: int) -> None:
 
 
 def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
-    def calls(late_s: float) -> Group:
+    def calls(late_s: float) -> RecordedGroup:
         ends = [0.02 * (32 - n) for n in range(32)]
         return group(*(done(n, for_s=ends[n], took_s=0.001 + late_s) for n in range(32)))
 
@@ -346,7 +346,9 @@ def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
     )
 
 
-def raised(rank: int, *groups: Group, other: Stack | None = None, ago_s: float = 5.0) -> Worker:
+def raised(
+    rank: int, *groups: RecordedGroup, other: Stack | None = None, ago_s: float = 5.0
+) -> Worker:
     """Its main thread has raised an exception, and waits for another one."""
     main = stack("/usr/lib/python3.11/threading.py:1590 _shutdown")
     return worker(

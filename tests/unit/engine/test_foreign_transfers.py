@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.base.flight_record import read_groups
-from rallypoint.base.recorded_call import Group
+from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 
 # Keeps a record, and does what it is told; a process keeps one record for its whole life.
@@ -46,7 +46,7 @@ class Keeper:
         print(f"_native.{call}", file=self._process.stdin, flush=True)
         return self._told()
 
-    def group(self) -> Group:
+    def group(self) -> RecordedGroup:
         (group,) = read_groups(self.descriptor, 0)
         return group
 
@@ -66,7 +66,7 @@ def keeper() -> Iterator[Keeper]:
     made.close()
 
 
-def transfers(group: Group) -> list[tuple[str, str, int | None, int, int, str]]:
+def transfers(group: RecordedGroup) -> list[tuple[str, str, int | None, int, int, str]]:
     return [
         (each.operation, each.state, each.peer, each.root, each.count, each.dtype)
         for each in group.transfers

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rallypoint.base.collective import reduces, root_argument
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.cli.tracing.clocks import JOINT, ClockOf, Interval, Offset, align
 from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace, WorkerTrace
 
@@ -126,7 +126,7 @@ def lay_side_by_side(slices: Iterable[Slice]) -> list[list[Slice]]:
     return rows
 
 
-def _keyed(groups: Sequence[Group]) -> list[tuple[str, Group]]:
+def _keyed(groups: Sequence[RecordedGroup]) -> list[tuple[str, RecordedGroup]]:
     """Groups with unique keys: a group may be left and formed anew."""
     seen: dict[str, int] = {}
     keyed = []
@@ -136,7 +136,7 @@ def _keyed(groups: Sequence[Group]) -> list[tuple[str, Group]]:
     return keyed
 
 
-def _tracks(worker: WorkerTrace, key: str, group: Group, zero_ns: int) -> Iterator[Track]:
+def _tracks(worker: WorkerTrace, key: str, group: RecordedGroup, zero_ns: int) -> Iterator[Track]:
     name = group.name if group.backend == "rallypoint" else f"{group.name} ({group.backend})"
     collectives = [_slice(worker, key, group, call, zero_ns) for call in group.calls]
     if group.backend == "rallypoint":  # these calls were sequential; coarse times may not show it
@@ -159,7 +159,9 @@ def _move(slice_: Slice, begin_ns: int) -> None:
         slice_.end_ns = max(slice_.end_ns, begin_ns + 1)
 
 
-def _slice(worker: WorkerTrace, key: str, group: Group, call: RecordedCall, zero_ns: int) -> Slice:
+def _slice(
+    worker: WorkerTrace, key: str, group: RecordedGroup, call: RecordedCall, zero_ns: int
+) -> Slice:
     begin_ns = call.since_ns - zero_ns
     is_exact = group.backend != "rallypoint" or 0 < worker.exact_ns <= call.since_ns
     end_ns = None
@@ -176,7 +178,7 @@ def _slice(worker: WorkerTrace, key: str, group: Group, call: RecordedCall, zero
     )
 
 
-def _args(group: Group, call: RecordedCall, *, is_exact: bool) -> Args:
+def _args(group: RecordedGroup, call: RecordedCall, *, is_exact: bool) -> Args:
     args: Args = {"number": call.number, "state": call.state}
     if call.count:
         args["items"] = call.count
@@ -202,7 +204,7 @@ def _args(group: Group, call: RecordedCall, *, is_exact: bool) -> Args:
     return args
 
 
-def _name(group: Group, rank: int) -> str:
+def _name(group: RecordedGroup, rank: int) -> str:
     if rank < 0:
         return "any rank"
     known = group.global_rank(rank)
@@ -236,7 +238,7 @@ def _begins(nodes: Sequence[NodeTrace], offsets: Sequence[Offset]) -> Iterator[i
 
 
 def _clocks(
-    nodes: Sequence[NodeTrace], groups: Mapping[int, Sequence[tuple[str, Group]]]
+    nodes: Sequence[NodeTrace], groups: Mapping[int, Sequence[tuple[str, RecordedGroup]]]
 ) -> list[ClockOf]:
     if len({node.clock for node in nodes} - {""}) == 1 and all(node.clock for node in nodes):
         return [ClockOf(name=node.clock, wall_ns=node.wall_ns, collectives={}) for node in nodes]
@@ -252,7 +254,7 @@ def _clocks(
 
 
 def _intervals(
-    node: NodeTrace, groups: Mapping[int, Sequence[tuple[str, Group]]], step: int
+    node: NodeTrace, groups: Mapping[int, Sequence[tuple[str, RecordedGroup]]], step: int
 ) -> dict[tuple[str, int], Interval]:
     """When the node was in each collective that nobody leaves before all have entered."""
     found: dict[tuple[str, int], Interval] = {}

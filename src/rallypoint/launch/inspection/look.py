@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rallypoint.base.flight_record import read_groups
-from rallypoint.base.recorded_call import Group
+from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.facts import End, Node, Process, Worker
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
@@ -108,13 +108,13 @@ def _node(
     )
 
 
-def _groups(descriptors: Sequence[int], local_rank: int) -> tuple[Group, ...]:
+def _groups(descriptors: Sequence[int], local_rank: int) -> tuple[RecordedGroup, ...]:
     return read_groups(descriptors[0], local_rank * FLIGHT_RECORD_BYTES) if descriptors else ()
 
 
 def _worker(
     rank: RankStatus,
-    groups: tuple[Group, ...],
+    groups: tuple[RecordedGroup, ...],
     process: Process | None,
     answer: Answer,
     now_ns: int,

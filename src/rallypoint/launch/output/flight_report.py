@@ -18,7 +18,7 @@ from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.base.flight_record import Copied
-    from rallypoint.base.recorded_call import Group, RecordedCall
+    from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2  # a Python of old headers has no names
 _MOST_PARTS = 12  # the most parts of a line
@@ -42,7 +42,7 @@ class FlightRecords:
 
     def __init__(self, workers: int) -> None:
         self._copied: dict[int, Copied] = {}  # by rank
-        self._seen: dict[int, tuple[Group, ...]] = {}  # what was read in that
+        self._seen: dict[int, tuple[RecordedGroup, ...]] = {}  # what was read in that
         self._seen_ns = 0
         self._is_memfd = True
         size = workers * FLIGHT_RECORD_BYTES
@@ -125,7 +125,7 @@ class FlightRecords:
         """Whether any of them had been in a group by then."""
         return any(map(self.groups_of, self._copied))
 
-    def groups_of(self, rank: int) -> tuple[Group, ...]:
+    def groups_of(self, rank: int) -> tuple[RecordedGroup, ...]:
         """The groups of that worker then."""
         if rank not in self._seen and rank in self._copied:
             from rallypoint.base.flight_record import groups_in
@@ -177,9 +177,9 @@ class FlightRecords:
         self._descriptor = -1
 
 
-def describe(seen: Mapping[int, Sequence[Group]], now_ns: int) -> list[str]:
+def describe(seen: Mapping[int, Sequence[RecordedGroup]], now_ns: int) -> list[str]:
     """A line for each group in which a rank is in an operation; `seen` is by global rank."""
-    by_key: dict[str, dict[int, Group]] = {}
+    by_key: dict[str, dict[int, RecordedGroup]] = {}
     for rank in sorted(seen):
         renewed = {group.name for group in seen[rank] if not group.has_left}
         for group in seen[rank]:
@@ -195,7 +195,7 @@ def describe(seen: Mapping[int, Sequence[Group]], now_ns: int) -> list[str]:
     return lines
 
 
-def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: int) -> str:
+def _describe_group(states: Mapping[int, RecordedGroup], here: Sequence[int], now_ns: int) -> str:
     folded: dict[str, list[tuple[int, RecordedCall]]] = {}
     latest = -1
     for rank, group in states.items():
@@ -213,7 +213,7 @@ def _describe_group(states: Mapping[int, Group], here: Sequence[int], now_ns: in
     return f"{next(iter(states.values())).name}: {'; '.join(parts)}"
 
 
-def _under_way(group: Group, now_ns: int) -> list[RecordedCall]:
+def _under_way(group: RecordedGroup, now_ns: int) -> list[RecordedCall]:
     """What a worker is in, or was in when that failed."""
     under_way = [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
     if group.backend != "rallypoint":  # its last call may have ended since
@@ -221,7 +221,7 @@ def _under_way(group: Group, now_ns: int) -> list[RecordedCall]:
     return [call for call in under_way if call.state == "failed" or not group.has_left]
 
 
-def _in_words(call: RecordedCall, group: Group) -> str:
+def _in_words(call: RecordedCall, group: RecordedGroup) -> str:
     """``all_reduce #17 (1024 x float32, SUM)``: equal for ranks in the same call."""
     from rallypoint.base.collective import reduces, root_argument  # no launch pays for enums
 
@@ -245,7 +245,7 @@ def _title(call: RecordedCall) -> str:
     return f"{call.operation or 'call'} #{call.number}"
 
 
-def _name(group: Group, rank: int) -> str:
+def _name(group: RecordedGroup, rank: int) -> str:
     known = group.global_rank(rank)
     return f"rank {rank} of the group" if known is None else f"rank {known}"
 
@@ -260,7 +260,7 @@ def _waiting(text: str, calls: Sequence[tuple[int, RecordedCall]], now_ns: int) 
 
 
 def _others(
-    states: Mapping[int, Group], here: Sequence[int], latest: int, now_ns: int
+    states: Mapping[int, RecordedGroup], here: Sequence[int], latest: int, now_ns: int
 ) -> list[str]:
     """The state of the ranks that are not in the latest collective, if they are expected there."""
     one = next(iter(states.values()))
@@ -275,7 +275,7 @@ def _others(
     return [f"{name_ranks(ranks)} {why}" for why, ranks in told.items()]
 
 
-def _why_not(group: Group, latest: int, now_ns: int) -> str:
+def _why_not(group: RecordedGroup, latest: int, now_ns: int) -> str:
     last = group.calls[-1] if group.calls else None
     if last is not None and last.state != "done":
         return ""  # has been told
@@ -289,7 +289,7 @@ def _why_not(group: Group, latest: int, now_ns: int) -> str:
     return f"had done {_title(last)}"
 
 
-def _is_member(group: Group, rank: int) -> bool:
+def _is_member(group: RecordedGroup, rank: int) -> bool:
     ranges = (part.partition("-") for part in group.members.split(",") if part)
     return any(int(first) <= rank <= int(last or first) for first, _, last in ranges)
 

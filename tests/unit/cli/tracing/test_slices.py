@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from tests.chrome_trace import Slice, Trace, understand
 
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.cli.tracing.chrome import to_events
 from rallypoint.cli.tracing.slices import draw
 from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace, WorkerTrace
@@ -35,8 +35,8 @@ def call(
 
 def group(
     key: str, members: str, calls: list[RecordedCall], transfers: list[RecordedCall], backend: str
-) -> Group:
-    return Group(
+) -> RecordedGroup:
+    return RecordedGroup(
         name=f"group {key}",
         key=key,
         members=members,
@@ -67,7 +67,7 @@ def read(trace: JobTrace) -> Trace:
 def random_job(chance: random.Random) -> JobTrace:
     """Collectives that follow each other, as ours, or overlap, as gloo's; sends that overlap."""
     ranks = chance.randrange(1, 6)
-    by_rank: list[list[Group]] = [[] for _ in range(ranks)]
+    by_rank: list[list[RecordedGroup]] = [[] for _ in range(ranks)]
     for number in range(chance.randrange(1, 4)):
         backend = chance.choice(["rallypoint", "gloo"])
         members = sorted(chance.sample(range(ranks), chance.randrange(1, ranks + 1)))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.facts import (
     End,
     Facts,
@@ -34,7 +34,7 @@ CALL = RecordedCall(
     site="train.py:40",
     shape=(2, 4),
 )
-GROUP = Group(
+GROUP = RecordedGroup(
     name="default group",
     key="0",
     members="0-3",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base.flight_record import read_groups
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.launch.output.flight_report import FlightRecords, describe
 
 SECOND = 1_000_000_000
@@ -29,8 +29,8 @@ def call(
 
 def group(
     *calls: RecordedCall, members: str = "0-7", has_left: bool = False, key: str = "k"
-) -> Group:
-    return Group(
+) -> RecordedGroup:
+    return RecordedGroup(
         name="default group",
         key=key,
         members=members,

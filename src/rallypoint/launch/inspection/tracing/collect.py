@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.call_trace import CallTrace
 from rallypoint.base.errors import HostError
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_pages
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
 from rallypoint.launch.inspection.client import Asking
@@ -132,8 +132,8 @@ class _Traced:
         self._because = "" if descriptors else "it does not record its calls"
         self._is_tracing = False
         self._began_ns = 0
-        self._before: Mapping[int, Group] = {}
-        self._groups: Mapping[int, Group] = {}
+        self._before: Mapping[int, RecordedGroup] = {}
+        self._groups: Mapping[int, RecordedGroup] = {}
         self._names: dict[str, list[str]] = {}
         self._foreign: dict[tuple[int, int], RecordedCall] = {}  # by page and number
         self._next_foreign_s = 0.0
@@ -228,9 +228,9 @@ class _Traced:
 
 
 def _with_calls(
-    group: Group, calls: Mapping[int, RecordedCall], transfers: Mapping[int, RecordedCall]
-) -> Group:
-    return Group(
+    group: RecordedGroup, calls: Mapping[int, RecordedCall], transfers: Mapping[int, RecordedCall]
+) -> RecordedGroup:
+    return RecordedGroup(
         name=group.name,
         key=group.key,
         members=group.members,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rallypoint.base.recorded_call import Group
+from rallypoint.base.recorded_call import RecordedGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class WorkerTrace:
 
     rank: int
     pid: int
-    groups: tuple[Group, ...]
+    groups: tuple[RecordedGroup, ...]
     exact_ns: int = 0
     missed: int = 0
     missed_of_others: int = 0

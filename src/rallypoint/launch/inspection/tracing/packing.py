@@ -8,7 +8,7 @@ import zlib
 from dataclasses import replace
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.launch.inspection.facts_json import decode, encode
 from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
 
@@ -49,8 +49,8 @@ def _shortened(worker: WorkerTrace, share: float) -> WorkerTrace:
     return replace(worker, groups=groups, left_out=worker.left_out + lost)
 
 
-def _of_group(group: Group, share: float) -> Group:
-    return Group(
+def _of_group(group: RecordedGroup, share: float) -> RecordedGroup:
+    return RecordedGroup(
         name=group.name,
         key=group.key,
         members=group.members,
@@ -70,5 +70,5 @@ def _first(calls: tuple[RecordedCall, ...], share: float) -> tuple[RecordedCall,
     return (*calls[:count], *(call for call in calls[count:] if call.state == "running"))
 
 
-def _count(group: Group) -> int:
+def _count(group: RecordedGroup) -> int:
     return len(group.calls) + len(group.transfers)

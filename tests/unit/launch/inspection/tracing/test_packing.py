@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.recorded_call import Group, RecordedCall
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.launch.inspection.tracing import packing
 from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
 from rallypoint.launch.inspection.tracing.packing import pack, unpack
@@ -29,7 +29,7 @@ def trace_of(calls: int) -> NodeTrace:
         )
         for number in range(calls)
     ]
-    group = Group(
+    group = RecordedGroup(
         name="g", key="k", members="0-1", has_left=False, queued=0, calls=tuple(made), transfers=()
     )
     worker = WorkerTrace(rank=0, pid=1, groups=(group,), exact_ns=5, missed=2)
