@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.cli.options import HELP, Flag, Group, UsageError, describe_groups, parse
+from rallypoint.cli.options import HELP, Flag, FlagGroup, UsageError, describe_groups, parse
 
 if TYPE_CHECKING:
     from rallypoint.cli.benchmark.here import Here
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "rallypoint bench"
 
-OPERATION = Group("rallypoint bench OPERATION", (
+OPERATION = FlagGroup("rallypoint bench OPERATION", (
     Flag("--nproc-per-node", "number of ranks on each host (default 2; 1 with --hosts)", "N"),
     Flag("--hosts", "measure on these hosts, by names that all can resolve, not here", "A,B"),
     Flag("--rsh", "command that runs a program on a host; the host's name replaces\n"
@@ -48,7 +48,7 @@ OPERATION = Group("rallypoint bench OPERATION", (
     HELP,
 ))  # fmt: skip
 
-CALIBRATION = Group("rallypoint bench --calibrate", (
+CALIBRATION = FlagGroup("rallypoint bench --calibrate", (
     Flag("--calibrate", "fit a link model to the engine's all_reduce on this machine"),
     Flag("--ranks", "numbers of ranks to measure with (default 2,3,4,6,8)", "N,M"),
     Flag("--rounds", "number of measurements of each size and algorithm (default 40)", "N"),

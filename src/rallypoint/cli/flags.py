@@ -6,7 +6,7 @@ differs from torchrun's.
 
 from __future__ import annotations
 
-from rallypoint.cli.options import HELP, Flag, Group
+from rallypoint.cli.options import HELP, Flag, FlagGroup
 from rallypoint.cli.token import TOKEN_FLAG
 
 # For a launcher that starts launchers on other hosts; see cli/remote/.
@@ -32,7 +32,7 @@ RAY = (
 )  # fmt: skip
 
 GROUPS = (
-    Group("Number of workers", (
+    FlagGroup("Number of workers", (
         Flag("--nproc-per-node", (
             "workers on this machine: a number; 'cpu' for one per usable CPU;\n'gpu' or 'xpu' "
             "for one per device; 'auto' for one per device, or\nper CPU without devices (default "
@@ -47,7 +47,7 @@ GROUPS = (
              elsewhere=("-N", "--nodes", "--num-nodes", "--num-machines")),
         Flag("--role", "name of what the workers do, for ROLE_NAME (default 'default')", "NAME"),
     )),
-    Group("What runs", (
+    FlagGroup("What runs", (
         Flag("--module", "SCRIPT is a module, as in python -m", short="-m"),
         Flag("--no-python", "SCRIPT is an executable program, not a Python script"),
         Flag("--run-path", "run SCRIPT with runpy.run_path inside the interpreter"),
@@ -60,7 +60,7 @@ GROUPS = (
         Flag("--start-method", "ignored, for torchrun's sake: workers are always new interpreters",
              "METHOD"),
     )),
-    Group("Failures and shutdown", (
+    FlagGroup("Failures and shutdown", (
         Flag("--max-restarts", "how many times to restart all workers after one fails\n"
              "(default 0)", "N"),
         Flag("--spares", "workers to start beyond --nproc-per-node, which wait to replace lost\n"
@@ -78,7 +78,7 @@ GROUPS = (
         Flag("--monitor-interval", "ignored, for torchrun's sake: workers are watched, not polled",
              "SECONDS"),
     )),
-    Group("Output and logs", (
+    FlagGroup("Output and logs", (
         Flag("--log-dir", "keep logs below DIR, in RUN-ID_RANDOM/attempt_N/LOCAL-RANK/", "DIR"),
         Flag("--redirects", "streams to write to stdout.log and stderr.log instead of here:\n"
              "0 none, 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:1,1:3", "WHICH",
@@ -106,9 +106,9 @@ GROUPS = (
         Flag("--event-log-handler", "'console' prints events as JSON on stderr; 'null' does not\n"
              "(default null)", "NAME"),
     )),
-    Group("Several machines, started from this one", HOSTS),
-    Group("Nodes of a Ray cluster, with --on ray", RAY),
-    Group("Several machines, each with its own launcher", (
+    FlagGroup("Several machines, started from this one", HOSTS),
+    FlagGroup("Nodes of a Ray cluster, with --on ray", RAY),
+    FlagGroup("Several machines, each with its own launcher", (
         Flag("--standalone", "run on one machine, without a rendezvous"),
         Flag("--on", "take missing values from this environment only: slurm, flux,\n"
              "open-mpi, ...; 'here' for none (default: the one recognised, which\n"
@@ -132,7 +132,7 @@ GROUPS = (
         Flag("--require-token", "refuse to run on several machines without a token"),
         Flag("--port-range", "listen only on free ports from A to B, also in the workers", "A-B"),
     )),
-    Group("", (
+    FlagGroup("", (
         Flag("--print-completion", "print a script that completes these flags in a shell:\n"
              "bash, zsh or tcsh", "SHELL"),
         HELP,

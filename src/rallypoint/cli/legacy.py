@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.cli.flags import GROUPS
-from rallypoint.cli.options import Flag, Group, UsageError
+from rallypoint.cli.options import Flag, FlagGroup, UsageError
 from rallypoint.cli.run import PROGRAM, perform, read_job
 from rallypoint.launch.job import LOCAL_RANK_MACRO, Job
 
 _USE_ENV = Flag("--use-env", "do not give SCRIPT --local-rank=N; it reads LOCAL_RANK itself")
-_GROUPS = (*GROUPS, Group("Of torch.distributed.launch", (_USE_ENV,)))
+_GROUPS = (*GROUPS, FlagGroup("Of torch.distributed.launch", (_USE_ENV,)))
 
 
 def launch(words: Sequence[str]) -> int:

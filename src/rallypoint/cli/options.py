@@ -46,7 +46,7 @@ class Flag(Record):
 HELP = Flag("--help", "this text", short="-h")
 
 
-class Group(Record):
+class FlagGroup(Record):
     """Related flags, with a title."""
 
     title: str
@@ -116,7 +116,7 @@ def describe(flags: Sequence[Flag]) -> str:
     return "\n".join(lines)
 
 
-def describe_groups(groups: Sequence[Group]) -> str:
+def describe_groups(groups: Sequence[FlagGroup]) -> str:
     """The help text of groups of flags, with titles."""
     return "\n\n".join(
         f"{group.title}:\n{describe(group.flags)}" if group.title else describe(group.flags)

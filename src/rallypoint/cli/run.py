@@ -15,7 +15,7 @@ from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.log_flags import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
 from rallypoint.cli.numbers import seconds, whole
-from rallypoint.cli.options import Group, UsageError, describe_groups, inherited_note, parse
+from rallypoint.cli.options import FlagGroup, UsageError, describe_groups, inherited_note, parse
 from rallypoint.cli.surroundings import fill_in
 from rallypoint.cli.token import VARIABLE, read_token
 from rallypoint.cli.workers import bind_workers, count_workers, worker_program
@@ -36,7 +36,7 @@ def run(words: Sequence[str]) -> int:
 
 def perform(
     words: Sequence[str],
-    groups: Sequence[Group],
+    groups: Sequence[FlagGroup],
     read: Callable[[Mapping[str, str], Sequence[str], Mapping[str, str]], tuple[Job, list[str]]],
     launcher: Sequence[str] = LAUNCHER,
 ) -> int:
