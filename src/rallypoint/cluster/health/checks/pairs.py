@@ -25,7 +25,7 @@ class Shape(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PairGroup:
     """Pairs with one cause; `node` is the one that they share."""
 
     shape: Shape
@@ -40,7 +40,7 @@ class Group:
 
 def grouped(
     pairs: Iterable[Pair], numbers: Iterable[int], *, is_loose: bool = False
-) -> list[Group]:
+) -> list[PairGroup]:
     """The smallest set of groups that covers the pairs, preferring whole nodes.
 
     Args:
@@ -51,7 +51,7 @@ def grouped(
     found = []
     while left:
         whole = [
-            Group(shape=shape, node=node, pairs=frozenset(members))
+            PairGroup(shape=shape, node=node, pairs=frozenset(members))
             for node in nodes
             for shape, members in _shapes(node, nodes)
             if members <= left and (len(nodes) > 2 or shape is Shape.AROUND)
@@ -60,11 +60,11 @@ def grouped(
             best = max(whole, key=lambda group: len(group.pairs))
             also = {pair for pair in left if best.node in pair}
             if is_loose and also > best.pairs:
-                best = Group(shape=Shape.AROUND, node=best.node, pairs=frozenset(also))
+                best = PairGroup(shape=Shape.AROUND, node=best.node, pairs=frozenset(also))
         else:
             target = min(target for _, target in left)
             members = {pair for pair in left if pair[1] == target}
-            best = Group(shape=Shape.SOME, node=target, pairs=frozenset(members))
+            best = PairGroup(shape=Shape.SOME, node=target, pairs=frozenset(members))
         found.append(best)
         left -= best.pairs
     return found
@@ -109,7 +109,7 @@ def _why(outcome: ConnectOutcome, detail: str) -> str:
 
 
 def _unconnected(
-    cluster: ClusterFacts, group: Group, failed: Set[Pair]
+    cluster: ClusterFacts, group: PairGroup, failed: Set[Pair]
 ) -> tuple[tuple[str, ...], str]:
     name = cluster.name(group.node)
     if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
@@ -125,7 +125,7 @@ def _unconnected(
     return _names(cluster, group.sources), f"cannot connect to {name}{one_way}"
 
 
-def _advice(cluster: ClusterFacts, group: Group, outcome: ConnectOutcome) -> str:
+def _advice(cluster: ClusterFacts, group: PairGroup, outcome: ConnectOutcome) -> str:
     ports = f"ports {cluster.port_range}" if cluster.port_range else "all ports from 1024 on"
     bound = "" if cluster.port_range else " (or fewer, with --port-range)"
     name = cluster.name(group.node)
@@ -233,7 +233,7 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
         )
 
 
-def _way(cluster: ClusterFacts, group: Group) -> tuple[tuple[str, ...], str]:
+def _way(cluster: ClusterFacts, group: PairGroup) -> tuple[tuple[str, ...], str]:
     """The nodes that a finding is about, and the direction."""
     name = cluster.name(group.node)
     if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
