@@ -59,7 +59,7 @@ class Work(Protocol):
         """Call `callback(self)` on completion: now if completed, else in another thread."""
 
 
-class Called(NamedTuple):
+class CallDetails(NamedTuple):
     """A call's details, for the text of an error.
 
     Attributes:
@@ -103,7 +103,7 @@ class OneWork(EngineWork):
         self,
         native: _native.Work,
         group: ProcessGroup,
-        called: Called,
+        called: CallDetails,
         outputs: Sequence[Any],
         finish: Callable[[], None] | None = None,
     ) -> None:

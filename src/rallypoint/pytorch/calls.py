@@ -21,7 +21,7 @@ from rallypoint.process_group.calls.point_to_point import post_message
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.process_group.work import Called, ended_on_error
+from rallypoint.process_group.work import CallDetails, ended_on_error
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.devices import Devices
 from rallypoint.pytorch.memory import Memory
@@ -89,7 +89,7 @@ class Calls:
             if isinstance(native, int):
                 return None
             what = source if type(target) is not list or type(source) is list else target
-            called = Called(operation, what, op, root, 0, Site.of_caller(_OURS))
+            called = CallDetails(operation, what, op, root, 0, Site.of_caller(_OURS))
             return RunningWork(native, group, called, results)
         if timeout != UNSET:
             return None
@@ -99,7 +99,7 @@ class Calls:
         if code < 0:
             return None
         what = source if type(target) is not list or type(source) is list else target
-        raise Called(operation, what, op, root).error(group, code)
+        raise CallDetails(operation, what, op, root).error(group, code)
 
     def _send(self, tensor: Tensor, to: int, tag: int) -> Work:
         work = self._post(True, to, tag, tensor)
@@ -134,7 +134,7 @@ class Calls:
         native = group.communicator.post(sends, peer, tag, tensor, -1, -1.0, True)
         if isinstance(native, int):
             return None
-        called = Called("isend" if sends else "irecv", tensor)
+        called = CallDetails("isend" if sends else "irecv", tensor)
         return RunningWork(native, group, called, () if sends else (tensor,))
 
     def _in_place(

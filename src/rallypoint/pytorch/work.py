@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from rallypoint.engine.work import Work as EngineWork
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.work import Called, ManyWorks, OneWork
+from rallypoint.process_group.work import CallDetails, ManyWorks, OneWork
 from rallypoint.pytorch.untraced import untraced
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class RunningWork(_Running, OneWork, dist.Work):
         self,
         native: _native.Work,
         group: ProcessGroup,
-        called: Called,
+        called: CallDetails,
         outputs: Sequence[Any],
         finish: Callable[[], None] | None = None,
     ) -> None:

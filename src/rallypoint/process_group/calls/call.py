@@ -23,7 +23,7 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, address, describe, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, code_and_factor
-from rallypoint.process_group.work import Called, OneWork
+from rallypoint.process_group.work import CallDetails, OneWork
 from rallypoint.store.store import seconds_of
 
 # An array of all blocks, one after the other; or an array for each; or None: no block.
@@ -89,7 +89,9 @@ def run(
     code, factor = code_and_factor(op)
     whole = given_in if len(given_in) >= len(given_out) else given_out
     variant = group.algorithms.variant(algorithm)
-    called = Called(operation, whole[0] if len(whole) == 1 else list(whole), code, root, variant)
+    called = CallDetails(
+        operation, whole[0] if len(whole) == 1 else list(whole), code, root, variant
+    )
     is_even = not uneven and len({array.size for array in whole}) == 1
     if not is_even and given_in and given_out:
         _check_own(_of(given_in, group), _of(given_out, group), operation)
@@ -149,7 +151,7 @@ def _done_as_one(
     collective: Collective,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    called: Called,
+    called: CallDetails,
 ) -> bool:
     """Run a collective with all blocks adjacent; False if the engine does not take it."""
     source, target = _joined(inputs), _room_for(outputs)
@@ -164,7 +166,7 @@ def _done_as_one(
     return code == 0
 
 
-def _refusal(code: int, called: Called, op: Operator | None) -> CallerError:
+def _refusal(code: int, called: CallDetails, op: Operator | None) -> CallerError:
     """The error for a call that the engine did not start."""
     operation, what = called.operation, describe(called.what)
     if code == BAD_OPERATOR:

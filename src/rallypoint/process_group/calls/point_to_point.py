@@ -25,7 +25,7 @@ from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name
-from rallypoint.process_group.work import Called, OneWork, Work
+from rallypoint.process_group.work import CallDetails, OneWork, Work
 from rallypoint.store.store import seconds_of
 
 _ANY = -1
@@ -259,7 +259,7 @@ def post_message(
         )
     if isinstance(posted, int):
         raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
-    called = Called(operation, array, site=site)
+    called = CallDetails(operation, array, site=site)
     has_more = is_copied or then is not None
     return kind(posted, group, called, results, finish if has_more else None)
 

@@ -25,7 +25,7 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.groups import default
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.work import Called, OneWork
+from rallypoint.process_group.work import CallDetails, OneWork
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -103,7 +103,7 @@ def short_way(
 def _error(
     group: ProcessGroup, code: int, operation: str, what: object, op: int, root: int, variant: int
 ) -> RallypointError:
-    return Called(operation, what, op, root, variant).error(group, code)
+    return CallDetails(operation, what, op, root, variant).error(group, code)
 
 
 def _begun(
@@ -117,7 +117,7 @@ def _begun(
     variant: int,
 ) -> OneWork:
     # As Called(...), without the time of a call.
-    called = tuple.__new__(Called, (operation, what, op, root, variant, Site.of_caller(2)))
+    called = tuple.__new__(CallDetails, (operation, what, op, root, variant, Site.of_caller(2)))
     return OneWork(native, group, called, (filled,))
 
 
