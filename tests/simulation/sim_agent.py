@@ -34,7 +34,7 @@ from rallypoint.rendezvous.job.reports import (
     Start,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
 from rallypoint.rendezvous.keyvalue.voter import Answer
@@ -199,7 +199,7 @@ class SimAgent(Process):
         self._cluster.witness.failures.add(seat.number)
         self._cluster.tell(f"{self.name}: a worker fails")
         self.report(broken="rank failed")
-        cause = Cause(rank=seat.first_rank, node_rank=seat.node_rank, text="rank failed")
+        cause = RankFailure(rank=seat.first_rank, node_rank=seat.node_rank, text="rank failed")
         self._cluster.loop.after(0.05, lambda: self._end(seat, succeeded=False, causes=(cause,)))
         return None
 
@@ -253,7 +253,12 @@ class SimAgent(Process):
         self._cluster.loop.after(self._cluster.kill_s * self._cluster.other_random.random(), end)
 
     def _end(
-        self, seat: Seat, *, succeeded: bool, causes: tuple[Cause, ...] = (), keeps: bool = False
+        self,
+        seat: Seat,
+        *,
+        succeeded: bool,
+        causes: tuple[RankFailure, ...] = (),
+        keeps: bool = False,
     ) -> None:
         if self.seat is not seat or not self.is_alive:
             return

@@ -32,7 +32,7 @@ from rallypoint.rendezvous.job.reports import (
     Outcome,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.restart_policy import RankFailure
 
 SIGINT, SIGKILL, SIGTERM, SIGCONT = 2, 9, 15, 18
 # Exit statuses, beside 128 + a signal's number and a command line's 2: docs/exit-statuses.md.
@@ -141,7 +141,7 @@ class NodeState:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._hold_until = 0.0
         self._stop_until = 0.0
-        self._hang_cause: Cause | None = None
+        self._hang_cause: RankFailure | None = None
         self._told_until = 0.0  # the order to stop has only just come from another node
 
     # Orders.
@@ -323,7 +323,7 @@ class NodeState:
             self._stop_asked = self._stop_asked or f"stopped, because {text}"
         else:
             # Whatever fails while it is being ended came later.
-            self._hang_cause = Cause(rank=rank, node_rank=self.node_rank, text=text)
+            self._hang_cause = RankFailure(rank=rank, node_rank=self.node_rank, text=text)
             self._broken = self._broken or text
         return Decision((*stop.actions, self._tell()), stop.reason)
 
@@ -434,12 +434,12 @@ class NodeState:
     def _tell(self) -> Tell:
         return Tell(self.report)
 
-    def _causes(self) -> tuple[Cause, ...]:
+    def _causes(self) -> tuple[RankFailure, ...]:
         failures = tuple(self._cause(failure) for failure in self.group.failures())
         return (self._hang_cause, *failures) if self._hang_cause is not None else failures
 
-    def _cause(self, failure: Failure) -> Cause:
-        return Cause(
+    def _cause(self, failure: Failure) -> RankFailure:
+        return RankFailure(
             rank=failure.exit.rank,
             node_rank=self.node_rank,
             text=failure.text,

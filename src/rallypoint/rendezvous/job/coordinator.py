@@ -27,7 +27,7 @@ from rallypoint.rendezvous.job.reports import (
     Refuse,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judge
+from rallypoint.rendezvous.job.restart_policy import Next, RankFailure, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.job.round_state import RoundState
 
@@ -464,7 +464,7 @@ class Coordinator:
         self._stop_order = Stop(round=self.round, because=because, ending=ending)
         return Decision((self._stop_order,), because)
 
-    def _finish(self, outcome: Outcome, because: str, root: Cause | None = None) -> Decision:
+    def _finish(self, outcome: Outcome, because: str, root: RankFailure | None = None) -> Decision:
         self._move(Stage.DONE)
         self.wake_at = None
         culprit = root.node_rank if root else None

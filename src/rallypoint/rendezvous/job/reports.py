@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Member, Seat
 
 # What agents report.
@@ -41,7 +41,7 @@ class NodeReport(Record, kw_only=True):
     survivors: int = 0
     waits: bool = False
     succeeded: bool = False
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[RankFailure, ...] = ()
     unkillable: int = 0
     was_cut_off: bool = False
     because: str = ""

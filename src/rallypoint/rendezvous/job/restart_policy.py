@@ -10,7 +10,7 @@ from enum import Enum
 from rallypoint.base.record import Record
 
 
-class Cause(Record, kw_only=True):
+class RankFailure(Record, kw_only=True):
     """One worker's failure, in a line.
 
     Attributes:
@@ -48,7 +48,7 @@ class RoundEnd(Record, kw_only=True):
     """
 
     succeeded: bool = False
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[RankFailure, ...] = ()
     restarts_used: int = 0
     max_restarts: int = 0
     stop_asked: str = ""
@@ -63,7 +63,7 @@ class RoundEnd(Record, kw_only=True):
     survivors: int = 0
 
     @property
-    def root(self) -> Cause | None:
+    def root(self) -> RankFailure | None:
         """The first failure that is not an echo, if there is one."""
         return min(self.causes, key=lambda cause: cause.is_echo, default=None)
 

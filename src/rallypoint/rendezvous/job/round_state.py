@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from rallypoint.rendezvous.job.reports import NodeReport
-from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Member
 
 
@@ -185,7 +185,7 @@ class RoundState:
         return not self.lost and all(end.succeeded for end in self._ends.values())
 
     @property
-    def causes(self) -> tuple[Cause, ...]:
+    def causes(self) -> tuple[RankFailure, ...]:
         """What went wrong, by node, as they told of it: clocks of hosts may differ by seconds."""
         ends = [self._ends[key] for key in {**self._broken, **self._ends} if key in self._ends]
         return tuple(cause for end in ends for cause in end.causes)

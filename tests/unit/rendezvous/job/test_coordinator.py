@@ -33,12 +33,12 @@ from rallypoint.rendezvous.job.reports import (
     Refuse,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import Cause, Next, RoundEnd, judge
+from rallypoint.rendezvous.job.restart_policy import Next, RankFailure, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
 
-FAILED = Cause(rank=1, node_rank=0, text="rank 1 failed")
-ECHO = Cause(rank=0, node_rank=0, text="rank 0 lost rank 1", is_echo=True)
-EARLY = Cause(rank=2, node_rank=0, text="rank 2 cannot import", is_startup=True)
+FAILED = RankFailure(rank=1, node_rank=0, text="rank 1 failed")
+ECHO = RankFailure(rank=0, node_rank=0, text="rank 0 lost rank 1", is_echo=True)
+EARLY = RankFailure(rank=2, node_rank=0, text="rank 2 cannot import", is_startup=True)
 NEWCOMER = FAILED.__replace__(is_newcomer=True)
 
 

@@ -37,13 +37,13 @@ from rallypoint.rendezvous.job.reports import (
     Start,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import Cause
+from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 from rallypoint.rendezvous.transport.codec import VERSION, decode, decode_record, encode
 
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
 ROUND = Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1))
-CAUSE = Cause(rank=1, node_rank=0, text="t", is_echo=True)
+CAUSE = RankFailure(rank=1, node_rank=0, text="t", is_echo=True)
 ENDED = NodeReport(
     round=2, has_begun=True, causes=(CAUSE, CAUSE), unkillable=1, leaves="SIGTERM", ready=3
 )
