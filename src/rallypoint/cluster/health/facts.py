@@ -27,7 +27,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AddressFact:
     """The address that a node gives to others.
 
     Attributes:
@@ -195,7 +195,7 @@ class NodeFacts:
     names: tuple[Lookup, ...] = ()
     addresses: tuple[str, ...] = ()
     interfaces: tuple[Interface, ...] = ()
-    choice: Choice = Choice()
+    choice: AddressFact = AddressFact()
     probe_port: int = 0
     probe_error: str = ""
     ports: tuple[Port, ...] = ()

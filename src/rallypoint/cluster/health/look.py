@@ -17,7 +17,7 @@ from typing import TypeVar
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import RallypointError
 from rallypoint.cluster.health.facts import (
-    Choice,
+    AddressFact,
     Disk,
     Lookup,
     NodeFacts,
@@ -172,7 +172,7 @@ def choose(
     environ: Mapping[str, str],
     lookups: Mapping[str, Lookup],
     local_addr: str = "",
-) -> Choice:
+) -> AddressFact:
     """The address that a job on this node would give to nodes that meet at `hosts`, and why.
 
     Args:
@@ -202,8 +202,8 @@ def choose(
         except RallypointError as refusal:
             error = error or str(refusal)
             continue
-        return Choice(address=chosen.address, interface=chosen.name, by=by)
-    return Choice(by=by, error=error)
+        return AddressFact(address=chosen.address, interface=chosen.name, by=by)
+    return AddressFact(by=by, error=error)
 
 
 def take_ports(

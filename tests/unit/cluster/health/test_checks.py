@@ -13,7 +13,7 @@ from rallypoint.cluster.health.checks import TITLES, diagnose
 from rallypoint.cluster.health.checks.pairs import Shape, grouped
 from rallypoint.cluster.health.facts import (
     Absence,
-    Choice,
+    AddressFact,
     ClusterFacts,
     ConnectOutcome,
     Devices,
@@ -44,7 +44,7 @@ def node(number: int, **changes: Any) -> NodeFacts:
         own_name=Lookup(host=f"n{number}", addresses=(address,)),
         addresses=(address,),
         interfaces=(Interface(name="eth0", addresses=(address,), mtu=1500, speed_mbps=10000),),
-        choice=Choice(address=address, interface="eth0"),
+        choice=AddressFact(address=address, interface="eth0"),
         probe_port=4000,
         versions={"Python": "3.12.1", "NumPy": "2.0"},
         limits=Limits(open_files=1 << 20),
@@ -267,19 +267,19 @@ def test_what_cannot_be_examined() -> None:
 
 
 def test_interfaces() -> None:
-    wrong = Choice(by="RALLYPOINT_SOCKET_IFNAME=ib0", error="ib0: no interface matches")
+    wrong = AddressFact(by="RALLYPOINT_SOCKET_IFNAME=ib0", error="ib0: no interface matches")
     assert "set RALLYPOINT_SOCKET_IFNAME=eth0 there" in text(
         cluster(node(0, choice=wrong), node(1))
     )
     docker = Interface(name="docker0", addresses=("172.17.0.1",))
-    chosen = Choice(address="172.17.0.1", interface="docker0", by="GLOO_SOCKET_IFNAME=docker0")
+    chosen = AddressFact(address="172.17.0.1", interface="docker0", by="GLOO_SOCKET_IFNAME=docker0")
     other = node(1, choice=chosen, interfaces=(*node(1).interfaces, docker))
     unreached = {"outcome": ConnectOutcome.UNREACHABLE, "other_address": "10.0.0.2"}
     found = cluster(node(0), other, node(2), probes={(0, 1): unreached, (2, 1): unreached})
     line = text(found)
     assert line.startswith("n1: it gives out the address 172.17.0.1 (docker0), as GLOO_SOCKET_IF")
     assert "which no other node reaches, while 10.0.0.2 (eth0) is reached" in line
-    loopback = Choice(address="127.0.0.1", interface="lo", by="RALLYPOINT_SOCKET_IFNAME=lo")
+    loopback = AddressFact(address="127.0.0.1", interface="lo", by="RALLYPOINT_SOCKET_IFNAME=lo")
     assert "the loopback address 127.0.0.1" in text(cluster(node(0, choice=loopback), node(1)))
     jumbo = replace(node(1).interfaces[0], mtu=9000)
     found = cluster(node(0), node(1, interfaces=(jumbo,)))

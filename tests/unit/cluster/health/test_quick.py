@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.cluster.health import quick
 from rallypoint.cluster.health.facts import (
-    Choice,
+    AddressFact,
     ConnectOutcome,
     EndpointProbe,
     Interface,
@@ -30,7 +30,7 @@ def found(
     outcome: ConnectOutcome = ConnectOutcome.REACHED,
     *,
     lookup: Lookup | None = None,
-    choice: Choice | None = None,
+    choice: AddressFact | None = None,
     is_caller: bool = True,
 ) -> str:
     """What a node n1 finds on its way to n0."""
@@ -42,10 +42,10 @@ def found(
         names=(lookup or Lookup(host="n0", addresses=("10.0.0.1",)),),
         addresses=("10.0.0.2", "172.17.0.1"),
         interfaces=(Interface(name="eth0", addresses=("10.0.0.2",)), docker),
-        choice=choice or Choice(address="10.0.0.2", interface="eth0"),
+        choice=choice or AddressFact(address="10.0.0.2", interface="eth0"),
     )
     probe = EndpointProbe(source=0, host="n0", port=29400, outcome=outcome)
-    usual = Choice(address="10.0.0.2", interface="eth0")
+    usual = AddressFact(address="10.0.0.2", interface="eth0")
     monkeypatch.setattr(quick, "look_at_network", lambda *_: node)
     monkeypatch.setattr(quick, "probe_endpoints", lambda *_: [probe])
     monkeypatch.setattr(quick, "choose", lambda *_: usual)
@@ -79,11 +79,11 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_interface_that_a_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = Choice(address="172.17.0.1", interface="docker0", by="GLOO_SOCKET_IFNAME=docker")
+    chosen = AddressFact(address="172.17.0.1", interface="docker0", by="GLOO_SOCKET_IFNAME=docker")
     text = found(monkeypatch, choice=chosen)
     assert text.startswith("it gives out the address 172.17.0.1 (docker0), as GLOO_SOCKET_IFNAME=d")
     assert text.endswith("; set GLOO_SOCKET_IFNAME=eth0 there, or unset it")
-    same = Choice(address="10.0.0.2", interface="eth0", by="GLOO_SOCKET_IFNAME=eth0")
+    same = AddressFact(address="10.0.0.2", interface="eth0", by="GLOO_SOCKET_IFNAME=eth0")
     assert found(monkeypatch, choice=same) == ""
 
 
