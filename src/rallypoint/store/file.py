@@ -28,8 +28,8 @@ from rallypoint.base.regular_file import open_regular
 from rallypoint.store.file_log import (
     MAGIC,
     Change,
-    Contents,
     Kind,
+    LogState,
     decode_header,
     decode_records,
     encode_header,
@@ -83,7 +83,7 @@ class FileStore(Store):
         self._reset_stale = reset_stale
         self._lock = threading.RLock()
         self._is_open = False
-        self._contents = Contents()
+        self._contents = LogState()
         self._replayed = 0  # the number of bytes of the file that are in _contents
         self._member: bytes | None = None
         member = identity()
@@ -101,7 +101,7 @@ class FileStore(Store):
         """See Store."""
         raw = encode_key(key)
 
-        def decide(contents: Contents) -> tuple[list[Change], int]:
+        def decide(contents: LogState) -> tuple[list[Change], int]:
             before = contents.values.get(key)
             number = 0 if before is None else number_in(before)
             if number is None:
@@ -115,7 +115,7 @@ class FileStore(Store):
         """See Store."""
         raw, more = encode_key(key), encode_value(value)
 
-        def decide(contents: Contents) -> tuple[list[Change], None]:
+        def decide(contents: LogState) -> tuple[list[Change], None]:
             return [Change(Kind.SET, raw, contents.values.get(key, b"") + more)], None
 
         self._change("append", key, decide)
@@ -124,7 +124,7 @@ class FileStore(Store):
         """See Store."""
         raw, old, new = encode_key(key), encode_value(expected), encode_value(desired)
 
-        def decide(contents: Contents) -> tuple[list[Change], bytes]:
+        def decide(contents: LogState) -> tuple[list[Change], bytes]:
             before = contents.values.get(key)
             if before is None and old:
                 return [], old
@@ -141,7 +141,7 @@ class FileStore(Store):
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """See Store."""
 
-        def found(contents: Contents) -> list[bytes] | None:
+        def found(contents: LogState) -> list[bytes] | None:
             if not all(map(contents.has, keys)):
                 return None
             return [contents.values.get(key, b"") for key in keys]
@@ -170,7 +170,7 @@ class FileStore(Store):
         """See Store."""
         raw = encode_key(key)
 
-        def decide(contents: Contents) -> tuple[list[Change], bool]:
+        def decide(contents: LogState) -> tuple[list[Change], bool]:
             there = key in contents.values
             return ([Change(Kind.DELETE, raw)] if there else []), there
 
@@ -195,7 +195,7 @@ class FileStore(Store):
         """See Store."""
         raw = encode_key(key)
 
-        def decide(contents: Contents) -> tuple[list[Change], bytes | None]:
+        def decide(contents: LogState) -> tuple[list[Change], bytes | None]:
             queue = contents.queues.get(key)
             return ([Change(Kind.POP, raw)], queue[0]) if queue else ([], None)
 
@@ -226,7 +226,7 @@ class FileStore(Store):
         other.path, other._run_id, other._world_size = self.path, self._run_id, self._world_size
         other._reset_stale = False
         other._lock, other._is_open = threading.RLock(), False
-        other._contents, other._replayed, other._member = Contents(), 0, None
+        other._contents, other._replayed, other._member = LogState(), 0, None
         return other
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ class FileStore(Store):
         if member is None:
             return
 
-        def decide(contents: Contents) -> tuple[list[Change], None]:
+        def decide(contents: LogState) -> tuple[list[Change], None]:
             gone = contents.left | {member}
             gone |= {m for m in contents.joined if liveness_of(m) is Liveness.DEAD}
             if 0 < self._world_size <= len(gone):
@@ -253,7 +253,7 @@ class FileStore(Store):
         self,
         operation: str,
         key: str | None,
-        decide: Callable[[Contents], tuple[list[Change], T]],
+        decide: Callable[[LogState], tuple[list[Change], T]],
         *,
         joining: bool = False,
     ) -> T:
@@ -269,7 +269,7 @@ class FileStore(Store):
                 self._replay(fd, operation, key)
             return result
 
-    def _read(self, operation: str, key: str | None, look: Callable[[Contents], T]) -> T:
+    def _read(self, operation: str, key: str | None, look: Callable[[LogState], T]) -> T:
         with self._lock, self._open(operation, key, fcntl.LOCK_SH, create=False) as fd:
             self._replay(fd, operation, key)
             return look(self._contents)
@@ -278,7 +278,7 @@ class FileStore(Store):
         self,
         operation: str,
         keys: Sequence[str],
-        look: Callable[[Contents], T | None],
+        look: Callable[[LogState], T | None],
         timeout: timedelta | None,
     ) -> T:
         limit = timeout or self._timeout
@@ -382,7 +382,7 @@ class FileStore(Store):
     def _start_afresh(self, fd: int) -> None:
         os.ftruncate(fd, 0)
         _write_all(fd, encode_header(self._run_id), 0)
-        self._contents, self._replayed = Contents(), 0
+        self._contents, self._replayed = LogState(), 0
 
     def _replay(self, fd: int, operation: str, key: str | None) -> None:
         if self._replayed == 0:

@@ -48,7 +48,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Contents:
+class LogState:
     """What a log amounts to."""
 
     values: dict[str, bytes] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.base.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.file import FileStore
-from rallypoint.store.file_log import Change, Contents, Kind, encode_record
+from rallypoint.store.file_log import Change, Kind, LogState, encode_record
 
 
 @pytest.mark.parametrize("keep", range(0, 60, 7))
@@ -109,7 +109,7 @@ def test_a_call_in_a_signal_handler_in_the_middle_of_another_is_refused(tmp_path
         else:
             told.append("made")
 
-    def is_set(contents: Contents) -> bool:
+    def is_set(contents: LogState) -> bool:
         if not told:
             signal.raise_signal(signal.SIGUSR1)
         return contents.has("key")
