@@ -28,7 +28,7 @@ from rallypoint.base.regular_file import open_regular
 from rallypoint.store.file_log import (
     MAGIC,
     Change,
-    Kind,
+    ChangeKind,
     LogState,
     decode_header,
     decode_records,
@@ -87,14 +87,16 @@ class FileStore(Store):
         self._replayed = 0  # the number of bytes of the file that are in _contents
         self._member: bytes | None = None
         member = identity()
-        self._change("open", None, lambda _: ([Change(Kind.JOIN, member)], None), joining=True)
+        self._change(
+            "open", None, lambda _: ([Change(ChangeKind.JOIN, member)], None), joining=True
+        )
         self._member = member
 
     # Keys.
 
     def set(self, key: str, value: str | bytes) -> None:
         """See Store."""
-        change = Change(Kind.SET, encode_key(key), encode_value(value))
+        change = Change(ChangeKind.SET, encode_key(key), encode_value(value))
         self._change("set", key, lambda _: ([change], None))
 
     def add(self, key: str, amount: int) -> int:
@@ -107,7 +109,7 @@ class FileStore(Store):
             if number is None:
                 raise self._error("add", key, "the value is not a 64-bit decimal number")
             total = wrapped(number + amount)
-            return [Change(Kind.SET, raw, b"%d" % total)], total
+            return [Change(ChangeKind.SET, raw, b"%d" % total)], total
 
         return self._change("add", key, decide)
 
@@ -116,7 +118,7 @@ class FileStore(Store):
         raw, more = encode_key(key), encode_value(value)
 
         def decide(contents: LogState) -> tuple[list[Change], None]:
-            return [Change(Kind.SET, raw, contents.values.get(key, b"") + more)], None
+            return [Change(ChangeKind.SET, raw, contents.values.get(key, b"") + more)], None
 
         self._change("append", key, decide)
 
@@ -129,7 +131,7 @@ class FileStore(Store):
             if before is None and old:
                 return [], old
             if before is None or before == old:
-                return [Change(Kind.SET, raw, new)], new
+                return [Change(ChangeKind.SET, raw, new)], new
             return [], before
 
         return self._change("compare_set", key, decide)
@@ -155,7 +157,7 @@ class FileStore(Store):
                 f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
             )
         pairs = zip(keys, values, strict=True)
-        changes = [Change(Kind.SET, encode_key(k), encode_value(v)) for k, v in pairs]
+        changes = [Change(ChangeKind.SET, encode_key(k), encode_value(v)) for k, v in pairs]
         self._change("multi_set", _first(keys), lambda _: (changes, None))
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -172,7 +174,7 @@ class FileStore(Store):
 
         def decide(contents: LogState) -> tuple[list[Change], bool]:
             there = key in contents.values
-            return ([Change(Kind.DELETE, raw)] if there else []), there
+            return ([Change(ChangeKind.DELETE, raw)] if there else []), there
 
         return self._change("delete_key", key, decide)
 
@@ -188,7 +190,7 @@ class FileStore(Store):
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """See Store."""
-        change = Change(Kind.PUSH, encode_key(key), encode_value(value))
+        change = Change(ChangeKind.PUSH, encode_key(key), encode_value(value))
         self._change("queue_push", key, lambda _: ([change], None))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -197,7 +199,7 @@ class FileStore(Store):
 
         def decide(contents: LogState) -> tuple[list[Change], bytes | None]:
             queue = contents.queues.get(key)
-            return ([Change(Kind.POP, raw)], queue[0]) if queue else ([], None)
+            return ([Change(ChangeKind.POP, raw)], queue[0]) if queue else ([], None)
 
         deadline = time.monotonic() + seconds_of(self._timeout)
         while (value := self._change("queue_pop", key, decide)) is None:
@@ -240,7 +242,7 @@ class FileStore(Store):
             gone |= {m for m in contents.joined if liveness_of(m) is Liveness.DEAD}
             if 0 < self._world_size <= len(gone):
                 Path(self.path).unlink()
-            return [Change(Kind.LEAVE, member)], None
+            return [Change(ChangeKind.LEAVE, member)], None
 
         try:
             self._change("close", None, decide)

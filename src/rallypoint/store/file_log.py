@@ -27,7 +27,7 @@ _CHANGE = struct.Struct("<BI")
 _LENGTH = struct.Struct("<I")
 
 
-class Kind(IntEnum):
+class ChangeKind(IntEnum):
     """What a change does."""
 
     SET = 1
@@ -42,7 +42,7 @@ class Kind(IntEnum):
 class Change:
     """One change to the store."""
 
-    kind: Kind
+    kind: ChangeKind
     key: bytes
     value: bytes = b""
 
@@ -64,19 +64,19 @@ class LogState:
         """Do what `change` says."""
         key = change.key.decode()
         match change.kind:
-            case Kind.SET:
+            case ChangeKind.SET:
                 self.values[key] = change.value
-            case Kind.DELETE:
+            case ChangeKind.DELETE:
                 self.values.pop(key, None)
-            case Kind.PUSH:
+            case ChangeKind.PUSH:
                 self.queues.setdefault(key, deque()).append(change.value)
-            case Kind.POP:
+            case ChangeKind.POP:
                 self.queues[key].popleft()
                 if not self.queues[key]:
                     del self.queues[key]
-            case Kind.JOIN:
+            case ChangeKind.JOIN:
                 self.joined.append(change.key)
-            case Kind.LEAVE:
+            case ChangeKind.LEAVE:
                 self.left.add(change.key)
 
 
@@ -139,5 +139,5 @@ def _changes(body: bytes) -> Iterator[Change]:
         position += size
         (size,) = _LENGTH.unpack_from(body, position)
         position += _LENGTH.size
-        yield Change(Kind(kind), key, body[position : position + size])
+        yield Change(ChangeKind(kind), key, body[position : position + size])
         position += size

@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.base.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.file import FileStore
-from rallypoint.store.file_log import Change, Kind, LogState, encode_record
+from rallypoint.store.file_log import Change, ChangeKind, LogState, encode_record
 
 
 @pytest.mark.parametrize("keep", range(0, 60, 7))
@@ -23,7 +23,7 @@ def test_a_torn_record_never_counts(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "store"
     store = FileStore(str(path), run_id="run")
     store.set("whole", "value")
-    record = encode_record([Change(Kind.SET, b"torn", b"x" * 40)])
+    record = encode_record([Change(ChangeKind.SET, b"torn", b"x" * 40)])
     with path.open("ab") as file:
         file.write(record[:keep])
     reader = store.clone()
@@ -36,7 +36,7 @@ def test_a_torn_record_never_counts(tmp_path: Path, keep: int) -> None:
 def test_flipped_bits_and_zeros_at_the_end_are_no_record(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = FileStore(str(path), run_id="run")
-    record = bytearray(encode_record([Change(Kind.SET, b"k", b"value")]))
+    record = bytearray(encode_record([Change(ChangeKind.SET, b"k", b"value")]))
     record[-1] ^= 1
     for junk in (bytes(record), b"\0" * 100):
         with path.open("ab") as file:
