@@ -90,7 +90,7 @@ class PathLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
+class DeviceFacts:
     """The GPUs that the kernel's files list.
 
     Attributes:
@@ -202,7 +202,7 @@ class NodeFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     bypasses_proxy: tuple[str, ...] = ()
-    devices: Devices = Devices()
+    devices: DeviceFacts = DeviceFacts()
     workers: str = ""
     limits: Limits = Limits()
     disks: tuple[Disk, ...] = ()

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rallypoint.cluster.devices import count_gpus, gpu_models, list_names, read_text
-from rallypoint.cluster.health.facts import Devices, Disk, Limits, Usage
+from rallypoint.cluster.health.facts import DeviceFacts, Disk, Limits, Usage
 
 SHM = "/dev/shm"
 
 
-def look_at_devices(environ: Mapping[str, str], root: str = "") -> Devices:
+def look_at_devices(environ: Mapping[str, str], root: str = "") -> DeviceFacts:
     """This node's GPUs and InfiniBand devices, and its usable CPUs."""
     cpus = float(len(os.sched_getaffinity(0)))
     quota = cpu_quota(root)
-    return Devices(
+    return DeviceFacts(
         gpus=count_gpus({}, root),
         visible=count_gpus(environ, root),
         models=gpu_models(root),

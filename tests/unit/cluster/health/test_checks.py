@@ -16,7 +16,7 @@ from rallypoint.cluster.health.facts import (
     AddressFact,
     ClusterFacts,
     ConnectOutcome,
-    Devices,
+    DeviceFacts,
     Disk,
     EndpointProbe,
     Interface,
@@ -324,7 +324,7 @@ def test_versions() -> None:
 
 
 def test_devices() -> None:
-    gpus = Devices(gpus=4, visible=4, cpus=64)
+    gpus = DeviceFacts(gpus=4, visible=4, cpus=64)
     found = cluster(node(0, devices=gpus), node(1, devices=replace(gpus, gpus=3, visible=3)))
     assert "different numbers of GPUs: 4 on n0, 3 on n1" in text(found, Level.YELLOW)
     twice = node(0, devices=gpus, settings={"CUDA_VISIBLE_DEVICES": "0,0"})
@@ -339,7 +339,7 @@ def test_devices() -> None:
     assert "different GPUs: NVIDIA H100 on n0; NVIDIA A100 on n1" in text(found, Level.YELLOW)
     few = node(0, devices=gpus, workers="8")
     assert "--nproc-per-node is 8, and there are 4 GPUs" in text(cluster(few), Level.YELLOW)
-    busy = node(0, devices=Devices(cpus=4), workers="4", settings={"OMP_NUM_THREADS": "2"})
+    busy = node(0, devices=DeviceFacts(cpus=4), workers="4", settings={"OMP_NUM_THREADS": "2"})
     assert "need 8 CPUs, but 4 may be used" in text(cluster(busy), Level.YELLOW)
 
 
@@ -379,10 +379,10 @@ def test_disks_and_limits() -> None:
     locked = node(
         0,
         limits=Limits(open_files=1 << 20, memlock_bytes=64 << 10),
-        devices=Devices(has_infiniband=True),
+        devices=DeviceFacts(has_infiniband=True),
     )
     assert "may lock 64 KiB" in text(cluster(locked), Level.YELLOW)
-    crowd = node(0, workers="8", devices=Devices(cpus=64))
+    crowd = node(0, workers="8", devices=DeviceFacts(cpus=64))
     few = replace(crowd, limits=Limits(processes=4096, pids=Usage(used=40, most=100)))
     assert "only 60 more processes and threads may start there, but 256 may be needed" in text(
         cluster(few), Level.YELLOW
@@ -425,14 +425,14 @@ def test_surroundings_token_and_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "devices", "what"),
     [
-        ({"NCCL_IB_DISABLE": "1"}, Devices(has_infiniband=True), "using the node's InfiniBand"),
-        ({"NCCL_P2P_DISABLE": "1"}, Devices(gpus=2, visible=2), "through main memory"),
-        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, Devices(), "makes each NCCL call block"),
-        ({"GLOO_SOCKET_IFNAME": "^lo"}, Devices(), "which gloo does not understand"),
+        ({"NCCL_IB_DISABLE": "1"}, DeviceFacts(has_infiniband=True), "using the node's InfiniBand"),
+        ({"NCCL_P2P_DISABLE": "1"}, DeviceFacts(gpus=2, visible=2), "through main memory"),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, DeviceFacts(), "makes each NCCL call block"),
+        ({"GLOO_SOCKET_IFNAME": "^lo"}, DeviceFacts(), "which gloo does not understand"),
     ],
 )
-def test_settings_that_do_harm(settings: dict[str, str], devices: Devices, what: str) -> None:
+def test_settings_that_do_harm(settings: dict[str, str], devices: DeviceFacts, what: str) -> None:
     found = cluster(node(0, settings=settings, devices=devices))
     assert what in text(found, Level.YELLOW)
-    if devices != Devices():
+    if devices != DeviceFacts():
         assert diagnose(cluster(node(0, settings=settings))) == []
