@@ -19,7 +19,7 @@ from rallypoint.engine.communicator import DTYPES, TOO_MANY
 from rallypoint.process_group.calls.call import packed, room_of
 from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.delegated import calls as delegated
-from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.default import Group, joined, peer
@@ -193,8 +193,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     return [work for work in works if work is not None]
 
 
-def _libraries_of(p2p_op_list: Sequence[P2POp]) -> list[End]:
-    found: dict[int, End] = {}
+def _libraries_of(p2p_op_list: Sequence[P2POp]) -> list[LibraryGroup]:
+    found: dict[int, LibraryGroup] = {}
     for one in p2p_op_list:
         group = joined(one.group, one.op.__name__)
         if group is None or not group.ends:

@@ -25,7 +25,7 @@ import numpy as np
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.process_group.delegated.delegate import Block, Pending, Request
-from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, dtype_name
@@ -70,7 +70,7 @@ class _Several:
 
 def run(
     group: ProcessGroup,
-    end: End,
+    end: LibraryGroup,
     collective: Collective,
     operation: str,
     inputs: Sequence[Array],
@@ -136,7 +136,7 @@ def run(
 
 def post(
     group: ProcessGroup,
-    end: End,
+    end: LibraryGroup,
     operation: str,
     other: int,
     tag: int,
@@ -170,7 +170,7 @@ def post(
 
 
 def _prepare(
-    end: End,
+    end: LibraryGroup,
     group: ProcessGroup,
     collective: Collective,
     root: int,
@@ -203,7 +203,7 @@ def _prepare(
     )
 
 
-def _in_place(end: End, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Prepared:
+def _in_place(end: LibraryGroup, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Prepared:
     """One block for input and output; without an output, a copy that the library may overwrite."""
     if not outputs:
         return _Prepared([], [end.adopt(_copied(inputs[0]))])
@@ -227,7 +227,7 @@ def _cut(blocks: list[Block], count: int) -> list[Block]:
 
 
 def _made_even(
-    end: End, group: ProcessGroup, collective: Collective, ready: _Prepared
+    end: LibraryGroup, group: ProcessGroup, collective: Collective, ready: _Prepared
 ) -> Collective:
     """Blocks of equal length instead of unequal ones; the collective that serves these."""
     blocks = ready.outputs if collective is Collective.ALL_GATHER else ready.inputs
@@ -263,7 +263,7 @@ def _made_even(
 
 
 def _by_messages(
-    end: End,
+    end: LibraryGroup,
     group: ProcessGroup,
     collective: Collective,
     root: int,

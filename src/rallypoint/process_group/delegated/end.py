@@ -53,7 +53,7 @@ class _LostError(TimeoutError):
         self.lost = lost
 
 
-class End:
+class LibraryGroup:
     """A member's end of a group at one library.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from rallypoint.base.errors import CollectiveTimeoutError, PeerError
 from rallypoint.engine.work import report
 from rallypoint.process_group.delegated.delegate import Pending
-from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import Future
 from rallypoint.store.store import seconds_of
@@ -29,7 +29,7 @@ class DelegatedWork:
     def __init__(
         self,
         group: ProcessGroup,
-        end: End,
+        end: LibraryGroup,
         pending: Pending,
         operation: str,
         outputs: Sequence[Any],

@@ -16,7 +16,7 @@ from rallypoint.base.durations import brief
 from rallypoint.base.errors import HostError, PeerLostError, RallypointError
 from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.delegated.delegate import Delegate, Member
-from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.registry import connect, why_absent
 from rallypoint.process_group.formation.network import network_of
 from rallypoint.process_group.groups.first_lost import found_while_forming
@@ -37,7 +37,7 @@ def form_ends(
     timeout: timedelta,
     device: object,
     title: str,
-) -> dict[str, End]:
+) -> dict[str, LibraryGroup]:
     """This member's ends, by kind of device.
 
     Args:
@@ -50,7 +50,7 @@ def form_ends(
         StoreTimeoutError, CollectiveTimeoutError: members did not join; the message names them.
         PeerLostError: a member joined and died.
     """
-    ends: dict[str, End] = {}
+    ends: dict[str, LibraryGroup] = {}
     for name in backends:
         place = f"{prefix}/{name}"
         store.set(f"{place}/told/{rank}", json.dumps([host_identity(), why_absent(name)]))
@@ -73,7 +73,7 @@ def form_ends(
             environ=os.environ,
         )
         delegate = _connected(member, Presence(store, place, members))
-        ends[delegate.device] = End(
+        ends[delegate.device] = LibraryGroup(
             delegate,
             store,
             place,

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
-from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.registry import ENGINES, parse_backend
 from rallypoint.process_group.formation.communicator import form_communicator, say_formed
 from rallypoint.process_group.formation.ends import form_ends
@@ -36,7 +36,7 @@ class Parts:
     communicator: Communicator | None
     algorithms: Algorithms
     takes_arrays: bool
-    ends: dict[str, End]
+    ends: dict[str, LibraryGroup]
 
 
 def check_backend(backend: str) -> str:

@@ -27,7 +27,7 @@ from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
 
 if TYPE_CHECKING:
-    from rallypoint.process_group.delegated.end import End
+    from rallypoint.process_group.delegated.end import LibraryGroup
 
 NON_GROUP_MEMBER: Final = -100
 DEFAULT_GROUP = "default group"  # what people call it
@@ -76,7 +76,7 @@ class ProcessGroup:
         group_desc: str,
         backend: str,
         timeout: timedelta,
-        ends: Mapping[str, End] | None = None,
+        ends: Mapping[str, LibraryGroup] | None = None,
         takes_arrays: bool = True,
     ) -> None:
         self.group_name = group_name
@@ -104,7 +104,7 @@ class ProcessGroup:
         world: World,
         prefix: str,
         ranks: Sequence[int],
-        ends: Mapping[str, End] | None = None,
+        ends: Mapping[str, LibraryGroup] | None = None,
         takes_arrays: bool = True,
     ) -> None:
         """Be served by these from now on, with these members."""
@@ -210,7 +210,7 @@ class ProcessGroup:
         if not self._is_member or self._held:
             self._refuse()
 
-    def end_of(self, array: object, operation: str) -> End | None:
+    def end_of(self, array: object, operation: str) -> LibraryGroup | None:
         """The library that takes an array's memory; None for the engine.
 
         Raises:
@@ -352,7 +352,7 @@ class ProcessGroup:
         self._why_not, self._revoked = "belongs to the process that forked this one", ""
         self._forget()
 
-    def _all_ends(self) -> list[Communicator | End]:
+    def _all_ends(self) -> list[Communicator | LibraryGroup]:
         own = [] if self._communicator is None else [self._communicator]
         return [*self.ends.values(), *own]
 

@@ -19,7 +19,7 @@ from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated import calls, mpi, registry
 from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
-from rallypoint.process_group.delegated.end import End
+from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.formation.joining import check_backend
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
@@ -98,12 +98,14 @@ REQUEST = Request(
 )
 
 
-def ends(library: Delegate, store: HashStore, *, title: str = DEFAULT_GROUP) -> list[End]:
+def ends(library: Delegate, store: HashStore, *, title: str = DEFAULT_GROUP) -> list[LibraryGroup]:
     """Of three members, global ranks 0, 2 and 4."""
     for rank in range(3):
         store.set(f"group/{rank}", "")
     return [
-        End(library, store, "group", rank=rank, ranks=(0, 2, 4), timeout_s=1.0, title=title)
+        LibraryGroup(
+            library, store, "group", rank=rank, ranks=(0, 2, 4), timeout_s=1.0, title=title
+        )
         for rank in range(3)
     ]
 
