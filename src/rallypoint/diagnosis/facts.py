@@ -91,7 +91,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class WorkerEnd:
     """How a worker has ended.
 
     Attributes:
@@ -128,7 +128,7 @@ class Worker:
     rank: int
     local_rank: int
     process: Process | None
-    end: End | None = None
+    end: WorkerEnd | None = None
     error: str = ""
     raised_ns: int = 0
     groups: tuple[RecordedGroup, ...] = ()

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.activity import Activity, activity, main_stack
-from rallypoint.diagnosis.facts import End, Facts, Node, Process, Worker
+from rallypoint.diagnosis.facts import Facts, Node, Process, Worker, WorkerEnd
 
 _HARDLY_RUNS = 0.05  # of a core
 _ENDING_S = 1.5  # what an interpreter takes to end, when all is well
@@ -59,7 +59,7 @@ class Rank:
     lingers: bool
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> WorkerEnd | None:
         """How it ended."""
         return self.worker.end if self.worker else None
 

@@ -10,7 +10,6 @@ from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.explain import explanation_of
 from rallypoint.diagnosis.explanation import Explanation
 from rallypoint.diagnosis.facts import (
-    End,
     Facts,
     Frame,
     Node,
@@ -18,6 +17,7 @@ from rallypoint.diagnosis.facts import (
     Stack,
     Thread,
     Worker,
+    WorkerEnd,
 )
 
 NOW_S = 1000.0
@@ -139,7 +139,7 @@ def sleeping(rank: int, *groups: RecordedGroup, line: int = 31) -> Worker:
 
 def ended(rank: int, *groups: RecordedGroup, code: int | None = 0, **fields: Any) -> Worker:
     return Worker(
-        rank=rank, local_rank=rank, process=None, groups=groups, end=End(code=code, **fields)
+        rank=rank, local_rank=rank, process=None, groups=groups, end=WorkerEnd(code=code, **fields)
     )
 
 

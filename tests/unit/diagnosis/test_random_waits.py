@@ -9,7 +9,7 @@ import pytest
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.explain import explanation_of, needs_of
 from rallypoint.diagnosis.explanation import Cause, Kind
-from rallypoint.diagnosis.facts import End, Facts, Worker
+from rallypoint.diagnosis.facts import Facts, Worker, WorkerEnd
 from rallypoint.diagnosis.graph import Node, reduce_graph
 from rallypoint.diagnosis.sight import look
 from rallypoint.diagnosis.waits import find_waits
@@ -103,7 +103,9 @@ def _worker(toy: Toy, rank: int, draw: random.Random, for_s: float) -> Worker:
     )
     state, waits = toy.state(rank), toy.current(rank)
     if state == "exit":
-        return Worker(rank=rank, local_rank=rank, process=None, end=End(code=0), groups=groups)
+        return Worker(
+            rank=rank, local_rank=rank, process=None, end=WorkerEnd(code=0), groups=groups
+        )
     if state == "frozen":
         return worker(rank, *groups, at=process(rank, state="T"))
     if waits is None:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from rallypoint.diagnosis.facts import End, Facts, Node, Worker
+from rallypoint.diagnosis.facts import Facts, Node, Worker, WorkerEnd
 from rallypoint.launch.inspection.kept import KeptJob
 from rallypoint.launch.inspection.look import Whereabouts
 from rallypoint.launch.inspection.stacks import Answer
@@ -51,7 +51,7 @@ def job_at_end(
         # A worker that was stopped, or only lost a peer, was still alive at that time.
         if end is not None and (failure is not None or end.succeeded):
             ago_s = time.time() - end.time_s
-            told = End(
+            told = WorkerEnd(
                 code=end.code,
                 signal=signal_name(end.signal) if end.signal else "",
                 error=failure.what if failure is not None and failure.error else "",

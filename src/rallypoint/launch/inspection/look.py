@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rallypoint.base.flight_record import read_groups
 from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.diagnosis.facts import End, Node, Process, Worker
+from rallypoint.diagnosis.facts import Node, Process, Worker, WorkerEnd
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
 from rallypoint.launch.inspection.client import Asking
 from rallypoint.launch.inspection.flows import waiting_flows
@@ -120,7 +120,7 @@ def _worker(
     now_ns: int,
 ) -> Worker:
     ago_s = max(0.0, time.time() - rank.ended_at)
-    end = End(
+    end = WorkerEnd(
         code=rank.code,
         signal=rank.signal,
         by_launcher=rank.by_launcher,

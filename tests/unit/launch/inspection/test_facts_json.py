@@ -9,7 +9,6 @@ import pytest
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.facts import (
-    End,
     Facts,
     Flow,
     Frame,
@@ -18,6 +17,7 @@ from rallypoint.diagnosis.facts import (
     Stack,
     Thread,
     Worker,
+    WorkerEnd,
 )
 from rallypoint.launch.inspection.facts_json import decode, encode
 
@@ -60,7 +60,7 @@ WORKER = Worker(
     library="spin.so",
     gil="0x7f",
 )
-DEAD = Worker(rank=0, local_rank=0, process=None, end=End(code=None, signal="SIGKILL"))
+DEAD = Worker(rank=0, local_rank=0, process=None, end=WorkerEnd(code=None, signal="SIGKILL"))
 FACTS = Facts(
     run_id="none",
     round=0,
