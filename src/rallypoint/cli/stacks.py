@@ -9,7 +9,7 @@ from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.options import Flag
-from rallypoint.diagnosis.facts import Stack, Worker
+from rallypoint.diagnosis.facts import Stack, WorkerFacts
 from rallypoint.launch.inspection.everywhere import look_everywhere
 from rallypoint.launch.inspection.facts_json import encode
 
@@ -55,7 +55,7 @@ def _print_stacks(job: RunningJob, values: Mapping[str, str]) -> int:
     return 0
 
 
-def _text(worker: Worker) -> str:
+def _text(worker: WorkerFacts) -> str:
     if worker.end is not None:
         return "  it has ended"
     if not worker.stacks:

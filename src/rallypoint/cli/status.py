@@ -11,7 +11,7 @@ from rallypoint.base.recorded_call import RecordedCall
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.jobs.table import table
 from rallypoint.diagnosis.activity import activity, is_users, short_site
-from rallypoint.diagnosis.facts import Node, Worker
+from rallypoint.diagnosis.facts import Node, WorkerFacts
 from rallypoint.launch.inspection.agent_status import AgentStatus
 from rallypoint.launch.inspection.everywhere import look_everywhere
 from rallypoint.launch.output.progress import duration
@@ -65,7 +65,7 @@ def _title(told: AgentStatus) -> str:
     )
 
 
-def _row(worker: Worker, node: Node) -> tuple[str, ...]:
+def _row(worker: WorkerFacts, node: Node) -> tuple[str, ...]:
     call, text = _call(worker, node.now_ns)
     process, end = worker.process, worker.end
     where = (str(worker.rank), node.host)
@@ -85,7 +85,7 @@ def _row(worker: Worker, node: Node) -> tuple[str, ...]:
     )
 
 
-def _site(worker: Worker, call: RecordedCall | None) -> str:
+def _site(worker: WorkerFacts, call: RecordedCall | None) -> str:
     """The line of its program in which it is, or made its last call."""
     if call is not None and call.state == "running" and call.site:
         return call.site
@@ -95,7 +95,7 @@ def _site(worker: Worker, call: RecordedCall | None) -> str:
     return call.site if call is not None else ""
 
 
-def _call(worker: Worker, now_ns: int) -> tuple[RecordedCall | None, str]:
+def _call(worker: WorkerFacts, now_ns: int) -> tuple[RecordedCall | None, str]:
     """The worker's current call, or its last one, and a description of it."""
     calls = [call for group in worker.groups for call in (*group.calls[-1:], *group.transfers)]
     running = [call for call in calls if call.state == "running"]

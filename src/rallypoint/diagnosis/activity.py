@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from rallypoint.diagnosis.explanation import Strength
-from rallypoint.diagnosis.facts import Frame, Process, Stack, Thread, Worker
+from rallypoint.diagnosis.facts import Frame, Process, Stack, Thread, WorkerFacts
 
 
 class Doing(Enum):
@@ -190,7 +190,7 @@ def users_frame(frames: Sequence[Frame]) -> Frame | None:
     return frames[0] if frames else None
 
 
-def activity(worker: Worker) -> Activity:
+def activity(worker: WorkerFacts) -> Activity:
     """The activity of a worker's main thread."""
     process = worker.process
     main = main_stack(worker.stacks)
@@ -215,7 +215,7 @@ def of_thread(stack: Stack) -> Activity:
     return _of_frames(stack, None)
 
 
-def _unseen(worker: Worker) -> Activity:
+def _unseen(worker: WorkerFacts) -> Activity:
     """The activity without stacks; a thread that waits for others may be in any of these system
     calls.
     """

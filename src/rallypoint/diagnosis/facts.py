@@ -110,7 +110,7 @@ class WorkerEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class WorkerFacts:
     """A worker, and its calls and stacks.
 
     Attributes:
@@ -176,7 +176,7 @@ class Node:
     host: str
     now_ns: int = 0
     ranks: tuple[int, ...] = ()
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerFacts, ...] = ()
     silent_s: float | None = None
     oom_kills: int | None = None
     is_paused: bool = False

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.activity import Activity, activity, main_stack
-from rallypoint.diagnosis.facts import Facts, Node, Process, Worker, WorkerEnd
+from rallypoint.diagnosis.facts import Facts, Node, Process, WorkerEnd, WorkerFacts
 
 _HARDLY_RUNS = 0.05  # of a core
 _ENDING_S = 1.5  # what an interpreter takes to end, when all is well
@@ -51,7 +51,7 @@ class Rank:
 
     rank: int
     node: Node | None
-    worker: Worker | None
+    worker: WorkerFacts | None
     condition: Condition
     activity: Activity
     groups: Mapping[str, RecordedGroup]
@@ -105,7 +105,7 @@ class Sight:
 
 def look(first: Facts, second: Facts) -> Sight:
     """Combine two looks, which may be the same one."""
-    earlier: dict[int, Worker] = {}
+    earlier: dict[int, WorkerFacts] = {}
     if first.round == second.round:
         earlier = {worker.rank: worker for node in first.nodes for worker in node.workers}
     ranks: dict[int, Rank] = {}
@@ -147,20 +147,24 @@ def _members(text: str) -> tuple[int, ...]:
     )
 
 
-def _rank(rank: int, node: Node | None, worker: Worker | None, before: Worker | None) -> Rank:
+def _rank(
+    rank: int, node: Node | None, worker: WorkerFacts | None, before: WorkerFacts | None
+) -> Rank:
     return Rank(
         rank=rank,
         node=node,
         worker=worker,
         condition=_condition(node, worker, before),
-        activity=activity(worker or Worker(rank=rank, local_rank=0, process=None)),
+        activity=activity(worker or WorkerFacts(rank=rank, local_rank=0, process=None)),
         groups=_current(worker.groups) if worker else {},
         moved=worker is not None and before is not None and _calls(worker) != _calls(before),
         lingers=worker is None or before is None or _place(worker) == _place(before),
     )
 
 
-def _condition(node: Node | None, worker: Worker | None, before: Worker | None) -> Condition:
+def _condition(
+    node: Node | None, worker: WorkerFacts | None, before: WorkerFacts | None
+) -> Condition:
     if node is not None and node.silent_s is not None:
         return Condition.SILENT
     if worker is None:
@@ -177,7 +181,7 @@ def _condition(node: Node | None, worker: Worker | None, before: Worker | None) 
     return _of_living(worker, worker.process, before)
 
 
-def _of_living(worker: Worker, process: Process, before: Worker | None) -> Condition:
+def _of_living(worker: WorkerFacts, process: Process, before: WorkerFacts | None) -> Condition:
     """The condition of a live worker. A debugger or a disk may stop a process for moments; lasting
     stops show in both looks.
     """
@@ -190,7 +194,7 @@ def _of_living(worker: Worker, process: Process, before: Worker | None) -> Condi
     return Condition.HOLDS_GIL if _keeps_gil(worker, process, before) else Condition.RUNS
 
 
-def _keeps_gil(worker: Worker, process: Process, before: Worker | None) -> bool:
+def _keeps_gil(worker: WorkerFacts, process: Process, before: WorkerFacts | None) -> bool:
     """Whether one thread held the GIL in both looks, and no Python code ran that would release
     it.
     """
@@ -216,12 +220,12 @@ def _current(groups: tuple[RecordedGroup, ...]) -> dict[str, RecordedGroup]:
     return {group.key: group for group in groups if not (group.has_left and group.name in renewed)}
 
 
-def _place(worker: Worker) -> object:
+def _place(worker: WorkerFacts) -> object:
     main = main_stack(worker.stacks)
     return main.frames if main else ()
 
 
-def _calls(worker: Worker) -> object:
+def _calls(worker: WorkerFacts) -> object:
     """A value that changes when a worker begins or ends a call."""
     return {
         (

@@ -16,8 +16,8 @@ from rallypoint.diagnosis.facts import (
     Process,
     Stack,
     Thread,
-    Worker,
     WorkerEnd,
+    WorkerFacts,
 )
 
 NOW_S = 1000.0
@@ -104,15 +104,15 @@ def worker(
     stacks: Iterable[Stack] = (),
     at: Process | None = None,
     **fields: Any,
-) -> Worker:
+) -> WorkerFacts:
     """A living one; `at`: what the kernel says."""
     given: dict[str, Any] = {"local_rank": rank, "process": at or process(rank)}
-    return Worker(rank=rank, groups=groups, stacks=tuple(stacks), **{**given, **fields})
+    return WorkerFacts(rank=rank, groups=groups, stacks=tuple(stacks), **{**given, **fields})
 
 
 def waiting(
     rank: int, *groups: RecordedGroup, line: int = 40, function: str = "all_reduce"
-) -> Worker:
+) -> WorkerFacts:
     """In a call of torch, by the stack as well."""
     return worker(
         rank,
@@ -128,7 +128,7 @@ def waiting(
     )
 
 
-def sleeping(rank: int, *groups: RecordedGroup, line: int = 31) -> Worker:
+def sleeping(rank: int, *groups: RecordedGroup, line: int = 31) -> WorkerFacts:
     return worker(
         rank,
         *groups,
@@ -137,17 +137,19 @@ def sleeping(rank: int, *groups: RecordedGroup, line: int = 31) -> Worker:
     )
 
 
-def ended(rank: int, *groups: RecordedGroup, code: int | None = 0, **fields: Any) -> Worker:
-    return Worker(
+def ended(rank: int, *groups: RecordedGroup, code: int | None = 0, **fields: Any) -> WorkerFacts:
+    return WorkerFacts(
         rank=rank, local_rank=rank, process=None, groups=groups, end=WorkerEnd(code=code, **fields)
     )
 
 
-def killed(rank: int, *groups: RecordedGroup, signal: str = "SIGKILL", **fields: Any) -> Worker:
+def killed(
+    rank: int, *groups: RecordedGroup, signal: str = "SIGKILL", **fields: Any
+) -> WorkerFacts:
     return ended(rank, *groups, code=None, signal=signal, **fields)
 
 
-def job(*workers: Worker, world: int | None = None, **fields: Any) -> Facts:
+def job(*workers: WorkerFacts, world: int | None = None, **fields: Any) -> Facts:
     """On one node."""
     ordered = tuple(sorted(workers, key=lambda each: each.rank))
     given: dict[str, Any] = {"node_rank": 0, "host": "box1"}

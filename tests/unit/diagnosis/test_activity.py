@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.diagnosis.activity import Doing, activity
-from rallypoint.diagnosis.facts import Worker
+from rallypoint.diagnosis.facts import WorkerFacts
 from tests.unit.diagnosis.jobs import TORCH, process, stack, worker
 
 _PYTHON = "/usr/lib/python3.11"
@@ -118,7 +118,7 @@ _STACKS = [
 ]
 
 
-def seen(*places: str, **kernel: object) -> Worker:
+def seen(*places: str, **kernel: object) -> WorkerFacts:
     return worker(0, stacks=[stack(*places)], at=process(0, **kernel))  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import pytest
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.explain import explanation_of, needs_of
 from rallypoint.diagnosis.explanation import Cause, Kind
-from rallypoint.diagnosis.facts import Facts, Worker, WorkerEnd
+from rallypoint.diagnosis.facts import Facts, WorkerEnd, WorkerFacts
 from rallypoint.diagnosis.graph import Node, reduce_graph
 from rallypoint.diagnosis.sight import look
 from rallypoint.diagnosis.waits import find_waits
@@ -97,13 +97,13 @@ def facts_of(toy: Toy, draw: random.Random, for_s: float = 12.0) -> Facts:
     return job(*(_worker(toy, rank, draw, for_s) for rank in range(len(toy.scripts))))
 
 
-def _worker(toy: Toy, rank: int, draw: random.Random, for_s: float) -> Worker:
+def _worker(toy: Toy, rank: int, draw: random.Random, for_s: float) -> WorkerFacts:
     groups = tuple(
         _group(toy, rank, key, for_s) for key, members in enumerate(toy.groups) if rank in members
     )
     state, waits = toy.state(rank), toy.current(rank)
     if state == "exit":
-        return Worker(
+        return WorkerFacts(
             rank=rank, local_rank=rank, process=None, end=WorkerEnd(code=0), groups=groups
         )
     if state == "frozen":

@@ -21,7 +21,7 @@ from rallypoint.diagnosis.explanation import (
     Explanation,
     Kind,
 )
-from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Stack, Thread, Worker
+from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Stack, Thread, WorkerFacts
 from tests.unit.diagnosis.jobs import (
     NOW_S,
     TORCH,
@@ -56,7 +56,7 @@ def those(c: int) -> str:
     return name_ranks(others(c))
 
 
-def hang(culprit: Worker, *groups: RecordedGroup, **node: Any) -> Facts:
+def hang(culprit: WorkerFacts, *groups: RecordedGroup, **node: Any) -> Facts:
     """All others wait in all_reduce #17."""
     c = culprit.rank
     return job(culprit, *(waiting(rank, *(groups or (IN_17,))) for rank in others(c)), **node)
@@ -229,7 +229,7 @@ def test_a_data_loader_reads_what_does_not_come(c: int) -> None:
     )
 
 
-def in_loader(rank: int, at: Process) -> Worker:
+def in_loader(rank: int, at: Process) -> WorkerFacts:
     loader = f"{TORCH}/utils/data/dataloader.py"
     places = [
         "/usr/lib/python3.11/selectors.py:415 select",
@@ -348,7 +348,7 @@ def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
 
 def raised(
     rank: int, *groups: RecordedGroup, other: Stack | None = None, ago_s: float = 5.0
-) -> Worker:
+) -> WorkerFacts:
     """Its main thread has raised an exception, and waits for another one."""
     main = stack("/usr/lib/python3.11/threading.py:1590 _shutdown")
     return worker(

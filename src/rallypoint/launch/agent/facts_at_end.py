@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from rallypoint.diagnosis.facts import Facts, Node, Worker, WorkerEnd
+from rallypoint.diagnosis.facts import Facts, Node, WorkerEnd, WorkerFacts
 from rallypoint.launch.inspection.kept import KeptJob
 from rallypoint.launch.inspection.look import Whereabouts
 from rallypoint.launch.inspection.stacks import Answer
@@ -58,7 +58,7 @@ def job_at_end(
                 ended_ns=time.monotonic_ns() - int(ago_s * 1e9),
             )
         workers.append(
-            Worker(
+            WorkerFacts(
                 rank=rank,
                 local_rank=local_rank,
                 process=where.process,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rallypoint.base.flight_record import read_groups
 from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.diagnosis.facts import Node, Process, Worker, WorkerEnd
+from rallypoint.diagnosis.facts import Node, Process, WorkerEnd, WorkerFacts
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
 from rallypoint.launch.inspection.client import Asking
 from rallypoint.launch.inspection.flows import waiting_flows
@@ -118,7 +118,7 @@ def _worker(
     process: Process | None,
     answer: Answer,
     now_ns: int,
-) -> Worker:
+) -> WorkerFacts:
     ago_s = max(0.0, time.time() - rank.ended_at)
     end = WorkerEnd(
         code=rank.code,
@@ -127,7 +127,7 @@ def _worker(
         error=rank.error,
         ended_ns=now_ns - int(ago_s * 1e9),
     )
-    return Worker(
+    return WorkerFacts(
         rank=rank.rank,
         local_rank=rank.local_rank,
         process=process,

@@ -16,8 +16,8 @@ from rallypoint.diagnosis.facts import (
     Process,
     Stack,
     Thread,
-    Worker,
     WorkerEnd,
+    WorkerFacts,
 )
 from rallypoint.launch.inspection.facts_json import decode, encode
 
@@ -51,7 +51,7 @@ PROCESS = Process(
     threads=(Thread(id=7, name="python", state="S", syscall="read", path="/x"),),
     children=(Process(pid=8, command="cat", state="D"),),
 )
-WORKER = Worker(
+WORKER = WorkerFacts(
     rank=1,
     local_rank=1,
     process=PROCESS,
@@ -60,7 +60,7 @@ WORKER = Worker(
     library="spin.so",
     gil="0x7f",
 )
-DEAD = Worker(rank=0, local_rank=0, process=None, end=WorkerEnd(code=None, signal="SIGKILL"))
+DEAD = WorkerFacts(rank=0, local_rank=0, process=None, end=WorkerEnd(code=None, signal="SIGKILL"))
 FACTS = Facts(
     run_id="none",
     round=0,
