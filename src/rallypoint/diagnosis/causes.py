@@ -29,7 +29,7 @@ _MOST_OF_OURS = 170  # our own errors say why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Obstacle:
     """What prevents a rank from arriving.
 
     Attributes:
@@ -45,37 +45,37 @@ class Explanation:
     strength: Strength = Strength.TOLD
 
 
-def explain(rank: Rank) -> Explanation:
+def explain(rank: Rank) -> Obstacle:
     """Why this rank does not arrive."""
     return _TOLD_BY_CONDITION.get(rank.condition, _elsewhere)(rank)
 
 
-def _killed(rank: Rank) -> Explanation:
+def _killed(rank: Rank) -> Obstacle:
     assert rank.end is not None
     kills = rank.node.oom_kills if rank.node else None
     who = "not by the launcher"
     if rank.end.signal == "SIGKILL" and kills is not None:
         struck = "did not strike" if kills == 0 else f"struck {times(kills)}"
         who += f"; the kernel's out-of-memory killer {struck}"
-    return Explanation(cause=Cause.KILLED, words=f"is dead ({rank.end.signal}, {who})")
+    return Obstacle(cause=Cause.KILLED, words=f"is dead ({rank.end.signal}, {who})")
 
 
-def _ended(rank: Rank) -> Explanation:
+def _ended(rank: Rank) -> Obstacle:
     end = rank.end
     if end is None:
-        return Explanation(cause=Cause.ENDED, words="has ended (how is not known yet)")
+        return Obstacle(cause=Cause.ENDED, words="has ended (how is not known yet)")
     loader = _LOADER_KILLED.search(end.error)
     if loader:
         signal = _SIGNALS.get(loader[2].strip(), loader[2].strip())
         words = f"{loader[1]} was killed by {signal}"
-        return Explanation(cause=Cause.ENDED, owner="data loader worker", words=words)
+        return Obstacle(cause=Cause.ENDED, owner="data loader worker", words=words)
     loader = _LOADER_ENDED.search(end.error)
     if loader:
         words = f"{loader[1]} has ended unexpectedly"
-        return Explanation(cause=Cause.ENDED, owner="data loader worker", words=words)
+        return Obstacle(cause=Cause.ENDED, owner="data loader worker", words=words)
     full = _DISK_FULL.search(end.error)
     error = _shortened(full[0] if full else end.error)
-    return Explanation(
+    return Obstacle(
         cause=Cause.ENDED, words=f"has ended (code {end.code}{f': {error}' if error else ''})"
     )
 
@@ -86,10 +86,10 @@ def _shortened(error: str) -> str:
     return shortened(text, _MOST_OF_ERROR if text == error else _MOST_OF_OURS)
 
 
-def _raised(rank: Rank) -> Explanation:
+def _raised(rank: Rank) -> Obstacle:
     assert rank.worker is not None
     error = _shortened(_OF_LIBRARY.sub("", rank.worker.error))
-    return Explanation(
+    return Obstacle(
         cause=Cause.RAISED, words=f"raised {error} and cannot end: {_keeps_from_ending(rank)}"
     )
 
@@ -116,55 +116,55 @@ def _keeps_from_ending(rank: Rank) -> str:
     return f"thread {stack.name!r} {words}" if stack.name else f"a thread of its own {words}"
 
 
-def _stopped(rank: Rank) -> Explanation:
+def _stopped(rank: Rank) -> Obstacle:
     place = "" if rank.activity.doing is Doing.UNKNOWN else f" at {rank.activity.site}"
     if rank.node is not None and rank.node.is_paused:
-        return Explanation(
+        return Obstacle(
             cause=Cause.STOPPED,
             words="is paused by the launcher until the job goes on",
             remedy=f"look for what keeps {rank.node.host} from hearing the other nodes",
         )
-    return Explanation(
+    return Obstacle(
         cause=Cause.STOPPED,
         words=f"is stopped (SIGSTOP){place}",
         remedy=f"kill -CONT {rank.pid} lets it go on" if rank.pid else "",
     )
 
 
-def _traced(rank: Rank) -> Explanation:
-    return Explanation(cause=Cause.STOPPED, words="is stopped by a debugger")
+def _traced(rank: Rank) -> Obstacle:
+    return Obstacle(cause=Cause.STOPPED, words="is stopped by a debugger")
 
 
-def _silent(rank: Rank) -> Explanation:
+def _silent(rank: Rank) -> Obstacle:
     assert rank.node is not None
-    return Explanation(
+    return Obstacle(
         cause=Cause.SILENT,
         words=f"has not answered for {seconds(rank.node.silent_s or 0.0)}",
         owner=f"node {rank.node.node_rank} ({rank.node.host})",
     )
 
 
-def _not_seen(rank: Rank) -> Explanation:
-    return Explanation(
+def _not_seen(rank: Rank) -> Obstacle:
+    return Obstacle(
         cause=Cause.NOT_SEEN,
         words="was not seen: cannot tell what it does, because nothing was kept of it",
         strength=Strength.UNKNOWN,
     )
 
 
-def _in_kernel(rank: Rank) -> Explanation:
+def _in_kernel(rank: Rank) -> Obstacle:
     thread = _first_thread(rank)
     wait = f", in {thread.wait}" if thread and thread.wait else ""
     if thread and thread.path:
         wait += f", {thread.syscall} of {thread.path}"
     site = f" called at {rank.activity.site}" if rank.activity.site else ""
-    return Explanation(
+    return Obstacle(
         cause=Cause.IN_KERNEL,
         words=f"has been in the kernel (D) since the first look{wait}{site}",
     )
 
 
-def _holds_gil(rank: Rank) -> Explanation:
+def _holds_gil(rank: Rank) -> Obstacle:
     assert rank.worker is not None
     # Running code may release it between the looks; sleeping code does not.
     strength = Strength.INFERRED if rank.worker.library else Strength.TOLD
@@ -172,7 +172,7 @@ def _holds_gil(rank: Rank) -> Explanation:
     site = of_thread(holder).site if holder else ""
     probably = "probably " if strength is Strength.INFERRED else ""
     cpu = f" ({rank.activity.note})" if "CPU" in rank.activity.note else ""
-    return Explanation(
+    return Obstacle(
         cause=Cause.HOLDS_GIL,
         words=f"{probably}holds the GIL in C code called at {site or 'a place unknown'}{cpu}",
         strength=strength,
@@ -192,7 +192,7 @@ _TOLD_BY_CONDITION = {
 }
 
 
-def _elsewhere(rank: Rank) -> Explanation:
+def _elsewhere(rank: Rank) -> Obstacle:
     """The explanation for a rank that is alive, and does something else."""
     doing = rank.activity.doing
     if doing is Doing.LOADER:
@@ -206,22 +206,22 @@ def _elsewhere(rank: Rank) -> Explanation:
         words += ": cannot tell for what, because C code has no frames"
     if rank.worker and rank.worker.process and rank.worker.process.starved >= 0.3:
         words += f"; it gets no core for {rank.worker.process.starved * 100:.0f} % of the time"
-    return Explanation(cause=Cause.ELSEWHERE, words=words, strength=strength)
+    return Obstacle(cause=Cause.ELSEWHERE, words=words, strength=strength)
 
 
-def _loader(rank: Rank) -> Explanation:
+def _loader(rank: Rank) -> Obstacle:
     """The explanation if a child process does not deliver."""
     process = rank.worker.process if rank.worker else None
     place = f" ({rank.activity.site})" if rank.activity.site else ""
     for words in process.ended_children if process else ():
         if "killed" in words or "SIG" in words:
             killed = words if words[:1].isdigit() else f"process: {words}"
-            return Explanation(
+            return Obstacle(
                 cause=Cause.ELSEWHERE, owner="data loader worker", words=f"{killed}{place}"
             )
     for child in _below(process):
         if child.state == "Z":
-            return Explanation(
+            return Obstacle(
                 cause=Cause.ELSEWHERE,
                 owner="data loader worker",
                 words=f"{child.pid} has ended, and was not taken note of{place}",
@@ -242,8 +242,8 @@ def _loader(rank: Rank) -> Explanation:
     return _loader_is(f"no worker of it was found{place}")
 
 
-def _loader_is(words: str) -> Explanation:
-    return Explanation(cause=Cause.ELSEWHERE, owner="data loader", words=words)
+def _loader_is(words: str) -> Obstacle:
+    return Obstacle(cause=Cause.ELSEWHERE, owner="data loader", words=words)
 
 
 def _does(child: Process, thread: Thread | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from rallypoint.diagnosis import knots
 from rallypoint.diagnosis.activity import Doing, is_users, main_stack
-from rallypoint.diagnosis.causes import Explanation, explain
+from rallypoint.diagnosis.causes import Obstacle, explain
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.graph import Needs, Node, Reduction, waiters_of, waiting_for
 from rallypoint.diagnosis.history import is_usual
@@ -130,7 +130,7 @@ def _joined(one: Finding, other: Finding) -> Finding:
     )
 
 
-def _strength(why: Explanation, direct: Sequence[Wait]) -> Strength:
+def _strength(why: Obstacle, direct: Sequence[Wait]) -> Strength:
     if why.strength is not Strength.TOLD:
         return why.strength
     if direct and all(wait.strength is Strength.INFERRED for wait in direct):

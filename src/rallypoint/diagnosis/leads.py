@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rallypoint.diagnosis.causes import Explanation
+from rallypoint.diagnosis.causes import Obstacle
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.phrases import numbered, seconds
 from rallypoint.diagnosis.sight import Condition, Rank, Sight, entered
@@ -38,7 +38,7 @@ class Lead:
         return cls(key=text, text=text, tells_call=True, pronoun=False)
 
 
-def lead_of(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:
+def lead_of(rank: Rank, why: Obstacle, direct: Sequence[Wait]) -> Lead:
     """The lead about what prevents this rank from arriving."""
     if why.cause is Cause.SILENT:
         text = f"{why.owner} {why.words}: {{who}}"
@@ -62,7 +62,7 @@ _LEFT_OUT = (
 )
 
 
-def _of_its_own(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:
+def _of_its_own(rank: Rank, why: Obstacle, direct: Sequence[Wait]) -> Lead:
     """The lead about a child process of a rank."""
     if why.owner == "data loader":
         waited = "is what all wait for" if len(direct) > 1 else "is waited for"
@@ -72,7 +72,7 @@ def _of_its_own(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:
     return Lead(key=text, text=text, pronoun=False)
 
 
-def _of_one_elsewhere(rank: Rank, why: Explanation, direct: Sequence[Wait]) -> Lead:
+def _of_one_elsewhere(rank: Rank, why: Obstacle, direct: Sequence[Wait]) -> Lead:
     wait = longest(direct)
     if why.cause is Cause.HOLDS_GIL:
         text = f"{{who}} {why.words}{_cannot_return(rank)}"
