@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rallypoint.diagnosis.activity import is_users, main_stack
 from rallypoint.diagnosis.explanation import MOST_EVIDENCE, Strength
-from rallypoint.diagnosis.findings import Finding
+from rallypoint.diagnosis.findings import HangFinding
 from rallypoint.diagnosis.phrases import details, listed, numbered, seconds, some_ranks, times
 from rallypoint.diagnosis.sentence import main_clause
 from rallypoint.diagnosis.sight import Rank, Sight
@@ -17,7 +17,9 @@ _MOST_FRAMES = 4
 _MOST_CALLS = 4
 
 
-def evidence(sight: Sight, waits: Sequence[Wait], findings: Sequence[Finding]) -> tuple[str, ...]:
+def evidence(
+    sight: Sight, waits: Sequence[Wait], findings: Sequence[HangFinding]
+) -> tuple[str, ...]:
     """At most twelve lines, the most important first."""
     first = findings[0] if findings else None
     lines = [
@@ -97,7 +99,7 @@ def _of_nodes(sight: Sight) -> Iterator[str]:
             yield f"{name}: the kernel's out-of-memory killer struck {times(node.oom_kills)}"
 
 
-def _of_method(sight: Sight, first: Finding | None) -> Iterator[str]:
+def _of_method(sight: Sight, first: HangFinding | None) -> Iterator[str]:
     """What limits the certainty of the answer."""
     blind = [rank.rank for rank in sight if rank.worker is not None and not rank.has_record]
     if blind:

@@ -15,7 +15,7 @@ from rallypoint.diagnosis.activity import Doing
 from rallypoint.diagnosis.evidence import evidence
 from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Kind, Root, Strength
 from rallypoint.diagnosis.facts import Facts
-from rallypoint.diagnosis.findings import Finding, find
+from rallypoint.diagnosis.findings import HangFinding, find
 from rallypoint.diagnosis.graph import Clause, Node, reduce_graph
 from rallypoint.diagnosis.sight import Condition, Rank, Sight, look
 from rallypoint.diagnosis.waits import Wait, find_waits
@@ -104,7 +104,7 @@ def _unknown(because: str) -> Explanation:
     )
 
 
-def _root(finding: Finding, sight: Sight) -> Root:
+def _root(finding: HangFinding, sight: Sight) -> Root:
     return Root(
         ranks=finding.ranks,
         cause=finding.cause,

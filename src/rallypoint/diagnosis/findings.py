@@ -32,7 +32,7 @@ _FINAL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class HangFinding:
     """One problem.
 
     Attributes:
@@ -78,7 +78,9 @@ class _Situation:
         return [node for node in self.reduction.roots if _is(node, kind)]
 
 
-def find(sight: Sight, waits: Sequence[Wait], needs: Needs, reduction: Reduction) -> list[Finding]:
+def find(
+    sight: Sight, waits: Sequence[Wait], needs: Needs, reduction: Reduction
+) -> list[HangFinding]:
     """All findings, in order."""
     by_target: dict[Node, list[Wait]] = {}
     for wait in waits:
@@ -93,8 +95,8 @@ def _is(node: Node, kind: str) -> bool:
     return isinstance(node, tuple) and node[0] == kind
 
 
-def _of_ranks(now: _Situation) -> list[Finding]:
-    folded: dict[object, Finding] = {}
+def _of_ranks(now: _Situation) -> list[HangFinding]:
+    folded: dict[object, HangFinding] = {}
     for rank in now.sight:
         direct = now.by_target[rank.rank] if rank.rank in now.reduction.roots else []
         if not _counts(rank, direct, now.sight):
@@ -105,7 +107,7 @@ def _of_ranks(now: _Situation) -> list[Finding]:
         if came:
             lead = replace(lead, text=f"{came}; {lead.text}", key=came)
         alike = folded.get((why.cause, lead.key))
-        new = Finding(
+        new = HangFinding(
             cause=why.cause,
             ranks=(rank.rank,),
             lead=lead,
@@ -119,7 +121,7 @@ def _of_ranks(now: _Situation) -> list[Finding]:
     return list(folded.values())
 
 
-def _joined(one: Finding, other: Finding) -> Finding:
+def _joined(one: HangFinding, other: HangFinding) -> HangFinding:
     ranks = (*one.ranks, *other.ranks)
     return replace(
         one,
@@ -169,7 +171,7 @@ def _is_long(rank: Rank, direct: Sequence[Wait]) -> bool:
     return longest.group is None or not is_usual(longest.group, longest.for_s)
 
 
-def _of_mismatches(now: _Situation) -> list[Finding]:
+def _of_mismatches(now: _Situation) -> list[HangFinding]:
     found = []
     for node in now.roots("mismatch"):
         assert isinstance(node, tuple)
@@ -179,7 +181,7 @@ def _of_mismatches(now: _Situation) -> list[Finding]:
         lead, ranks, strength = knots.mismatch(now.sight, direct[0], int(node[2]))
         waiters = tuple(rank for rank in now.waiters_for(node) if rank not in ranks)
         found.append(
-            Finding(
+            HangFinding(
                 cause=Cause.MISMATCH,
                 ranks=ranks,
                 lead=lead,
@@ -192,11 +194,11 @@ def _of_mismatches(now: _Situation) -> list[Finding]:
     return found
 
 
-def _of_flows(now: _Situation) -> list[Finding]:
+def _of_flows(now: _Situation) -> list[HangFinding]:
     if now.sight.moved:
         return []
     return [
-        Finding(
+        HangFinding(
             cause=Cause.NETWORK,
             ranks=(),
             lead=lead_of_flow(now.sight, node[1], now.by_target[node]),
@@ -208,7 +210,7 @@ def _of_flows(now: _Situation) -> list[Finding]:
     ]
 
 
-def _of_knots(now: _Situation) -> list[Finding]:
+def _of_knots(now: _Situation) -> list[HangFinding]:
     circle = knots.circle(now.waits, now.needs, now.reduction.stuck)
     if not circle:
         return []
@@ -222,7 +224,7 @@ def _of_knots(now: _Situation) -> list[Finding]:
         return []
     ranks = tuple(wait.rank for wait in circle)
     return [
-        Finding(
+        HangFinding(
             cause=Cause.DEADLOCK,
             ranks=ranks,
             lead=knots.lead(sight, circle, probably=inferred),
@@ -245,7 +247,7 @@ def _works_beside(rank: Rank) -> bool:
     )
 
 
-def _of_nothing(now: _Situation) -> list[Finding]:
+def _of_nothing(now: _Situation) -> list[HangFinding]:
     """The findings if all are in one call, or all form their group, and nothing happens."""
     idle = all(
         rank.worker is None or rank.worker.process is None or rank.worker.process.cpu < _IDLE
@@ -279,8 +281,8 @@ def _forms_long(rank: Rank) -> bool:
     return rank.activity.doing is Doing.INIT
 
 
-def _unexplained(text: str, ranks: Iterable[int], waits: Iterable[Wait]) -> Finding:
-    return Finding(
+def _unexplained(text: str, ranks: Iterable[int], waits: Iterable[Wait]) -> HangFinding:
+    return HangFinding(
         cause=Cause.TRANSPORT,
         ranks=tuple(ranks),
         lead=Lead.of(text),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from rallypoint.diagnosis.explanation import MOST_CHARACTERS, Strength
-from rallypoint.diagnosis.findings import Finding
+from rallypoint.diagnosis.findings import HangFinding
 from rallypoint.diagnosis.leads import call_key, longest
 from rallypoint.diagnosis.phrases import does, listed, seconds, shortened, some_ranks
 from rallypoint.diagnosis.waits import Wait
@@ -14,7 +14,7 @@ from rallypoint.diagnosis.waits import Wait
 _MOST_SITES = 2
 
 
-def sentence(finding: Finding) -> str:
+def sentence(finding: HangFinding) -> str:
     """The problem in one line; the least important part is left out if it gets too long."""
     lead = main_clause(finding)
     waiting = _waiting(finding)
@@ -55,7 +55,7 @@ def joined(parts: Sequence[str]) -> str:
     return cut("; ".join(parts))
 
 
-def main_clause(finding: Finding) -> str:
+def main_clause(finding: HangFinding) -> str:
     """Who does what, where."""
     count = len(finding.ranks)
     pronoun = "it" if count == 1 else "they"
@@ -67,7 +67,7 @@ def main_clause(finding: Finding) -> str:
     return text
 
 
-def _waiting(finding: Finding) -> str:
+def _waiting(finding: HangFinding) -> str:
     """Who waits for it directly, in the call in which most do."""
     if not finding.waits:
         others = sorted(set(finding.waiters) - {*finding.ranks, *finding.told})
@@ -98,7 +98,7 @@ def _is_unusual(wait: Wait) -> bool:
     return wait.group is not None and wait.group.name not in ("default group", "default_pg")
 
 
-def _rest(finding: Finding) -> str:
+def _rest(finding: HangFinding) -> str:
     """Who waits for those ranks."""
     if not finding.waits:
         return ""
