@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rallypoint.diagnosis import no_hang, sentence
 from rallypoint.diagnosis.activity import Doing
 from rallypoint.diagnosis.evidence import evidence
-from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Kind, Root, Strength
+from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Root, Strength, Verdict
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.diagnosis.findings import HangFinding, find
 from rallypoint.diagnosis.graph import Clause, Node, reduce_graph
@@ -38,7 +38,7 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
     if cut_off is not None and cut_off.node is not None:
         place, trouble = cut_off.node, cut_off.node.loopback_trouble
         return Explanation(
-            kind=Kind.EXPLAINED,
+            kind=Verdict.EXPLAINED,
             sentence=sentence.cut(f"on node {place.node_rank} ({place.host}), {trouble}"),
             evidence=evidence(sight, waits, findings),
         )
@@ -52,20 +52,20 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
             return _unknown(f"node {node.node_rank} ({node.host}) has not answered")
         if all(_is_blind_to(rank) for rank in sight):
             return Explanation(
-                kind=Kind.UNEXPLAINED,
+                kind=Verdict.UNEXPLAINED,
                 sentence="cannot tell whether the job hangs, because its workers tell neither "
                 "their calls nor where they are: rallypoint is not installed for them, or they "
                 "are no Python programs (or were started with python -S).",
                 evidence=evidence(sight, waits, ()),
             )
         return Explanation(
-            kind=Kind.NO_HANG,
+            kind=Verdict.NO_HANG,
             sentence=sentence.joined(no_hang.parts(sight, waits)),
             evidence=evidence(sight, waits, ()),
             edges=edges,
         )
     told = findings[0]
-    kind = Kind.UNEXPLAINED if told.strength is Strength.UNKNOWN else Kind.EXPLAINED
+    kind = Verdict.UNEXPLAINED if told.strength is Strength.UNKNOWN else Verdict.EXPLAINED
     return Explanation(
         kind=kind,
         sentence=sentence.sentence(told),
@@ -100,7 +100,8 @@ def _is_blind_to(rank: Rank) -> bool:
 
 def _unknown(because: str) -> Explanation:
     return Explanation(
-        kind=Kind.UNEXPLAINED, sentence=f"cannot tell why the job stands still, because {because}."
+        kind=Verdict.UNEXPLAINED,
+        sentence=f"cannot tell why the job stands still, because {because}.",
     )
 
 

@@ -13,7 +13,7 @@ MOST_CHARACTERS = 240  # limit for the sentence
 MOST_EVIDENCE = 12  # lines
 
 
-class Kind(Enum):
+class Verdict(Enum):
     """Whether the job hangs, and whether it is known why."""
 
     NO_HANG = "no hang"
@@ -106,7 +106,7 @@ class Explanation:
             first.
     """
 
-    kind: Kind
+    kind: Verdict
     sentence: str
     evidence: tuple[str, ...] = ()
     roots: tuple[Root, ...] = ()
@@ -116,7 +116,7 @@ class Explanation:
     @property
     def exit_status(self) -> int:
         """0: nothing hangs; 3: the hang is explained; 4: it is not."""
-        return {Kind.NO_HANG: 0, Kind.EXPLAINED: 3, Kind.UNEXPLAINED: 4}[self.kind]
+        return {Verdict.NO_HANG: 0, Verdict.EXPLAINED: 3, Verdict.UNEXPLAINED: 4}[self.kind]
 
     def to_json(self) -> dict[str, object]:
         """The answer for programs, in values that `json` can write."""

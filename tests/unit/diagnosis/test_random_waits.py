@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.explain import explanation_of, needs_of
-from rallypoint.diagnosis.explanation import Cause, Kind
+from rallypoint.diagnosis.explanation import Cause, Verdict
 from rallypoint.diagnosis.facts import Facts, WorkerEnd, WorkerFacts
 from rallypoint.diagnosis.graph import Node, reduce_graph
 from rallypoint.diagnosis.sight import look
@@ -70,16 +70,16 @@ def test_the_healthy_are_left_alone(jobs: int, seed: int) -> None:
         first = facts_of(toy, random.Random(number))
         assert not reduce_graph(needs_of(find_waits(look(first, first)))).stuck, toy
         brief = facts_of(toy, random.Random(number), for_s=1.0)
-        assert looked(brief).kind is Kind.NO_HANG, toy
+        assert looked(brief).kind is Verdict.NO_HANG, toy
         waited += " for " in looked(brief).sentence
         toy.run(draw, steps=draw.randint(1, 4))
         if program_counters(toy) != before:  # not only the end of a call in the background
             second = facts_of(toy, random.Random(number))
             found = explanation_of(first, second)
-            assert found.kind is Kind.NO_HANG, (toy, found.sentence)
+            assert found.kind is Verdict.NO_HANG, (toy, found.sentence)
         toy.run(draw)
         at_rest = facts_of(toy, draw)
-        assert looked(at_rest).kind is Kind.NO_HANG, toy
+        assert looked(at_rest).kind is Verdict.NO_HANG, toy
     assert waited > jobs // 50
 
 

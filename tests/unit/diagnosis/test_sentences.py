@@ -19,7 +19,7 @@ from rallypoint.diagnosis.explanation import (
     MOST_EVIDENCE,
     Cause,
     Explanation,
-    Kind,
+    Verdict,
 )
 from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Stack, Thread, WorkerFacts
 from tests.unit.diagnosis.jobs import (
@@ -62,7 +62,7 @@ def hang(culprit: WorkerFacts, *groups: RecordedGroup, **node: Any) -> Facts:
     return job(culprit, *(waiting(rank, *(groups or (IN_17,))) for rank in others(c)), **node)
 
 
-def told(facts: Facts, *parts: str, kind: Kind = Kind.EXPLAINED) -> Explanation:
+def told(facts: Facts, *parts: str, kind: Verdict = Verdict.EXPLAINED) -> Explanation:
     """The explanation, which must say all of these."""
     found = looked(facts)
     for part in parts:
@@ -327,7 +327,7 @@ def test_a_slow_rank_is_no_hang(c: int) -> None:
         facts,
         "no hang: all ranks left all_reduce #9001 200 ms ago; the step takes 2.1 s (median of 31), "
         f"rank {c} is slow: it comes last in 29 of 32, 400 ms after the others",
-        kind=Kind.NO_HANG,
+        kind=Verdict.NO_HANG,
     )
 
 
@@ -342,7 +342,7 @@ def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
         "the step takes 20 ms (median of 31), ",
         f"rank {c} is slow: it comes last in 32 of 32, 15 ms after the others (it is in "
         "time.sleep at train.py:31).",
-        kind=Kind.NO_HANG,
+        kind=Verdict.NO_HANG,
     )
 
 
@@ -401,7 +401,7 @@ def test_others_wait_for_a_rank_that_raised(c: int) -> None:
 
 def test_a_rank_that_has_just_raised_ends_by_itself(c: int) -> None:
     facts = job(raised(c, BEFORE_17, ago_s=0.5), *(sleeping(rank) for rank in others(c)))
-    assert looked(facts).kind is Kind.NO_HANG
+    assert looked(facts).kind is Verdict.NO_HANG
 
 
 def test_a_rank_at_a_debuggers_prompt(c: int) -> None:
@@ -434,7 +434,7 @@ def test_no_sentence_is_cut_within_a_word(c: int) -> None:
         for rank in range(4)
     ]
     found = told(
-        job(*workers), "no hang: no rank waits for another; rank 0 is in", kind=Kind.NO_HANG
+        job(*workers), "no hang: no rank waits for another; rank 0 is in", kind=Verdict.NO_HANG
     )
     assert "..." not in found.sentence
     assert found.sentence.endswith(f"at {'x' * 90}.py:0.") or c
@@ -660,14 +660,14 @@ def test_all_compute(c: int) -> None:
         job(*computing),
         "no hang: all ranks left all_reduce #9 9.0 s ago",
         "the step takes 20.0 s",
-        kind=Kind.NO_HANG,
+        kind=Verdict.NO_HANG,
     )
 
 
 def test_nobody_waits(c: int) -> None:
     computing = [worker(rank, group(done(n := 3 + (rank == c), for_s=9))) for rank in range(4)]
     assert n
-    told(job(*computing), "no hang", "no rank waits for another", kind=Kind.NO_HANG)
+    told(job(*computing), "no hang", "no rank waits for another", kind=Verdict.NO_HANG)
 
 
 def test_what_cannot_be_told_is_not(c: int) -> None:
@@ -676,10 +676,10 @@ def test_what_cannot_be_told_is_not(c: int) -> None:
         hang(blind),
         f"rank {c} never entered all_reduce #17",
         "cannot tell at which line, because it does not answer to signal 35",
-        kind=Kind.UNEXPLAINED,
+        kind=Verdict.UNEXPLAINED,
     )
     in_c = worker(c, BEFORE_17, stacks=[stack("/home/u/ext.py:8")], at=process(c, syscall="futex"))
-    found = told(hang(in_c), "at ext.py:8", "cannot tell", kind=Kind.UNEXPLAINED)
+    found = told(hang(in_c), "at ext.py:8", "cannot tell", kind=Verdict.UNEXPLAINED)
     assert found.exit_status == 4
 
 
@@ -694,7 +694,7 @@ def test_what_moves_does_not_hang(c: int) -> None:
             for each in node.workers
         ]
         first = replace(second, nodes=(replace(node, workers=tuple(earlier)),))
-        assert explanation_of(first, second).kind is Kind.NO_HANG
+        assert explanation_of(first, second).kind is Verdict.NO_HANG
 
 
 def test_what_is_waited_for_as_long_in_each_step_is_no_hang(c: int) -> None:
@@ -704,12 +704,12 @@ def test_what_is_waited_for_as_long_in_each_step_is_no_hang(c: int) -> None:
         *(waiting(rank, group(*calls, call(17))) for rank in others(c)),
     )
     words = f"{those(c)} have waited for 12.0 s in all_reduce #17 for rank {c}, which is in time.sl"
-    told(facts, "no hang", words, kind=Kind.NO_HANG)
+    told(facts, "no hang", words, kind=Verdict.NO_HANG)
 
 
 def test_short_waits_are_no_hang(c: int) -> None:
     brief = group(done(16, for_s=0.9), call(17, for_s=0.8))
-    told(hang(sleeping(c, BEFORE_17), brief), "no hang", kind=Kind.NO_HANG)
+    told(hang(sleeping(c, BEFORE_17), brief), "no hang", kind=Verdict.NO_HANG)
 
 
 def test_without_numbers_stacks_tell(c: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rallypoint.diagnosis.explain import explanation_of
-from rallypoint.diagnosis.explanation import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Kind
+from rallypoint.diagnosis.explanation import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Verdict
 from rallypoint.diagnosis.facts import Facts, Node, Thread
 from tests.unit.diagnosis.jobs import (
     TORCH,
@@ -217,19 +217,19 @@ def test_a_circle_is_none_if_another_thread_may_open_it() -> None:
         return job(busy, waiting(1, group(call(2), **pair), group(done(16), **all_two)))
 
     assert looked(facts(0.0)).knot == (0, 1)
-    assert looked(facts(1.0)).kind is Kind.NO_HANG
+    assert looked(facts(1.0)).kind is Verdict.NO_HANG
 
 
 def test_at_its_end_a_jobs_ranks_leave_one_after_the_other() -> None:
     brief = group(done(16), call(17, "barrier", for_s=0.3))
-    assert looked(job(waiting(0, brief), ended(1, _IN_17))).kind is Kind.NO_HANG
+    assert looked(job(waiting(0, brief), ended(1, _IN_17))).kind is Verdict.NO_HANG
     facts = job(waiting(0, _IN_17), ended(1, _BEFORE_17))
     assert looked(facts).sentence.startswith("rank 1 has ended (code 0)")
 
 
 def test_a_round_that_has_just_begun_has_not_moved_and_not_stood_still() -> None:
     facts = job(waiting(0, group(call(0, for_s=0.4))), sleeping(1, group()))
-    assert explanation_of(replace(facts, round=0), facts).kind is Kind.NO_HANG
+    assert explanation_of(replace(facts, round=0), facts).kind is Verdict.NO_HANG
 
 
 def test_all_have_ended() -> None:
@@ -310,7 +310,7 @@ def test_a_transfer_under_way_is_no_hang() -> None:
         worker(0, group(transfers=(transfer("send", 1),), **two), at=process(0, cpu=0.6)),
         worker(1, group(transfers=(transfer("recv", 0),), **two), at=process(1, cpu=0.6)),
     )
-    assert looked(facts).kind is Kind.NO_HANG
+    assert looked(facts).kind is Verdict.NO_HANG
 
 
 def test_all_are_in_one_call_and_nothing_moves() -> None:
@@ -318,7 +318,7 @@ def test_all_are_in_one_call_and_nothing_moves() -> None:
     assert found.exit_status == 4
     assert found.sentence.startswith("ranks 0-3 all entered all_reduce #17, and nothing moves in")
     busy = [replace(waiting(rank, _IN_17), process=process(rank, cpu=0.3)) for rank in range(4)]
-    assert looked(job(*busy)).kind is Kind.NO_HANG
+    assert looked(job(*busy)).kind is Verdict.NO_HANG
 
 
 def test_all_form_their_group_for_long() -> None:
@@ -328,14 +328,14 @@ def test_all_form_their_group_for_long() -> None:
     assert found.exit_status == 4
     assert "ranks 0-1 wait in init_process_group at train.py:12: cannot tell" in found.sentence
     young = [replace(each, process=process(each.rank, age_s=9.0)) for each in forming]
-    assert looked(job(*young)).kind is Kind.NO_HANG
+    assert looked(job(*young)).kind is Verdict.NO_HANG
 
 
 def test_who_joins_late_is_given_time() -> None:
     at = [f"{TORCH}/distributed/distributed_c10d.py:1892 init_process_group", "/home/u/train.py:12"]
     late = worker(1, stacks=[stack("/home/u/train.py:8")], at=process(1, age_s=3.0))
     facts = job(worker(0, stacks=[stack(*at)], at=process(0, age_s=3.0)), late)
-    assert looked(facts).kind is Kind.NO_HANG
+    assert looked(facts).kind is Verdict.NO_HANG
 
 
 def test_without_numbers_who_computes_is_not_called_stuck() -> None:
@@ -344,7 +344,7 @@ def test_without_numbers_who_computes_is_not_called_stuck() -> None:
         has_record=False,
     )
     facts = job(replace(waiting(0), has_record=False), busy)
-    assert looked(facts).kind is Kind.NO_HANG
+    assert looked(facts).kind is Verdict.NO_HANG
 
 
 def test_a_wait_is_measured_by_the_clock_of_its_machine() -> None:
@@ -365,6 +365,6 @@ def test_a_wait_is_measured_by_the_clock_of_its_machine() -> None:
 def test_nothing_known_is_not_no_hang() -> None:
     blind = [worker(rank, at=process(rank, syscall="futex")) for rank in range(3)]
     found = looked(job(*blind))
-    assert found.kind is Kind.UNEXPLAINED
+    assert found.kind is Verdict.UNEXPLAINED
     assert found.sentence.startswith("cannot tell whether the job hangs, because")
     assert len(found.sentence) <= MOST_CHARACTERS

@@ -70,7 +70,7 @@ class Trouble:
         if not self._whereabouts or seat.nodes > 1:
             return ""
         from rallypoint.diagnosis.explain import explanation_of
-        from rallypoint.diagnosis.explanation import Kind
+        from rallypoint.diagnosis.explanation import Verdict
         from rallypoint.launch.agent.facts_at_end import job_at_end
 
         records, where = self.records, self._whereabouts
@@ -79,7 +79,7 @@ class Trouble:
             found = explanation_of(ended.facts, ended.facts)
         except Exception:  # how the launcher ends does not depend on it
             return ""
-        return found.sentence if found.kind is Kind.EXPLAINED else ""
+        return found.sentence if found.kind is Verdict.EXPLAINED else ""
 
     def keep(
         self,
