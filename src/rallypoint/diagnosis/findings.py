@@ -14,7 +14,7 @@ from rallypoint.diagnosis import knots
 from rallypoint.diagnosis.activity import Doing, is_users, main_stack
 from rallypoint.diagnosis.causes import Obstacle, explain
 from rallypoint.diagnosis.explanation import Cause, Strength
-from rallypoint.diagnosis.graph import Needs, Node, Reduction, waiters_of, waiting_for
+from rallypoint.diagnosis.graph import Needs, Node, ReducedGraph, waiters_of, waiting_for
 from rallypoint.diagnosis.history import is_usual
 from rallypoint.diagnosis.leads import Lead, lead_of, lead_of_flow
 from rallypoint.diagnosis.sight import Condition, Rank, Sight
@@ -65,7 +65,7 @@ class _Situation:
     sight: Sight
     waits: Sequence[Wait]
     needs: Needs
-    reduction: Reduction
+    reduction: ReducedGraph
     waiters: Mapping[Node, set[Node]]
     by_target: Mapping[Node, list[Wait]]
 
@@ -79,7 +79,7 @@ class _Situation:
 
 
 def find(
-    sight: Sight, waits: Sequence[Wait], needs: Needs, reduction: Reduction
+    sight: Sight, waits: Sequence[Wait], needs: Needs, reduction: ReducedGraph
 ) -> list[HangFinding]:
     """All findings, in order."""
     by_target: dict[Node, list[Wait]] = {}

@@ -19,7 +19,7 @@ Needs = Mapping[Node, tuple[Clause, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReducedGraph:
     """The result of reducing a graph.
 
     Attributes:
@@ -31,7 +31,7 @@ class Reduction:
     stuck: frozenset[Node]
 
 
-def reduce_graph(needs: Needs) -> Reduction:
+def reduce_graph(needs: Needs) -> ReducedGraph:
     """Remove every node that can move, until none can."""
     needs = {node: _least(clauses) for node, clauses in needs.items()}
     unmet = {node: set(clauses) for node, clauses in needs.items()}
@@ -54,7 +54,7 @@ def reduce_graph(needs: Needs) -> Reduction:
         for node in free
         if node in of_target
     }
-    return Reduction(roots, frozenset(needs) - moves)
+    return ReducedGraph(roots, frozenset(needs) - moves)
 
 
 def waiters_of(needs: Needs) -> dict[Node, set[Node]]:
