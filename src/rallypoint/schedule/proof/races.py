@@ -27,7 +27,7 @@ Place = tuple[int, Buffer, int]  # rank, buffer, chunk
 _TABLE = 50_000_000  # entries
 
 
-class Kind(Enum):
+class RaceKind(Enum):
     """The kinds of unordered accesses."""
 
     LANES = ", and nothing says which comes first"
@@ -60,7 +60,7 @@ class Race(NamedTuple):
     place: Place
     other: Access
     write: Access
-    kind: Kind
+    kind: RaceKind
 
 
 class Before(Protocol):
@@ -202,9 +202,9 @@ def races(trace: Trace, clocks: Before, found: Accesses) -> Iterator[Race]:
             if not access.writes:
                 if write is not None and write.event != access.event:
                     if not clocks.before(write.event, access.event):
-                        yield Race(place, access, write, Kind.LANES)
+                        yield Race(place, access, write, RaceKind.LANES)
                     elif access.is_input:
-                        yield Race(place, access, write, Kind.LATE)
+                        yield Race(place, access, write, RaceKind.LATE)
                 reads.append(access)
                 continue
             for other in (*reads, write) if write is not None else reads:
@@ -214,11 +214,11 @@ def races(trace: Trace, clocks: Before, found: Accesses) -> Iterator[Race]:
             write, reads = access, []
 
 
-def _conflict(clocks: Before, other: Access, write: Access) -> Kind | None:
+def _conflict(clocks: Before, other: Access, write: Access) -> RaceKind | None:
     if other.event == write.event:
         return None
     if not clocks.before(other.event, write.event):
-        return Kind.LANES
+        return RaceKind.LANES
     if other.ends == (other.event,):
         return None
-    return None if all(clocks.before(end, write.event) for end in other.ends) else Kind.MESSAGE
+    return None if all(clocks.before(end, write.event) for end in other.ends) else RaceKind.MESSAGE

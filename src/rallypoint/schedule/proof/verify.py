@@ -36,7 +36,7 @@ from rallypoint.schedule.proof.races import (
     Accesses,
     Before,
     Clocks,
-    Kind,
+    RaceKind,
     accesses,
     in_place,
     races,
@@ -292,7 +292,7 @@ def _check_races(
     must_copy = False
     for race in races(trace, clocks, found):
         other, write = trace.events[race.other.event], trace.events[race.write.event]
-        if race.kind is Kind.MESSAGE and (in_place or other.piece != write.piece):
+        if race.kind is RaceKind.MESSAGE and (in_place or other.piece != write.piece):
             must_copy = True
             continue
         rank, buffer, index = race.place
