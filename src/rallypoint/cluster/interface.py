@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.cluster.interface_choice import choose, ranked
-from rallypoint.cluster.interface_facts import Kind, Route, Target
+from rallypoint.cluster.interface_facts import InterfaceKind, Route, Target
 from rallypoint.cluster.netlink import (
     addresses_without_netlink,
     default_interface,
@@ -171,7 +171,7 @@ def own_addresses() -> tuple[str, ...]:
         told = addresses_without_netlink()
         return tuple([each for each in told if not is_loopback(each)])[:_MAX_ADDRESSES]
     for each in ranked(interfaces, default_interface()):
-        if each.kind is Kind.LOOPBACK:
+        if each.kind is InterfaceKind.LOOPBACK:
             continue
         for length in (4, 16):
             texts = [

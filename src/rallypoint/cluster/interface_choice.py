@@ -14,11 +14,16 @@ from collections.abc import Sequence
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cluster.interface_facts import Address, Interface, Kind, Target
+from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, Target
 from rallypoint.cluster.network_choice import AddressChoice, NameChoice, NetworkChoice, PassedOver
 
 # How unlikely others are to reach a machine through an interface; 0 for all other kinds.
-_UNLIKELY = {Kind.OTHER: 1, Kind.TUNNEL: 2, Kind.CONTAINER_BRIDGE: 3, Kind.LOOPBACK: 4}
+_UNLIKELY = {
+    InterfaceKind.OTHER: 1,
+    InterfaceKind.TUNNEL: 2,
+    InterfaceKind.CONTAINER_BRIDGE: 3,
+    InterfaceKind.LOOPBACK: 4,
+}
 
 
 def choose(
@@ -169,7 +174,7 @@ def _as_named(
     leading = [each for each in candidates if _leads(each, towards)]
     chosen = (leading or candidates)[0]
     said = f"{wish.by}={wish.text}"
-    if chosen.kind is Kind.LOOPBACK and is_remote:
+    if chosen.kind is InterfaceKind.LOOPBACK and is_remote:
         other = _routed(interfaces, towards)
         raise HostError(
             f"{said} chooses {chosen}, the loopback, at which other machines cannot reach this one;"
@@ -182,7 +187,7 @@ def _as_named(
         reason=f"{said} says so",
         is_wished=True,
         instead=instead,
-        is_doubtful=bool(instead) and chosen.kind is Kind.CONTAINER_BRIDGE,
+        is_doubtful=bool(instead) and chosen.kind is InterfaceKind.CONTAINER_BRIDGE,
     )
 
 
@@ -223,7 +228,7 @@ def _likely(interfaces: Sequence[Interface], default: str, *, is_remote: bool) -
             f"{_listed(interfaces)}; or give its address with --local-addr."
         )
     if not found:
-        loopback = next((each for each in interfaces if each.kind is Kind.LOOPBACK), None)
+        loopback = next((each for each in interfaces if each.kind is InterfaceKind.LOOPBACK), None)
         return NetworkChoice(
             address="127.0.0.1", interface=loopback, reason="no other interface can be used"
         )
@@ -257,7 +262,7 @@ def _groups(wish: str, names: Sequence[str]) -> list[list[str]]:
 def _owner(interfaces: Sequence[Interface], address: str) -> Interface | None:
     owners = [each for each in interfaces if any(a.text == address for a in each.addresses)]
     if not owners and address.startswith("127."):  # loopback owns its whole network
-        owners = [each for each in interfaces if each.kind is Kind.LOOPBACK]
+        owners = [each for each in interfaces if each.kind is InterfaceKind.LOOPBACK]
     return owners[0] if owners else None
 
 

@@ -12,7 +12,7 @@ from rallypoint.base.address import is_loopback
 from rallypoint.base.record import Record
 
 
-class Kind(Enum):
+class InterfaceKind(Enum):
     """The kind of an interface; the values are for people."""
 
     LOOPBACK = "loopback"
@@ -66,7 +66,7 @@ class Interface(Record, kw_only=True):
 
     name: str
     index: int = 0
-    kind: Kind = Kind.PHYSICAL
+    kind: InterfaceKind = InterfaceKind.PHYSICAL
     is_up: bool = True
     mtu: int = 1500
     speed_mbps: int | None = None
@@ -76,12 +76,12 @@ class Interface(Record, kw_only=True):
     def is_useful(self) -> bool:
         """Whether it leads to other machines."""
         has_address = any(not each.is_link_only for each in self.addresses)
-        return self.is_up and has_address and self.kind is not Kind.LOOPBACK
+        return self.is_up and has_address and self.kind is not InterfaceKind.LOOPBACK
 
     @property
     def is_candidate(self) -> bool:
         """Whether others may reach this machine through it."""
-        return self.is_useful and self.kind is not Kind.CONTAINER_BRIDGE
+        return self.is_useful and self.kind is not InterfaceKind.CONTAINER_BRIDGE
 
     @property
     def rate(self) -> str:

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from rallypoint.cluster.interface_facts import Address, Interface, Kind, Route
+from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, Route
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
@@ -43,13 +43,18 @@ _STACKED = ("vlan", "bond", "team", "macvlan", "macvtap", "ipvlan", "ipvtap", "v
 _TUNNELS = ("tun", "wireguard", "ipip", "sit", "ip6tnl", "gre", "gretap", "ip6gre", "ip6gretap",
             "vti", "vti6", "xfrm", "ppp", "erspan", "amt")  # fmt: skip
 _DRIVERS = {
-    "bridge": Kind.BRIDGE,
-    "veth": Kind.VETH,
-    "ipoib": Kind.INFINIBAND,
-    **dict.fromkeys(_STACKED, Kind.STACKED),
-    **dict.fromkeys(_TUNNELS, Kind.TUNNEL),
+    "bridge": InterfaceKind.BRIDGE,
+    "veth": InterfaceKind.VETH,
+    "ipoib": InterfaceKind.INFINIBAND,
+    **dict.fromkeys(_STACKED, InterfaceKind.STACKED),
+    **dict.fromkeys(_TUNNELS, InterfaceKind.TUNNEL),
 }
-_HARDWARE = {772: Kind.LOOPBACK, 32: Kind.INFINIBAND, 512: Kind.TUNNEL, 0xFFFE: Kind.TUNNEL}
+_HARDWARE = {
+    772: InterfaceKind.LOOPBACK,
+    32: InterfaceKind.INFINIBAND,
+    512: InterfaceKind.TUNNEL,
+    0xFFFE: InterfaceKind.TUNNEL,
+}
 
 
 def read_interfaces() -> tuple[Interface, ...]:
@@ -193,7 +198,11 @@ def _read_address(body: bytes) -> tuple[int, Address] | None:
 def _interface(link: _Link, owned: list[tuple[int, Address]], on_it: set[str]) -> Interface:
     kind = _kind(link, on_it)
     addresses = tuple([address for index, address in owned if index == link.index])
-    has_speed = bool(addresses) and kind in (Kind.PHYSICAL, Kind.INFINIBAND, Kind.STACKED)
+    has_speed = bool(addresses) and kind in (
+        InterfaceKind.PHYSICAL,
+        InterfaceKind.INFINIBAND,
+        InterfaceKind.STACKED,
+    )
     return Interface(
         name=link.name,
         index=link.index,
@@ -205,12 +214,12 @@ def _interface(link: _Link, owned: list[tuple[int, Address]], on_it: set[str]) -
     )
 
 
-def _kind(link: _Link, on_it: set[str]) -> Kind:
+def _kind(link: _Link, on_it: set[str]) -> InterfaceKind:
     if link.driver == "bridge" and on_it.issubset(_ON_CONTAINER_BRIDGES):
-        return Kind.CONTAINER_BRIDGE
+        return InterfaceKind.CONTAINER_BRIDGE
     if link.driver:
-        return _DRIVERS.get(link.driver, Kind.OTHER)
-    return _HARDWARE.get(link.hardware, Kind.PHYSICAL)
+        return _DRIVERS.get(link.driver, InterfaceKind.OTHER)
+    return _HARDWARE.get(link.hardware, InterfaceKind.PHYSICAL)
 
 
 def _speed_mbps(link: _Link) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.cli.where_network import interface_table, network_text, route_table
-from rallypoint.cluster.interface_facts import Address, Interface, Kind, Route, Target
+from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, Route, Target
 
 CARD = Interface(
     name="eth0",
@@ -14,8 +14,8 @@ CARD = Interface(
         Address(text="fe80::1", packed=bytes(16), prefix=64, is_link_only=True),
     ),
 )
-IDLE = Interface(name="ib0", kind=Kind.INFINIBAND, is_up=False, mtu=2044)
-EMPTY = Interface(name="docker0", kind=Kind.CONTAINER_BRIDGE)
+IDLE = Interface(name="ib0", kind=InterfaceKind.INFINIBAND, is_up=False, mtu=2044)
+EMPTY = Interface(name="docker0", kind=InterfaceKind.CONTAINER_BRIDGE)
 
 
 def test_interfaces() -> None:

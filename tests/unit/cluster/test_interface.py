@@ -18,7 +18,7 @@ from rallypoint.cluster.interface import (
     listening_address,
     machine_of,
 )
-from rallypoint.cluster.interface_facts import Interface, Kind
+from rallypoint.cluster.interface_facts import Interface, InterfaceKind
 from rallypoint.cluster.netlink import read_interfaces
 
 
@@ -49,11 +49,11 @@ def test_without_a_hint_some_address_of_this_machine() -> None:
 
 def test_own_addresses_begin_with_what_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are tried, and let in, in that order, and the last ones may be cut off."""
-    loopback = next(each for each in read_interfaces() if each.kind is Kind.LOOPBACK)
+    loopback = next(each for each in read_interfaces() if each.kind is InterfaceKind.LOOPBACK)
     (one, *_) = loopback.addresses
     many = tuple(one.__replace__(text=f"172.17.{number}.1") for number in range(20))
     bridges = [
-        Interface(name=f"br-{each.text}", kind=Kind.CONTAINER_BRIDGE, addresses=(each,))
+        Interface(name=f"br-{each.text}", kind=InterfaceKind.CONTAINER_BRIDGE, addresses=(each,))
         for each in many
     ]
     card = Interface(

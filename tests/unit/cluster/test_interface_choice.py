@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface_choice import choose, matching
-from rallypoint.cluster.interface_facts import Address, Interface, Kind, Route, Target
+from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, Route, Target
 from rallypoint.cluster.network_choice import AddressChoice, NameChoice
 
 NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
@@ -55,22 +55,22 @@ def address(text: str) -> Address:
     return Address(text=plain, packed=packed, prefix=int(prefix), is_link_only=is_link_only)
 
 
-def interface(name: str, kind: Kind, *addresses: str, is_up: bool = True) -> Interface:
+def interface(name: str, kind: InterfaceKind, *addresses: str, is_up: bool = True) -> Interface:
     return Interface(
         name=name, kind=kind, is_up=is_up, addresses=tuple(address(each) for each in addresses)
     )
 
 
-LO = interface("lo", Kind.LOOPBACK, "127.0.0.1/8", "::1/128")
-ETH0 = interface("eth0", Kind.PHYSICAL, "10.0.0.1/24", "fe80::1/64")
-ETH1 = interface("eth1", Kind.PHYSICAL, "10.1.0.1/16")
-IB0 = interface("ib0", Kind.INFINIBAND, "192.168.7.1/24")
-DOCKER = interface("docker0", Kind.CONTAINER_BRIDGE, "172.17.0.1/16")
-TUN = interface("tun0", Kind.TUNNEL, "10.8.0.2/24")
-IDLE = interface("eth2", Kind.PHYSICAL, "10.2.0.1/24", is_up=False)
-IPV6 = interface("eth0", Kind.PHYSICAL, "fe80::1/64", "fd00::1/64")
-DUAL = interface("eth0", Kind.PHYSICAL, "10.0.0.1/24", "10.0.5.1/24", "fd00::1/64")
-BMC = interface("usb0", Kind.PHYSICAL, "169.254.3.1/16")
+LO = interface("lo", InterfaceKind.LOOPBACK, "127.0.0.1/8", "::1/128")
+ETH0 = interface("eth0", InterfaceKind.PHYSICAL, "10.0.0.1/24", "fe80::1/64")
+ETH1 = interface("eth1", InterfaceKind.PHYSICAL, "10.1.0.1/16")
+IB0 = interface("ib0", InterfaceKind.INFINIBAND, "192.168.7.1/24")
+DOCKER = interface("docker0", InterfaceKind.CONTAINER_BRIDGE, "172.17.0.1/16")
+TUN = interface("tun0", InterfaceKind.TUNNEL, "10.8.0.2/24")
+IDLE = interface("eth2", InterfaceKind.PHYSICAL, "10.2.0.1/24", is_up=False)
+IPV6 = interface("eth0", InterfaceKind.PHYSICAL, "fe80::1/64", "fd00::1/64")
+DUAL = interface("eth0", InterfaceKind.PHYSICAL, "10.0.0.1/24", "10.0.5.1/24", "fd00::1/64")
+BMC = interface("usb0", InterfaceKind.PHYSICAL, "169.254.3.1/16")
 MACHINE = (LO, DOCKER, IDLE, ETH0, ETH1, IB0)
 
 
@@ -111,7 +111,12 @@ OWN = target("10.1.0.1", LO, "10.1.0.1", is_own=True)
         # The kernel's source counts, also if another interface has it, as with routes to hosts.
         (MACHINE, [target("10.0.0.9", ETH0, "10.1.0.1")], "", "eth0, 10.1.0.1 (MTU 1500): the r"),
         # An interface that netlink does not tell, by its address; and none at all.
-        (MACHINE, [target("10.0.0.9", interface("", Kind.OTHER, "10.1.0.1/8"))], "", "eth1, 10."),
+        (
+            MACHINE,
+            [target("10.0.0.9", interface("", InterfaceKind.OTHER, "10.1.0.1/8"))],
+            "",
+            "eth1, 10.",
+        ),
         ((), [NEAR], "", "10.0.0.1: the route to at 10.0.0.9 uses it"),
         ((LO, ETH0), [target("127.0.0.1", LO, is_own=True)], "", "lo, 127.0.0.1 (MTU 1500): at"),
         # Nothing says where the others are.
@@ -167,7 +172,7 @@ def test_interfaces_by_name(wish: str, towards: Sequence[Target], expected: str)
 
 
 def test_two_cards_of_one_network_are_as_good() -> None:
-    twin = interface("eth9", Kind.PHYSICAL, "10.0.0.7/24")
+    twin = interface("eth9", InterfaceKind.PHYSICAL, "10.0.0.7/24")
     found = choose((LO, ETH0, twin), wish=NameChoice(by="X", text="eth9"), towards=[NEAR])
     assert str(found) == "eth9, 10.0.0.7 (MTU 1500): X=eth9 says so"
     assert found.told.endswith("; passed over: eth0 (leads there)")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rallypoint.cluster import netlink
-from rallypoint.cluster.interface_facts import Kind
+from rallypoint.cluster.interface_facts import InterfaceKind
 
 NOBODYS = "192.0.2.255"
 
@@ -59,7 +59,7 @@ def test_interfaces_are_those_that_iproute2_shows() -> None:
         ]
         if "UP" not in each["flags"]:
             assert not mine.is_up
-    assert found["lo"].kind is Kind.LOOPBACK
+    assert found["lo"].kind is InterfaceKind.LOOPBACK
 
 
 def test_routes_are_those_that_iproute2_shows() -> None:
@@ -116,24 +116,24 @@ def link(driver: str, hardware: int = 1) -> netlink._Link:
 @pytest.mark.parametrize(
     ("driver", "hardware", "on_it", "kind"),
     [
-        ("", 1, set(), Kind.PHYSICAL),
-        ("", 772, set(), Kind.LOOPBACK),
-        ("", 32, set(), Kind.INFINIBAND),
-        ("", 0xFFFE, set(), Kind.TUNNEL),
-        ("ipoib", 32, set(), Kind.INFINIBAND),
-        ("bridge", 1, set(), Kind.CONTAINER_BRIDGE),
-        ("bridge", 1, {"veth", "tun"}, Kind.CONTAINER_BRIDGE),
-        ("bridge", 1, {"veth", ""}, Kind.BRIDGE),  # the machine's own card is on it
-        ("bridge", 1, {"vxlan"}, Kind.BRIDGE),
-        ("veth", 1, set(), Kind.VETH),
-        ("bond", 1, set(), Kind.STACKED),
-        ("vlan", 1, set(), Kind.STACKED),
-        ("wireguard", 0xFFFE, set(), Kind.TUNNEL),
-        ("tun", 1, set(), Kind.TUNNEL),
-        ("dummy", 1, set(), Kind.OTHER),
+        ("", 1, set(), InterfaceKind.PHYSICAL),
+        ("", 772, set(), InterfaceKind.LOOPBACK),
+        ("", 32, set(), InterfaceKind.INFINIBAND),
+        ("", 0xFFFE, set(), InterfaceKind.TUNNEL),
+        ("ipoib", 32, set(), InterfaceKind.INFINIBAND),
+        ("bridge", 1, set(), InterfaceKind.CONTAINER_BRIDGE),
+        ("bridge", 1, {"veth", "tun"}, InterfaceKind.CONTAINER_BRIDGE),
+        ("bridge", 1, {"veth", ""}, InterfaceKind.BRIDGE),  # the machine's own card is on it
+        ("bridge", 1, {"vxlan"}, InterfaceKind.BRIDGE),
+        ("veth", 1, set(), InterfaceKind.VETH),
+        ("bond", 1, set(), InterfaceKind.STACKED),
+        ("vlan", 1, set(), InterfaceKind.STACKED),
+        ("wireguard", 0xFFFE, set(), InterfaceKind.TUNNEL),
+        ("tun", 1, set(), InterfaceKind.TUNNEL),
+        ("dummy", 1, set(), InterfaceKind.OTHER),
     ],
 )
-def test_kinds(driver: str, hardware: int, on_it: set[str], kind: Kind) -> None:
+def test_kinds(driver: str, hardware: int, on_it: set[str], kind: InterfaceKind) -> None:
     assert netlink._kind(link(driver, hardware), on_it) is kind
 
 

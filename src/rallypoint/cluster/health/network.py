@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.cluster.health.facts import Interface
-from rallypoint.cluster.interface_facts import Kind
+from rallypoint.cluster.interface_facts import InterfaceKind
 from rallypoint.cluster.netlink import read_interfaces
 
 
@@ -17,7 +17,7 @@ def look_at_interfaces() -> tuple[Interface, ...]:
             speed_mbps=max(0, each.speed_mbps or 0),
         )
         for each in read_interfaces()
-        if each.is_useful and each.kind is not Kind.LOOPBACK
+        if each.is_useful and each.kind is not InterfaceKind.LOOPBACK
     )
 
 
