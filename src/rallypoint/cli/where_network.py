@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface import choose_network, targets_of
-from rallypoint.cluster.interface_facts import Interface, Target
+from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
 from rallypoint.cluster.netlink import read_interfaces
 
 
@@ -32,7 +32,7 @@ def interface_table(interfaces: Sequence[Interface]) -> str:
     )
 
 
-def route_table(targets: Mapping[str, Sequence[Target]]) -> str:
+def route_table(targets: Mapping[str, Sequence[InterfaceTarget]]) -> str:
     """One line for each address of each host; a host that cannot be resolved has none."""
     rows = [("towards", "address", "interface", "from")]
     for host, ways in targets.items():
@@ -47,7 +47,7 @@ def route_table(targets: Mapping[str, Sequence[Target]]) -> str:
     return _table(rows)
 
 
-def _targets_of(host: str) -> list[Target]:
+def _targets_of(host: str) -> list[InterfaceTarget]:
     try:
         return targets_of(host)
     except HostError:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.cluster.interface_choice import choose, ranked
-from rallypoint.cluster.interface_facts import InterfaceKind, Route, Target
+from rallypoint.cluster.interface_facts import InterfaceKind, InterfaceTarget, Route
 from rallypoint.cluster.netlink import (
     addresses_without_netlink,
     default_interface,
@@ -61,7 +61,7 @@ def choose_network(
         InvalidArgumentError: the others could not reach `local_addr`.
     """
     wish = _wish_for_address(local_addr, by, look_up) if local_addr else _wish_by_name(environ)
-    towards: list[Target] = []
+    towards: list[InterfaceTarget] = []
     for host in hosts:
         towards += targets_of(host, look_up)
         if any(each.route is not None for each in towards):
@@ -75,7 +75,7 @@ def choose_network(
     )
 
 
-def targets_of(host: str, look_up: LookUp = addresses_of) -> list[Target]:
+def targets_of(host: str, look_up: LookUp = addresses_of) -> list[InterfaceTarget]:
     """How this machine reaches a host: a target for each of its addresses, those with a route
     first.
 
@@ -92,7 +92,9 @@ def targets_of(host: str, look_up: LookUp = addresses_of) -> list[Target]:
             why = error.strerror or str(error)
         family = numeric_family(address)  # None: it is valid on one link only, which it names
         packed = b"" if family is None else socket.inet_pton(family, address)
-        found.append(Target(name=host, address=address, packed=packed, route=route, why_not=why))
+        found.append(
+            InterfaceTarget(name=host, address=address, packed=packed, route=route, why_not=why)
+        )
     return sorted(found, key=lambda each: each.route is None)
 
 

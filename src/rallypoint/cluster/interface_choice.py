@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, Target
+from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, InterfaceTarget
 from rallypoint.cluster.network_choice import AddressChoice, NameChoice, NetworkChoice, PassedOver
 
 # How unlikely others are to reach a machine through an interface; 0 for all other kinds.
@@ -30,7 +30,7 @@ def choose(
     interfaces: Sequence[Interface],
     *,
     wish: AddressChoice | NameChoice | None = None,
-    towards: Sequence[Target] = (),
+    towards: Sequence[InterfaceTarget] = (),
     has_remote_peers: bool = False,
     default: str = "",
 ) -> NetworkChoice:
@@ -92,7 +92,7 @@ def ranked(interfaces: Sequence[Interface], default: str = "") -> list[Interface
     return sorted([each for each in interfaces if each.is_up and each.addresses], key=cost)
 
 
-def best_address(interface: Interface, towards: Sequence[Target] = ()) -> Address:
+def best_address(interface: Interface, towards: Sequence[InterfaceTarget] = ()) -> Address:
     """The best address of an interface that has any: first by the others' network, then by their
     address family.
 
@@ -128,7 +128,7 @@ def _without_loopback(wish: AddressChoice) -> AddressChoice | None:
 def _as_addressed(
     interfaces: Sequence[Interface],
     wish: AddressChoice,
-    towards: Sequence[Target],
+    towards: Sequence[InterfaceTarget],
     *,
     is_remote: bool,
 ) -> NetworkChoice:
@@ -156,7 +156,7 @@ def _as_addressed(
 def _as_named(
     interfaces: Sequence[Interface],
     wish: NameChoice,
-    towards: Sequence[Target],
+    towards: Sequence[InterfaceTarget],
     default: str,
     *,
     is_remote: bool,
@@ -191,7 +191,7 @@ def _as_named(
     )
 
 
-def _by_route(interfaces: Sequence[Interface], towards: Sequence[Target]) -> NetworkChoice:
+def _by_route(interfaces: Sequence[Interface], towards: Sequence[InterfaceTarget]) -> NetworkChoice:
     target = next((each for each in towards if each.route is not None), None)
     if target is None:
         first = towards[0]
@@ -266,7 +266,7 @@ def _owner(interfaces: Sequence[Interface], address: str) -> Interface | None:
     return owners[0] if owners else None
 
 
-def _leads(interface: Interface, towards: Sequence[Target]) -> bool:
+def _leads(interface: Interface, towards: Sequence[InterfaceTarget]) -> bool:
     """Whether the others are in this interface's network, or the route to them leads through it."""
     return any(
         (each.is_remote and each.route is not None and each.route.interface == interface.name)
@@ -276,7 +276,7 @@ def _leads(interface: Interface, towards: Sequence[Target]) -> bool:
 
 
 def _instead(
-    chosen: Interface | None, interfaces: Sequence[Interface], towards: Sequence[Target]
+    chosen: Interface | None, interfaces: Sequence[Interface], towards: Sequence[InterfaceTarget]
 ) -> str:
     """The text "the route to node1 leads through eth0 (10.0.0.1)"; empty if the choice leads
     there.
@@ -291,7 +291,7 @@ def _instead(
     return f"{known[0].name} is at {owner}" if owner else ""
 
 
-def _routed(interfaces: Sequence[Interface], towards: Sequence[Target]) -> str:
+def _routed(interfaces: Sequence[Interface], towards: Sequence[InterfaceTarget]) -> str:
     """The interface that leads to the others, as text; empty if unknown."""
     for target in towards:
         if target.is_remote and target.route is not None and target.route.interface:
@@ -300,13 +300,15 @@ def _routed(interfaces: Sequence[Interface], towards: Sequence[Target]) -> str:
     return ""
 
 
-def _why_not(interface: Interface, towards: Sequence[Target]) -> str:
+def _why_not(interface: Interface, towards: Sequence[InterfaceTarget]) -> str:
     if any(each.is_remote for each in towards) and interface.is_candidate:
         return "leads there" if _leads(interface, towards) else "the route uses another one"
     return interface.kind.value
 
 
-def _no_match(interfaces: Sequence[Interface], wish: NameChoice, towards: Sequence[Target]) -> str:
+def _no_match(
+    interfaces: Sequence[Interface], wish: NameChoice, towards: Sequence[InterfaceTarget]
+) -> str:
     better = _routed(interfaces, towards)
     route = f", and the route to {towards[0].name} uses {better}" if better else ""
     usual = next((each.name for each in interfaces if each.is_candidate), "")

@@ -115,7 +115,7 @@ class Route(Record, kw_only=True):
     is_own: bool = False
 
 
-class Target(Record, kw_only=True):
+class InterfaceTarget(Record, kw_only=True):
     """A peer that this machine and others must reach, and that must reach this machine.
 
     Attributes:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from rallypoint.cli.where_network import interface_table, network_text, route_table
-from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, Route, Target
+from rallypoint.cluster.interface_facts import (
+    Address,
+    Interface,
+    InterfaceKind,
+    InterfaceTarget,
+    Route,
+)
 
 CARD = Interface(
     name="eth0",
@@ -27,8 +33,10 @@ def test_interfaces() -> None:
     )
 
 
-def target(address: str, route: Route | None) -> Target:
-    return Target(name="n", address=address, packed=b"", route=route, why_not="unreachable")
+def target(address: str, route: Route | None) -> InterfaceTarget:
+    return InterfaceTarget(
+        name="n", address=address, packed=b"", route=route, why_not="unreachable"
+    )
 
 
 def test_routes() -> None:

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster.interface_choice import choose, matching
-from rallypoint.cluster.interface_facts import Address, Interface, InterfaceKind, Route, Target
+from rallypoint.cluster.interface_facts import (
+    Address,
+    Interface,
+    InterfaceKind,
+    InterfaceTarget,
+    Route,
+)
 from rallypoint.cluster.network_choice import AddressChoice, NameChoice
 
 NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
@@ -74,7 +80,9 @@ BMC = interface("usb0", InterfaceKind.PHYSICAL, "169.254.3.1/16")
 MACHINE = (LO, DOCKER, IDLE, ETH0, ETH1, IB0)
 
 
-def target(host: str, via: Interface | None, source: str = "", *, is_own: bool = False) -> Target:
+def target(
+    host: str, via: Interface | None, source: str = "", *, is_own: bool = False
+) -> InterfaceTarget:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     route = None
     if via is not None:
@@ -82,7 +90,7 @@ def target(host: str, via: Interface | None, source: str = "", *, is_own: bool =
         of_family = [each for each in lasting if (":" in each.text) == (":" in host)]
         chosen = source or (of_family or list(via.addresses))[0].text
         route = Route(interface=via.name, source=chosen, is_own=is_own)
-    return Target(
+    return InterfaceTarget(
         name=f"at {host}",
         address=host,
         packed=socket.inet_pton(family, host),
@@ -136,7 +144,7 @@ OWN = target("10.1.0.1", LO, "10.1.0.1", is_own=True)
     ],
 )
 def test_without_a_wish(
-    machine: Sequence[Interface], towards: Sequence[Target], default: str, expected: str
+    machine: Sequence[Interface], towards: Sequence[InterfaceTarget], default: str, expected: str
 ) -> None:
     found = choose(machine, towards=towards, default=default)
     assert str(found).startswith(expected)
@@ -163,7 +171,7 @@ def test_without_a_wish(
         ("lo", [OWN], "lo, 127.0.0.1 (MTU 1500): X=lo says so, though at 10.1.0.1 is at eth1"),
     ],
 )  # fmt: skip
-def test_interfaces_by_name(wish: str, towards: Sequence[Target], expected: str) -> None:
+def test_interfaces_by_name(wish: str, towards: Sequence[InterfaceTarget], expected: str) -> None:
     found = choose(MACHINE, wish=NameChoice(by="X", text=wish), towards=towards)
     assert str(found).startswith(expected)
     assert str(found).count("though") == expected.count("though")
