@@ -35,7 +35,7 @@ GREETING = "rallypoint bench"  # anything printed before it comes from a login s
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-class Host:
+class OrderRunner:
     """Carries out orders."""
 
     def __init__(self, directory: Path) -> None:
@@ -102,14 +102,14 @@ def main() -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as directory:
-        host = Host(Path(directory))
+        host = OrderRunner(Path(directory))
         try:
             _obey(host, lines)
         finally:
             end_all(list(host.crews.values()))
 
 
-def _obey(host: Host, lines: queue.SimpleQueue[str]) -> NoReturn:
+def _obey(host: OrderRunner, lines: queue.SimpleQueue[str]) -> NoReturn:
     found = {"cpu": cpu(), "cores": str(len(os.sched_getaffinity(0)))}
     print(greeting(GREETING, found), end="", flush=True)
     while True:
