@@ -18,7 +18,7 @@ from rallypoint.cli.options import HELP, Flag, FlagGroup, UsageError, describe_g
 
 if TYPE_CHECKING:
     from rallypoint.cli.benchmark.here import Here
-    from rallypoint.cli.benchmark.hosts import Hosts
+    from rallypoint.cli.benchmark.hosts import ContenderHosts
     from rallypoint.cli.benchmark.request import Request
 
 PROGRAM = "rallypoint bench"
@@ -139,11 +139,13 @@ def _compare(operation: str, values: Mapping[str, str]) -> int:
     return _STATUS_FAILED if any(row.wrong[OURS] for row in rows) else _STATUS_OK
 
 
-def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str]) -> Here | Hosts:
+def _place(
+    request: Request, named: Mapping[str, Path], values: Mapping[str, str]
+) -> Here | ContenderHosts:
     """The place where all contenders run; `named` gives environments of some."""
     make = "--get-mpi" in values
     if request.hosts:
-        from rallypoint.cli.benchmark.hosts import Hosts
+        from rallypoint.cli.benchmark.hosts import ContenderHosts
         from rallypoint.cluster.remote_shell import SSH
 
         begin = {
@@ -153,7 +155,7 @@ def _place(request: Request, named: Mapping[str, Path], values: Mapping[str, str
             "pin": request.pin,
         }
         rsh = shlex.split(values["--rsh"]) if "--rsh" in values else SSH
-        return Hosts(request.hosts, rsh, ranks=request.ranks_per_host, begin=begin)
+        return ContenderHosts(request.hosts, rsh, ranks=request.ranks_per_host, begin=begin)
     from rallypoint.cli.benchmark.contenders import check
     from rallypoint.cli.benchmark.environments import Environments, default_cache
     from rallypoint.cli.benchmark.here import Here

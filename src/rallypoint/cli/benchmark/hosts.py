@@ -36,7 +36,7 @@ _MODULE = "rallypoint.cli.benchmark.host"
 class FarCrew:
     """The processes of one contender on all hosts."""
 
-    def __init__(self, hosts: Hosts, name: str, version: str) -> None:
+    def __init__(self, hosts: ContenderHosts, name: str, version: str) -> None:
         self.name = name
         self.version = version
         self._hosts = hosts
@@ -55,7 +55,7 @@ class FarCrew:
         self._hosts.order("end", 2 * _LEAVE_S, crew=self.name)
 
 
-class Hosts:
+class ContenderHosts:
     """Starts contenders on several hosts.
 
     Args:

@@ -13,7 +13,7 @@ import pytest
 from rallypoint.base.errors import HostError
 from rallypoint.cli.benchmark import hosts as module
 from rallypoint.cli.benchmark.crew import CrewError
-from rallypoint.cli.benchmark.hosts import Hosts
+from rallypoint.cli.benchmark.hosts import ContenderHosts
 
 # Addresses for documentation (RFC 5737), which no host has.
 ONE, TWO = "198.51.100.1", "198.51.100.2"
@@ -56,11 +56,11 @@ class Cluster:
             for rank, (name, cpu) in enumerate(((ONE, "New"), (TWO, "Old")))
         }
 
-    def connect(self) -> Hosts:
+    def connect(self) -> ContenderHosts:
         for name, answers in self.answers.items():
             (self._directory / f"{name}.json").write_text(json.dumps(answers))
         rsh = [sys.executable, "-I", "-S", str(self._directory / "host.py"), str(self._directory)]
-        return Hosts([ONE, f"me@{TWO}"], rsh, ranks=1, begin={"pin": True})
+        return ContenderHosts([ONE, f"me@{TWO}"], rsh, ranks=1, begin={"pin": True})
 
     def orders(self, name: str) -> list[dict[str, Any]]:
         text = (self._directory / f"{name}.orders").read_text()
@@ -153,4 +153,4 @@ def test_all_hosts_answer_before_a_failure_is_told(cluster: Cluster) -> None:
 
 def test_a_remote_shell_that_does_not_exist() -> None:
     with pytest.raises(HostError, match=f"{ONE}: cannot run no-such-shell [(]No such file"):
-        Hosts([ONE], ["no-such-shell"], ranks=1, begin={})
+        ContenderHosts([ONE], ["no-such-shell"], ranks=1, begin={})
