@@ -51,7 +51,7 @@ class Team(Protocol):
         """Make sure that all have ended."""
 
 
-class Place(Protocol):
+class ContestPlace(Protocol):
     """The place where contenders run."""
 
     def start(self, name: str, begin: Mapping[str, Any]) -> Team:
@@ -66,7 +66,7 @@ class Contest:
     all.
     """
 
-    def __init__(self, request: Request, place: Place) -> None:
+    def __init__(self, request: Request, place: ContestPlace) -> None:
         self._request = request
         self._place = place
         algorithm = request.algorithm
