@@ -38,7 +38,7 @@ class Row:
         return statistics.median(self.times_us[name]) if self.times_us.get(name) else None
 
 
-class Team(Protocol):
+class ContenderProcesses(Protocol):
     """All processes of a contender, on all hosts."""
 
     name: str
@@ -54,7 +54,7 @@ class Team(Protocol):
 class ContestPlace(Protocol):
     """The place where contenders run."""
 
-    def start(self, name: str, begin: Mapping[str, Any]) -> Team:
+    def start(self, name: str, begin: Mapping[str, Any]) -> ContenderProcesses:
         """Start the processes of a contender."""
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Contest:
             "backend": request.backend,
             "most_items": max(request.counts),
         }
-        self._teams: list[Team] = []
+        self._teams: list[ContenderProcesses] = []
 
     def __enter__(self) -> Contest:
         try:
@@ -123,7 +123,7 @@ class Contest:
                         row.times_us.setdefault(team.name, []).append(time_us)
             yield row
 
-    def _time_us(self, team: Team, count: int, calls: int) -> float:
+    def _time_us(self, team: ContenderProcesses, count: int, calls: int) -> float:
         """The time of one call on the slowest rank."""
         warmup = self._request.warmup
         if warmup is None:
@@ -133,7 +133,7 @@ class Contest:
         one_way = 2 if self._request.operation == "send" else 1
         return slowest_s / calls / one_way * 1e6
 
-    def _calls_for(self, team: Team, count: int) -> int:
+    def _calls_for(self, team: ContenderProcesses, count: int) -> int:
         """The number of calls that fill a turn."""
         calls = _FEWEST_CALLS
         while True:
@@ -143,7 +143,7 @@ class Contest:
             calls *= 8
 
     @contextmanager
-    def _forgiving(self, team: Team) -> Iterator[None]:
+    def _forgiving(self, team: ContenderProcesses) -> Iterator[None]:
         """Leave out a contender that fails, unless it is ours."""
         try:
             yield
