@@ -19,7 +19,7 @@ from rallypoint.cli.options import HELP, Flag, FlagGroup, UsageError, describe_g
 if TYPE_CHECKING:
     from rallypoint.cli.benchmark.here import Here
     from rallypoint.cli.benchmark.hosts import ContenderHosts
-    from rallypoint.cli.benchmark.request import Request
+    from rallypoint.cli.benchmark.request import BenchmarkRequest
 
 PROGRAM = "rallypoint bench"
 
@@ -140,7 +140,7 @@ def _compare(operation: str, values: Mapping[str, str]) -> int:
 
 
 def _place(
-    request: Request, named: Mapping[str, Path], values: Mapping[str, str]
+    request: BenchmarkRequest, named: Mapping[str, Path], values: Mapping[str, str]
 ) -> Here | ContenderHosts:
     """The place where all contenders run; `named` gives environments of some."""
     make = "--get-mpi" in values

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from rallypoint.cli.benchmark.contenders import OURS
 from rallypoint.cli.benchmark.crew import CrewError
-from rallypoint.cli.benchmark.request import Request
+from rallypoint.cli.benchmark.request import BenchmarkRequest
 from rallypoint.schedule.custom import is_file
 
 _TURN_S = 0.02
@@ -66,7 +66,7 @@ class Contest:
     all.
     """
 
-    def __init__(self, request: Request, place: ContestPlace) -> None:
+    def __init__(self, request: BenchmarkRequest, place: ContestPlace) -> None:
         self._request = request
         self._place = place
         algorithm = request.algorithm

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.cli.benchmark.contest import Row
 from rallypoint.cli.benchmark.report import describe
-from rallypoint.cli.benchmark.request import Request
+from rallypoint.cli.benchmark.request import BenchmarkRequest
 from rallypoint.cli.figure import figure, logarithmic
 
 
-def plot(path: str, request: Request, versions: Mapping[str, str], rows: Sequence[Row]) -> None:
+def plot(
+    path: str, request: BenchmarkRequest, versions: Mapping[str, str], rows: Sequence[Row]
+) -> None:
     """Draw the plot; raises InvalidArgumentError as `figure` does."""
     with figure(path, describe(request)) as axes:
         for name in versions:

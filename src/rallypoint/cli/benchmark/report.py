@@ -10,7 +10,7 @@ from typing import Any
 
 from rallypoint.cli.benchmark.contenders import OURS
 from rallypoint.cli.benchmark.contest import Row
-from rallypoint.cli.benchmark.request import Request
+from rallypoint.cli.benchmark.request import BenchmarkRequest
 from rallypoint.cli.quantities import bus_factor
 
 _OURS_COLUMNS = (("bytes", ""), ("count", ""), ("type", ""), ("op", ""), ("time", "us"),
@@ -22,7 +22,7 @@ _PEER_WIDTH = 11
 class Table:
     """Prints rows as they come."""
 
-    def __init__(self, request: Request, versions: Mapping[str, str], place: str) -> None:
+    def __init__(self, request: BenchmarkRequest, versions: Mapping[str, str], place: str) -> None:
         self._request = request
         self._peers = [name for name in versions if name != OURS]
         self._remarks: list[str] = []
@@ -68,7 +68,7 @@ class Table:
         print("".join(padded), flush=True)
 
 
-def result_of(request: Request, row: Row, name: str) -> dict[str, Any]:
+def result_of(request: BenchmarkRequest, row: Row, name: str) -> dict[str, Any]:
     """One contender's result at one size; bandwidths as nccl-tests define them."""
     time_us = row.time_us(name)
     algbw = row.nbytes / time_us / 1e3 if time_us and row.nbytes else None
@@ -83,7 +83,11 @@ def result_of(request: Request, row: Row, name: str) -> dict[str, Any]:
 
 
 def write_json(
-    path: str, request: Request, versions: Mapping[str, str], place: str, rows: Sequence[Row]
+    path: str,
+    request: BenchmarkRequest,
+    versions: Mapping[str, str],
+    place: str,
+    rows: Sequence[Row],
 ) -> None:
     """Write all results, including each turn's time."""
     data = {
@@ -102,7 +106,7 @@ def write_json(
     Path(path).write_text(json.dumps(data, indent=2) + "\n")
 
 
-def describe(request: Request) -> str:
+def describe(request: BenchmarkRequest) -> str:
     """What was measured, in a few words."""
     hosts = f" on {len(request.hosts)} hosts" if request.hosts else ""
     words = [f"{request.operation}, {request.ranks} ranks{hosts}"]

@@ -29,7 +29,7 @@ _BACKENDS = ("rallypoint", "shm", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchmarkRequest:
     """One request.
 
     Attributes:
@@ -75,7 +75,7 @@ class Request:
         return count * self.collective.most_blocks(self.ranks) * ITEM_BYTES[self.dtype]
 
 
-def request_of(operation: str, values: Mapping[str, str]) -> Request:
+def request_of(operation: str, values: Mapping[str, str]) -> BenchmarkRequest:
     """Read the flags.
 
     Raises:
@@ -100,7 +100,7 @@ def request_of(operation: str, values: Mapping[str, str]) -> Request:
     counts = {max(1, nbytes // item_bytes): None for nbytes in sizes}  # in the given order
     calls, warmup = values.get("--iterations"), values.get("--warmup")
     peers = tuple(filter(None, values.get("--vs", "").split(",")))
-    return Request(
+    return BenchmarkRequest(
         operation=operation,
         ranks=ranks,
         counts=(0,) if operation == "barrier" else tuple(counts),

@@ -16,7 +16,7 @@ from rallypoint.cli.benchmark.contest import Contest, Row
 from rallypoint.cli.benchmark.crew import CrewError
 from rallypoint.cli.benchmark.plot import plot
 from rallypoint.cli.benchmark.report import Table, write_json
-from rallypoint.cli.benchmark.request import Request, request_of
+from rallypoint.cli.benchmark.request import BenchmarkRequest, request_of
 
 FEW = {"--sizes": "4K,8K", "--rounds": "3", "--iterations": "10", "--warmup": "0"}
 
@@ -64,7 +64,7 @@ class Place:
         self.is_closed = True
 
 
-def request(operation: str = "all_reduce", **flags: str) -> Request:
+def request(operation: str = "all_reduce", **flags: str) -> BenchmarkRequest:
     named = {f"--{name.replace('_', '-')}": text for name, text in flags.items()}
     return request_of(operation, {**FEW, **named})
 
