@@ -170,7 +170,7 @@ def _there_and_back(
     return ping if rank == 0 else pong if rank == 1 else lambda: None
 
 
-class Worker:
+class ContenderWorker:
     """Carries out each order in one process."""
 
     def __init__(self, library: Library, order: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ def _obey(name: str, lines: TextIO) -> None:
         rank = int(next(os.environ[each] for each in _RANK_VARIABLES if each in os.environ))
         os.sched_setaffinity(0, {begin["cores"][rank % len(begin["cores"])]})
     library: Library = Mpi() if name == "mpi" else TorchNames(name, begin)
-    worker = Worker(library, begin)
+    worker = ContenderWorker(library, begin)
     _say(lines, {"rank": library.rank, "ranks": library.ranks, "version": library.version})
     for line in lines:
         order = json.loads(line)
