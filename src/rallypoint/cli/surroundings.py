@@ -15,7 +15,7 @@ from rallypoint.cli.nodes import read_nnodes
 from rallypoint.cli.numbers import whole
 from rallypoint.cli.options import UsageError
 from rallypoint.cluster.places import VARIABLE, recognize
-from rallypoint.cluster.places.reading import Host, Reading
+from rallypoint.cluster.places.reading import HostFacts, Reading
 
 PROGRAM = "rallypoint run"
 _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr")
@@ -107,10 +107,10 @@ def _check(name: str, values: Mapping[str, str], added: Mapping[str, str], found
         )
 
 
-def _this_host() -> Host:
+def _this_host() -> HostFacts:
     try:
         with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
             table = file.read()
     except OSError:
         table = ""
-    return Host(os.uname().nodename, table)
+    return HostFacts(os.uname().nodename, table)

@@ -9,10 +9,10 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.places import KINDS, recognize
-from rallypoint.cluster.places.reading import Host, Reading
+from rallypoint.cluster.places.reading import HostFacts, Reading
 
-HOST = Host("box")
-POD = Host(
+HOST = HostFacts("box")
+POD = HostFacts(
     "train-1",
     "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"
     "10.0.0.6\ttrain-1.peers.team.svc.cluster.local\ttrain-1\n",
@@ -57,7 +57,7 @@ SKYPILOT = {
     "SKYPILOT_TASK_ID": "sky-1",
 }
 
-COMPLETE: dict[str, tuple[Mapping[str, str], Host, dict[str, Any]]] = {
+COMPLETE: dict[str, tuple[Mapping[str, str], HostFacts, dict[str, Any]]] = {
     "slurm": (
         STEP,
         HOST,
@@ -321,7 +321,7 @@ def test_one_process_of_mpirun_is_one_machine() -> None:
 
 
 def test_a_pod_without_a_service_has_no_name() -> None:
-    found = recognize(INDEXED, Host("train-1", "10.0.0.6 train-1\n"))
+    found = recognize(INDEXED, HostFacts("train-1", "10.0.0.6 train-1\n"))
     assert found is not None
     assert "headless Service" in found.wrong
 

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.reading import Host, Reading
+from rallypoint.cluster.places.reading import HostFacts, Reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ KINDS = tuple(kind.replace("_", "-") for level in _LEVELS for kind in level)
 _WORKER = "TORCHELASTIC_RUN_ID"
 
 
-def recognize(environ: Mapping[str, str], host: Host, on: str = "") -> Reading | None:
+def recognize(environ: Mapping[str, str], host: HostFacts, on: str = "") -> Reading | None:
     """What the variables say; None if they describe no known place.
 
     Args:
@@ -112,7 +112,7 @@ def reader_of(kind: str) -> tuple[ModuleType, tuple[str, ...]]:
     return file, (kind,) if kind in _FILES else ()
 
 
-def _read(kind: str, environ: Mapping[str, str], host: Host) -> Reading:
+def _read(kind: str, environ: Mapping[str, str], host: HostFacts) -> Reading:
     file, which = reader_of(kind)
     reading: Reading = file.read(environ, host, *which)
     return reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import Host, Reading, numbered
+from rallypoint.cluster.places.reading import HostFacts, Reading, numbered
 
 # By kind: the name, the prefix of the variables, and the suffixes of those with the addresses and
 # the run.
@@ -14,7 +14,7 @@ _PLACES = {
 }
 
 
-def read(environ: Mapping[str, str], host: Host, kind: str) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts, kind: str) -> Reading:
     """See `recognize`."""
     del host
     name, prefix, addresses, run_id = _PLACES[kind]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.cluster.places.process import Process
-from rallypoint.cluster.places.reading import Host, Reading, optional, whole
+from rallypoint.cluster.places.reading import HostFacts, Reading, optional, whole
 
 _LOCAL = "FLUX_TASK_LOCAL_ID"
 
 
-def read(environ: Mapping[str, str], host: Host) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
     """See `recognize`."""
     del host
     job = environ["FLUX_JOB_ID"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import MOST_ENDPOINTS, PORT, Host, Reading, whole
+from rallypoint.cluster.places.reading import MOST_ENDPOINTS, PORT, HostFacts, Reading, whole
 
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
-def read(environ: Mapping[str, str], host: Host) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
     """See `recognize`."""
     index = whole(environ, _INDEX)
     stem = host.name.removesuffix(f"-{index}")
@@ -37,7 +37,7 @@ def read(environ: Mapping[str, str], host: Host) -> Reading:
     return found.__replace__(endpoints=tuple(names))
 
 
-def _domain(host: Host) -> str:
+def _domain(host: HostFacts) -> str:
     """The part of this host's full name after the host name; empty if there is none."""
     for line in host.table.splitlines():
         for name in line.partition("#")[0].split()[1:]:

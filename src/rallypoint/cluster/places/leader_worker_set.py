@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import PORT, Host, Reading, whole
+from rallypoint.cluster.places.reading import PORT, HostFacts, Reading, whole
 
 
-def read(environ: Mapping[str, str], host: Host) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
     """See `recognize`."""
     del host
     rank, size, leader = "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"

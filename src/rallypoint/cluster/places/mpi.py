@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from rallypoint.base.record import Record
 from rallypoint.cluster.places.process import Process
-from rallypoint.cluster.places.reading import Host, Reading, optional, whole
+from rallypoint.cluster.places.reading import HostFacts, Reading, optional, whole
 
 
 class _Launcher(Record):
@@ -73,7 +73,7 @@ _LAUNCHERS = {
 }
 
 
-def read(environ: Mapping[str, str], host: Host, kind: str) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts, kind: str) -> Reading:
     """See `recognize`."""
     del host
     launcher = _LAUNCHERS[kind]

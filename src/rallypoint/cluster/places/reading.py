@@ -14,7 +14,7 @@ _FAR = 1597
 MOST_ENDPOINTS = 3  # so that the job can start, and continue, without one of them
 
 
-class Host(Record):
+class HostFacts(Record):
     """What is known of this machine without variables: its name, and the text of its /etc/hosts."""
 
     name: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.reading import Host, Reading, numbered
+from rallypoint.cluster.places.reading import HostFacts, Reading, numbered
 
 _HOSTS, _ME = "SM_HOSTS", "SM_CURRENT_HOST"
 
 
-def read(environ: Mapping[str, str], host: Host) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
     """See `recognize`."""
     import json
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.places.hostlist import MOST_HOSTS, expand
 from rallypoint.cluster.places.process import ENV, Process
-from rallypoint.cluster.places.reading import Host, Reading, derived_port, numbered, whole
+from rallypoint.cluster.places.reading import HostFacts, Reading, derived_port, numbered, whole
 
 _LIST, _TASKS, _STEP = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
 _ATTEMPT = "SLURM_RESTART_COUNT"  # not set until the job is requeued
 _PORTS = 8  # for a step without our launcher
 
 
-def read(environ: Mapping[str, str], host: Host) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
     """See `recognize`."""
     del host
     job = environ["SLURM_JOB_ID"]

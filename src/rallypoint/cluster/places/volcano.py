@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.reading import Host, Reading, numbered
+from rallypoint.cluster.places.reading import HostFacts, Reading, numbered
 
 
-def read(environ: Mapping[str, str], host: Host) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
     """See `recognize`."""
     del host
     lists = sorted(name for name in environ if name.startswith("VC_") and name.endswith("_HOSTS"))
