@@ -14,7 +14,7 @@ from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cli.where_network import network_text
 from rallypoint.cluster.places import KINDS, VARIABLE
-from rallypoint.cluster.places.process import ENV, Process, recognize_process
+from rallypoint.cluster.places.process import ENV, LaunchedProcess, recognize_process
 from rallypoint.cluster.places.reading import Reading
 
 PROGRAM = "rallypoint where"
@@ -91,7 +91,7 @@ def text(found: Reading) -> str:
     return "\n".join([*_table(rows), "", *_conclusion(found)])
 
 
-def process_text(process: Process) -> str:
+def process_text(process: LaunchedProcess) -> str:
     """What init_process_group() finds, as a table."""
     sources = process.sources
     rows = [("rank", f"{process.rank} of {process.size}", sources["rank"])]

@@ -25,7 +25,7 @@ from rallypoint.base.errors import (
 from rallypoint.cluster import meeting
 from rallypoint.cluster.meeting import Meeting, announce, open_launched, pmi, withdraw
 from rallypoint.cluster.meeting.waiting import Waiting
-from rallypoint.cluster.places.process import Process, find_process
+from rallypoint.cluster.places.process import LaunchedProcess, find_process
 from rallypoint.store import session
 from rallypoint.store.client import TCPStore
 
@@ -53,14 +53,16 @@ def close(met: Meeting) -> None:
         met.server.close()
 
 
-def meet_all(*jobs: tuple[Process, dict[str, str]]) -> list[Meeting]:
+def meet_all(*jobs: tuple[LaunchedProcess, dict[str, str]]) -> list[Meeting]:
     """By all processes at once; close what comes."""
     with ThreadPoolExecutor(len(jobs)) as pool:
         begun = [pool.submit(meeting._meet, process, SOON, environ) for process, environ in jobs]
         return [each.result() for each in begun]
 
 
-def under_pmi(server: PmiServer, size: int, **more: str) -> list[tuple[Process, dict[str, str]]]:
+def under_pmi(
+    server: PmiServer, size: int, **more: str
+) -> list[tuple[LaunchedProcess, dict[str, str]]]:
     jobs = []
     for rank in range(size):
         environ = {**server.environ(rank), **more}
@@ -70,9 +72,11 @@ def under_pmi(server: PmiServer, size: int, **more: str) -> list[tuple[Process, 
     return jobs
 
 
-def step(rank: int, size: int, run_id: str, ports: list[int]) -> tuple[Process, dict[str, str]]:
+def step(
+    rank: int, size: int, run_id: str, ports: list[int]
+) -> tuple[LaunchedProcess, dict[str, str]]:
     endpoints = tuple(f"127.0.0.1:{port}" for port in ports)
-    process = Process(
+    process = LaunchedProcess(
         place="a step", by="X", rank=rank, size=size, run_id=run_id, endpoints=endpoints
     )
     return process, {}
@@ -136,7 +140,7 @@ def test_processes_that_may_be_elsewhere_are_given_all_addresses() -> None:
 
 def test_many_addresses_are_cut_to_what_a_launcher_can_pass_on() -> None:
     many = tuple(f"fd77:1111:2222:3333:4444:5555:6666:{number:04x}" for number in range(40))
-    process = Process(place="x", by="X", rank=0, size=2)
+    process = LaunchedProcess(place="x", by="X", rank=0, size=2)
     server = SimpleNamespace(port=40001)
     with patch.object(meeting, "own_addresses", return_value=many):
         text = meeting._invitation(server, b"t" * 32, process, {})  # type: ignore[arg-type]
@@ -153,7 +157,7 @@ def test_an_invitation_that_is_none(text: str) -> None:
 
 
 def test_a_launcher_that_passes_on_nothing() -> None:
-    process = Process(place="PALS", by="PALS_RANKID", rank=1, size=2)
+    process = LaunchedProcess(place="PALS", by="PALS_RANKID", rank=1, size=2)
     with pytest.raises(HostError, match=r"PALS started this as rank 1 of 2 \(PALS_RANKID\).*mpi4p"):
         meeting._meet(process, SOON, {})
 
@@ -167,7 +171,7 @@ def test_mpi4py_passes_on_if_it_is_there_and_the_same_job() -> None:
 
     world = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: 2, bcast=bcast)
     mpi = SimpleNamespace(Is_initialized=lambda: True, Is_finalized=lambda: False, COMM_WORLD=world)
-    process = Process(place="Open MPI", by="X", rank=1, size=2)
+    process = LaunchedProcess(place="Open MPI", by="X", rank=1, size=2)
     waiting = Waiting(SOON, "", speaks=False)
     with patch.dict(sys.modules, {"mpi4py.MPI": mpi}):
         assert meeting._pass_on(process, "", waiting, {}) == "40001,6162,10.0.0.1"

@@ -10,7 +10,7 @@ from tests.unit.cluster.test_places import BATCH
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.places import STARTERS
-from rallypoint.cluster.places.process import Process, find_process, recognize_process
+from rallypoint.cluster.places.process import LaunchedProcess, find_process, recognize_process
 from rallypoint.pytorch.autoload import STARTERS as SIGNS
 
 OPEN_MPI = {
@@ -88,7 +88,7 @@ KNOWN: dict[str, tuple[Mapping[str, str], tuple[Any, ...]]] = {
 }
 
 
-def numbers(process: Process) -> tuple[Any, ...]:
+def numbers(process: LaunchedProcess) -> tuple[Any, ...]:
     return (
         process.place,
         process.rank,
@@ -99,7 +99,7 @@ def numbers(process: Process) -> tuple[Any, ...]:
     )
 
 
-def found(environ: Mapping[str, str], **given: int) -> Process:
+def found(environ: Mapping[str, str], **given: int) -> LaunchedProcess:
     process = find_process(environ, **given)
     assert process is not None
     return process

@@ -25,7 +25,7 @@ from rallypoint.base.errors import HostError, InvalidArgumentError, StoreConnect
 from rallypoint.cluster.interface import chosen_address, own_addresses
 from rallypoint.cluster.meeting.waiting import Waiting
 from rallypoint.cluster.network import addresses_of, can_bind
-from rallypoint.cluster.places.process import Process, find_process
+from rallypoint.cluster.places.process import LaunchedProcess, find_process
 from rallypoint.store.client import TCPStore
 from rallypoint.store.init_method import OpenStore, await_ranks
 from rallypoint.store.server import StoreServer
@@ -51,7 +51,7 @@ class Meeting:
         server: rank 0's server, which lives as long as this object.
     """
 
-    process: Process
+    process: LaunchedProcess
     address: str
     port: int
     token: bytes
@@ -95,7 +95,7 @@ def open_launched(
 
 def process_to_meet(
     environ: MutableMapping[str, str], *, rank: int = -1, world_size: int = -1
-) -> Process | None:
+) -> LaunchedProcess | None:
     """This process's identity, if it needs to meet the others; also sets its numbers in `environ`.
 
     None: nothing has to be found out, or MASTER_ADDR and MASTER_PORT already say where to meet.
@@ -114,7 +114,9 @@ def process_to_meet(
     return None if any(_said(environ)) else process
 
 
-def meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str]) -> Meeting:
+def meet(
+    process: LaunchedProcess, timeout: timedelta, environ: MutableMapping[str, str]
+) -> Meeting:
     """Meet the other processes, or return the earlier meeting; all of them call it.
 
     Raises:
@@ -144,7 +146,9 @@ def _said(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(environ.get(name, "") for name in _MEETING)
 
 
-def _meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str]) -> Meeting:
+def _meet(
+    process: LaunchedProcess, timeout: timedelta, environ: MutableMapping[str, str]
+) -> Meeting:
     others = f"the other processes of {process.place}"
     waiting = Waiting(timeout, others, speaks=process.rank == 0)
     token = _token(process, environ)
@@ -170,7 +174,7 @@ def _meet(process: Process, timeout: timedelta, environ: MutableMapping[str, str
     return Meeting(process, address, store.port, token, store, server)
 
 
-def _token(process: Process, environ: Mapping[str, str]) -> bytes:
+def _token(process: LaunchedProcess, environ: Mapping[str, str]) -> bytes:
     """The token by which a store is recognised as this job's; it is not secret if only the job's
     name is known.
     """
@@ -180,7 +184,7 @@ def _token(process: Process, environ: Mapping[str, str]) -> bytes:
     return os.fsencode(own or os.urandom(16).hex())
 
 
-def _serve(process: Process, token: bytes) -> StoreServer:
+def _serve(process: LaunchedProcess, token: bytes) -> StoreServer:
     """Open rank 0's store, at a free port, or at one of those that the others try."""
     host = _LOOPBACK if process.is_local else _EVERYWHERE
     if not process.endpoints or process.size == 1:
@@ -201,7 +205,7 @@ def _serve(process: Process, token: bytes) -> StoreServer:
 
 
 def _invitation(
-    server: StoreServer, token: bytes, process: Process, environ: Mapping[str, str]
+    server: StoreServer, token: bytes, process: LaunchedProcess, environ: Mapping[str, str]
 ) -> str:
     """The text PORT,TOKEN,ADDRESS,...: where rank 0 can be reached, as far as it knows."""
     if process.is_local:
@@ -234,7 +238,7 @@ def _read(text: str) -> tuple[list[Place], bytes]:
 
 
 def _pass_on(
-    process: Process, text: str, waiting: Waiting, environ: MutableMapping[str, str]
+    process: LaunchedProcess, text: str, waiting: Waiting, environ: MutableMapping[str, str]
 ) -> str:
     """Have the launcher pass rank 0's text to all processes."""
     world = _initialized_mpi(process)
@@ -256,7 +260,7 @@ def _pass_on(
     )
 
 
-def _initialized_mpi(process: Process) -> Any:  # noqa: ANN401 - of mpi4py
+def _initialized_mpi(process: LaunchedProcess) -> Any:  # noqa: ANN401 - of mpi4py
     """COMM_WORLD, if this process already uses mpi4py in the same job."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
@@ -266,7 +270,9 @@ def _initialized_mpi(process: Process) -> Any:  # noqa: ANN401 - of mpi4py
     return world if is_same else None
 
 
-def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Waiting) -> TCPStore:
+def _find(
+    process: LaunchedProcess, places: Sequence[Place], token: bytes, waiting: Waiting
+) -> TCPStore:
     """Connect to the first of these places whose server knows the token."""
     listed = ", ".join(endpoint_of(host, port) for host, port in places)
     left = timedelta(seconds=max(waiting.left_s, 0.001))
@@ -295,7 +301,7 @@ def _find(process: Process, places: Sequence[Place], token: bytes, waiting: Wait
         patience_s = min(2 * patience_s, _LONGEST_TRY_S)
 
 
-def _gather(process: Process, store: TCPStore, waiting: Waiting) -> str:
+def _gather(process: LaunchedProcess, store: TCPStore, waiting: Waiting) -> str:
     """Wait until all processes have arrived; returns rank 0's address, for this process to use and
     announce.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.process import Process
+from rallypoint.cluster.places.process import LaunchedProcess
 from rallypoint.cluster.places.reading import HostFacts, Reading, optional, whole
 
 _LOCAL = "FLUX_TASK_LOCAL_ID"
@@ -42,11 +42,11 @@ def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
     )  # fmt: skip
 
 
-def read_process(environ: Mapping[str, str]) -> Process:
+def read_process(environ: Mapping[str, str]) -> LaunchedProcess:
     """See `recognize_process`."""
     size = whole(environ, "FLUX_JOB_SIZE", least=1)
     passes_on = "PMI_FD" if environ.get("PMI_FD") else ""
-    return Process(
+    return LaunchedProcess(
         place=f"Flux job {environ['FLUX_JOB_ID']}",
         by="FLUX_TASK_RANK",
         rank=whole(environ, "FLUX_TASK_RANK"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.record import Record
-from rallypoint.cluster.places.process import Process
+from rallypoint.cluster.places.process import LaunchedProcess
 from rallypoint.cluster.places.reading import HostFacts, Reading, optional, whole
 
 
@@ -105,13 +105,13 @@ def read(environ: Mapping[str, str], host: HostFacts, kind: str) -> Reading:
     )
 
 
-def read_process(environ: Mapping[str, str], kind: str) -> Process:
+def read_process(environ: Mapping[str, str], kind: str) -> LaunchedProcess:
     """See `recognize_process`."""
     launcher = _LAUNCHERS[kind]
     passes_on = launcher.passes_on if environ.get(launcher.passes_on) else ""
     sources = {"rank": f"{launcher.rank}, {launcher.size}", "meeting": passes_on}
     local = [name for name in (launcher.local_rank, launcher.local_size) if environ.get(name)]
-    return Process(
+    return LaunchedProcess(
         place=launcher.name,
         by=launcher.rank,
         rank=whole(environ, launcher.rank),

@@ -20,7 +20,7 @@ _OFF = f"{VARIABLE}=none"
 ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Process(Record, kw_only=True):
+class LaunchedProcess(Record, kw_only=True):
     """One of the processes that a launcher started.
 
     Attributes:
@@ -66,7 +66,7 @@ class Process(Record, kw_only=True):
 
 def find_process(
     environ: Mapping[str, str], *, rank: int = -1, world_size: int = -1
-) -> Process | None:
+) -> LaunchedProcess | None:
     """This process's identity, if the variables of ``env://`` do not give it; None if they do, or
     no known launcher started it.
 
@@ -93,7 +93,7 @@ def find_process(
     return found
 
 
-def recognize_process(environ: Mapping[str, str], on: str = "") -> Process | None:
+def recognize_process(environ: Mapping[str, str], on: str = "") -> LaunchedProcess | None:
     """What the variables of this process's launcher say; None if no known one started it.
 
     Args:
@@ -109,7 +109,7 @@ def recognize_process(environ: Mapping[str, str], on: str = "") -> Process | Non
         if not kind:
             return None
         file, which = reader_of(kind)
-        found: Process = file.read_process(environ, *which)
+        found: LaunchedProcess = file.read_process(environ, *which)
     except InvalidArgumentError as error:
         source = f"{'--on' if on else VARIABLE} {wished}: " if wished else ""
         # A process has no flags, so the message must not name one.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.places.hostlist import MOST_HOSTS, expand
-from rallypoint.cluster.places.process import ENV, Process
+from rallypoint.cluster.places.process import ENV, LaunchedProcess
 from rallypoint.cluster.places.reading import HostFacts, Reading, derived_port, numbered, whole
 
 _LIST, _TASKS, _STEP = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
@@ -83,7 +83,7 @@ def _allocation(job: str, environ: Mapping[str, str]) -> Reading:
     return Reading(place=f"Slurm job {job}, outside of its steps", by="SLURM_JOB_ID", note=note)
 
 
-def read_process(environ: Mapping[str, str]) -> Process:
+def read_process(environ: Mapping[str, str]) -> LaunchedProcess:
     """See `recognize_process`.
 
     Not every site's srun passes on messages of its tasks (PMI), so that is not used: rank 0 is on
@@ -91,7 +91,7 @@ def read_process(environ: Mapping[str, str]) -> Process:
     """
     job = environ["SLURM_JOB_ID"]
     if not environ.get(_LIST):
-        return Process(
+        return LaunchedProcess(
             place=f"Slurm job {job}, outside of its steps",
             by="SLURM_JOB_ID",
             wrong=(
@@ -117,7 +117,7 @@ def read_process(environ: Mapping[str, str]) -> Process:
             f" {node}), where the others look for it; set {', '.join(ENV)}, or leave out srun's"
             " --distribution."
         )
-    return Process(
+    return LaunchedProcess(
         place=f"Slurm step {job}.{step}",
         by=_LIST,
         rank=rank,
