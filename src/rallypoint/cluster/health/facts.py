@@ -17,7 +17,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class InterfaceFact:
     """A network interface that is up. `speed_mbps` is 0 if unknown."""
 
     name: str
@@ -194,7 +194,7 @@ class NodeFacts:
     own_name: Lookup
     names: tuple[Lookup, ...] = ()
     addresses: tuple[str, ...] = ()
-    interfaces: tuple[Interface, ...] = ()
+    interfaces: tuple[InterfaceFact, ...] = ()
     choice: AddressFact = AddressFact()
     probe_port: int = 0
     probe_error: str = ""

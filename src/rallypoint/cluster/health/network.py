@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rallypoint.cluster.health.facts import Interface
+from rallypoint.cluster.health.facts import InterfaceFact
 from rallypoint.cluster.interface_facts import InterfaceKind
 from rallypoint.cluster.netlink import read_interfaces
 
 
-def look_at_interfaces() -> tuple[Interface, ...]:
+def look_at_interfaces() -> tuple[InterfaceFact, ...]:
     """The interfaces, except loopback, with an address that is valid beyond the link."""
     return tuple(
-        Interface(
+        InterfaceFact(
             name=each.name,
             addresses=tuple(one.text for one in each.addresses if not one.is_link_only),
             mtu=each.mtu,

@@ -19,7 +19,7 @@ from rallypoint.cluster.health.facts import (
     DeviceFacts,
     Disk,
     EndpointProbe,
-    Interface,
+    InterfaceFact,
     Limits,
     Lookup,
     NodeFacts,
@@ -43,7 +43,7 @@ def node(number: int, **changes: Any) -> NodeFacts:
         name=f"n{number}",
         own_name=Lookup(host=f"n{number}", addresses=(address,)),
         addresses=(address,),
-        interfaces=(Interface(name="eth0", addresses=(address,), mtu=1500, speed_mbps=10000),),
+        interfaces=(InterfaceFact(name="eth0", addresses=(address,), mtu=1500, speed_mbps=10000),),
         choice=AddressFact(address=address, interface="eth0"),
         probe_port=4000,
         versions={"Python": "3.12.1", "NumPy": "2.0"},
@@ -271,7 +271,7 @@ def test_interfaces() -> None:
     assert "set RALLYPOINT_SOCKET_IFNAME=eth0 there" in text(
         cluster(node(0, choice=wrong), node(1))
     )
-    docker = Interface(name="docker0", addresses=("172.17.0.1",))
+    docker = InterfaceFact(name="docker0", addresses=("172.17.0.1",))
     chosen = AddressFact(address="172.17.0.1", interface="docker0", by="GLOO_SOCKET_IFNAME=docker0")
     other = node(1, choice=chosen, interfaces=(*node(1).interfaces, docker))
     unreached = {"outcome": ConnectOutcome.UNREACHABLE, "other_address": "10.0.0.2"}

@@ -12,7 +12,7 @@ from rallypoint.cluster.health.facts import (
     AddressFact,
     ConnectOutcome,
     EndpointProbe,
-    Interface,
+    InterfaceFact,
     Lookup,
     NodeFacts,
 )
@@ -34,14 +34,14 @@ def found(
     is_caller: bool = True,
 ) -> str:
     """What a node n1 finds on its way to n0."""
-    docker = Interface(name="docker0", addresses=("172.17.0.1",))
+    docker = InterfaceFact(name="docker0", addresses=("172.17.0.1",))
     node = NodeFacts(
         number=0,
         name="n1",
         own_name=Lookup(host="n1", addresses=("127.0.1.1",)),
         names=(lookup or Lookup(host="n0", addresses=("10.0.0.1",)),),
         addresses=("10.0.0.2", "172.17.0.1"),
-        interfaces=(Interface(name="eth0", addresses=("10.0.0.2",)), docker),
+        interfaces=(InterfaceFact(name="eth0", addresses=("10.0.0.2",)), docker),
         choice=choice or AddressFact(address="10.0.0.2", interface="eth0"),
     )
     probe = EndpointProbe(source=0, host="n0", port=29400, outcome=outcome)

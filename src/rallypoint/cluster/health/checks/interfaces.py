@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from rallypoint.base.address import is_loopback
-from rallypoint.cluster.health.facts import ClusterFacts, Interface, NodeFacts
+from rallypoint.cluster.health.facts import ClusterFacts, InterfaceFact, NodeFacts
 from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value
 
 
@@ -121,7 +121,7 @@ def _pairs_of(cluster: ClusterFacts, node: NodeFacts) -> frozenset[Pair]:
     return frozenset(pair for each in numbers for pair in ((each, mine), (mine, each)))
 
 
-def _used(node: NodeFacts) -> Interface | None:
+def _used(node: NodeFacts) -> InterfaceFact | None:
     name = node.choice.interface
     return next((each for each in node.interfaces if each.name == name), None)
 
