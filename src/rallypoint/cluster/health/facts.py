@@ -120,7 +120,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProcessLimits:
     """The limits of this process and its machine; -1: unlimited.
 
     Attributes:
@@ -204,7 +204,7 @@ class NodeFacts:
     bypasses_proxy: tuple[str, ...] = ()
     devices: DeviceFacts = DeviceFacts()
     workers: str = ""
-    limits: Limits = Limits()
+    limits: ProcessLimits = ProcessLimits()
     disks: tuple[Disk, ...] = ()
     paths: tuple[PathLook, ...] = ()
     has_token: bool = False

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rallypoint.cluster.devices import count_gpus, gpu_models, list_names, read_text
-from rallypoint.cluster.health.facts import DeviceFacts, Disk, Limits, Usage
+from rallypoint.cluster.health.facts import DeviceFacts, Disk, ProcessLimits, Usage
 
 SHM = "/dev/shm"
 
@@ -37,9 +37,9 @@ def cpu_quota(root: str = "") -> float:
     return int(quota) / int(period) if is_set else 0.0
 
 
-def look_at_limits(root: str = "") -> Limits:
+def look_at_limits(root: str = "") -> ProcessLimits:
     """The limits of this process, and of this machine's network."""
-    return Limits(
+    return ProcessLimits(
         open_files=_hard(resource.RLIMIT_NOFILE),
         memlock_bytes=_hard(resource.RLIMIT_MEMLOCK),
         # The superuser's processes are not counted.
@@ -55,7 +55,7 @@ def look_at_limits(root: str = "") -> Limits:
         ),
         ports=_ports(root),
         tcp_pages=_tcp_pages(root),
-        somaxconn=_number(f"{root}/proc/sys/net/core/somaxconn") or Limits().somaxconn,
+        somaxconn=_number(f"{root}/proc/sys/net/core/somaxconn") or ProcessLimits().somaxconn,
         congestion_control=read_text(f"{root}/proc/sys/net/ipv4/tcp_congestion_control").strip(),
     )
 

@@ -9,9 +9,9 @@ from rallypoint.cli.health.report import as_json, as_text, exit_status, report_o
 from rallypoint.cluster.health.facts import (
     Absence,
     ClusterFacts,
-    Limits,
     Lookup,
     NodeFacts,
+    ProcessLimits,
 )
 
 
@@ -20,7 +20,7 @@ def cluster(*absences: Absence, somaxconn: int = 4096) -> ClusterFacts:
         number=0,
         name="n0",
         own_name=Lookup(host="n0"),
-        limits=Limits(somaxconn=somaxconn),
+        limits=ProcessLimits(somaxconn=somaxconn),
     )
     return ClusterFacts(nodes=(node,), absences=absences)
 

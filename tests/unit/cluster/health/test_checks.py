@@ -20,13 +20,13 @@ from rallypoint.cluster.health.facts import (
     Disk,
     EndpointProbe,
     InterfaceFact,
-    Limits,
     Lookup,
     NodeFacts,
     PathLook,
     PathState,
     Port,
     Probe,
+    ProcessLimits,
     Surroundings,
     Usage,
 )
@@ -47,7 +47,7 @@ def node(number: int, **changes: Any) -> NodeFacts:
         choice=AddressFact(address=address, interface="eth0"),
         probe_port=4000,
         versions={"Python": "3.12.1", "NumPy": "2.0"},
-        limits=Limits(open_files=1 << 20),
+        limits=ProcessLimits(open_files=1 << 20),
         has_token=True,
     )
     return replace(healthy, **changes)
@@ -374,32 +374,32 @@ def test_disks_and_limits() -> None:
         what="/dev/shm", path="/dev/shm", device="2", free_bytes=64 << 20, total_bytes=64 << 20
     )
     assert "/dev/shm has only 64 MiB" in text(cluster(node(0, disks=(shm,))), Level.YELLOW)
-    files = node(0, limits=Limits(open_files=64))
+    files = node(0, limits=ProcessLimits(open_files=64))
     assert "may open 64 files there, but 1024 may be needed" in text(cluster(files))
     locked = node(
         0,
-        limits=Limits(open_files=1 << 20, memlock_bytes=64 << 10),
+        limits=ProcessLimits(open_files=1 << 20, memlock_bytes=64 << 10),
         devices=DeviceFacts(has_infiniband=True),
     )
     assert "may lock 64 KiB" in text(cluster(locked), Level.YELLOW)
     crowd = node(0, workers="8", devices=DeviceFacts(cpus=64))
-    few = replace(crowd, limits=Limits(processes=4096, pids=Usage(used=40, most=100)))
+    few = replace(crowd, limits=ProcessLimits(processes=4096, pids=Usage(used=40, most=100)))
     assert "only 60 more processes and threads may start there, but 256 may be needed" in text(
         cluster(few), Level.YELLOW
     )
-    assert "only 4 more" in text(cluster(replace(crowd, limits=Limits(processes=4))))
-    memory = node(0, limits=Limits(memory=Usage(used=99, most=100)))
+    assert "only 4 more" in text(cluster(replace(crowd, limits=ProcessLimits(processes=4))))
+    memory = node(0, limits=ProcessLimits(memory=Usage(used=99, most=100)))
     assert "99% of the" in text(cluster(memory))
 
 
 def test_the_kernels_network_and_other_jobs() -> None:
-    table = node(0, limits=Limits(conntrack=Usage(used=65536, most=65536)))
+    table = node(0, limits=ProcessLimits(conntrack=Usage(used=65536, most=65536)))
     assert "table of connections is full (65536 of 65536); raise net.net" in text(cluster(table))
-    ports = node(0, limits=Limits(ports=Usage(used=95, most=100)))
+    ports = node(0, limits=ProcessLimits(ports=Usage(used=95, most=100)))
     assert "outgoing connections are nearly full" in text(cluster(ports), Level.YELLOW)
-    other = [node(i, limits=Limits(congestion_control=name)) for i, name in enumerate("ab")]
+    other = [node(i, limits=ProcessLimits(congestion_control=name)) for i, name in enumerate("ab")]
     assert "congestion control differs: a on n0; b on n1" in text(cluster(*other), Level.YELLOW)
-    queue = node(0, limits=Limits(somaxconn=64))
+    queue = node(0, limits=ProcessLimits(somaxconn=64))
     assert "only 64 connections may wait" in text(cluster(queue), Level.YELLOW)
     jobs = node(0, jobs=("run7 (process 42)",))
     assert "other jobs of yours run there: run7 (process 42)" in text(cluster(jobs), Level.YELLOW)
