@@ -9,10 +9,10 @@ from typing import Any
 from rallypoint.base.printable import one_line
 from rallypoint.cluster.health.checks import TITLES, diagnose
 from rallypoint.cluster.health.facts import ClusterFacts
-from rallypoint.cluster.health.finding import Finding, Level
+from rallypoint.cluster.health.finding import Finding, Severity
 from rallypoint.cluster.health.packing import pack
 
-_COLOURS = {Level.GREEN: "32", Level.YELLOW: "33", Level.RED: "31"}
+_COLOURS = {Severity.GREEN: "32", Severity.YELLOW: "33", Severity.RED: "31"}
 
 
 def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
@@ -20,23 +20,23 @@ def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
     findings = diagnose(cluster)
     worst = worst_by_check(findings)
     return {
-        "level": max((each.level for each in findings), default=Level.GREEN).word,
+        "level": max((each.level for each in findings), default=Severity.GREEN).word,
         "nodes": [node.name for node in cluster.nodes],
         "seconds": round(seconds, 1),
         "findings": [_as_json(each, cluster.count) for each in findings],
         "checks": [
-            {"number": number, "title": title, "level": worst.get(number, Level.GREEN).word}
+            {"number": number, "title": title, "level": worst.get(number, Severity.GREEN).word}
             for number, title in TITLES.items()
         ],
         "facts": pack(cluster),
     }
 
 
-def worst_by_check(findings: Sequence[Finding]) -> dict[int, Level]:
+def worst_by_check(findings: Sequence[Finding]) -> dict[int, Severity]:
     """The worst level of each check, by its number."""
-    found: dict[int, Level] = {}
+    found: dict[int, Severity] = {}
     for each in findings:
-        found[each.check] = max(found.get(each.check, Level.GREEN), each.level)
+        found[each.check] = max(found.get(each.check, Severity.GREEN), each.level)
     return found
 
 
@@ -61,7 +61,7 @@ def as_json(report: Mapping[str, Any]) -> str:
 
 def exit_status(report: Mapping[str, Any]) -> int:
     """The exit status: 1 if something is red."""
-    return int(report["level"] == Level.RED.word)
+    return int(report["level"] == Severity.RED.word)
 
 
 def _as_json(finding: Finding, nodes: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _summary(report: Mapping[str, Any]) -> str:
     levels = [each["level"] for each in report["findings"]]
     told = [
         f"{levels.count(level.word)} {level.word}"
-        for level in (Level.RED, Level.YELLOW)
+        for level in (Severity.RED, Severity.YELLOW)
         if level.word in levels
     ]
     return f"{nodes}, {report['seconds']} s: {', '.join(told) or 'no problems found'}"

@@ -9,7 +9,7 @@ from enum import IntEnum
 Pair = tuple[int, int]  # numbers of nodes: who calls, and whom
 
 
-class Level(IntEnum):
+class Severity(IntEnum):
     """The worse, the more."""
 
     GREEN = 0
@@ -34,7 +34,7 @@ class Finding:
             there is a consequence.
     """
 
-    level: Level
+    level: Severity
     check: int
     where: tuple[str, ...] = ()
     what: str

@@ -22,7 +22,7 @@ from rallypoint.cluster.health.facts import (
     Lookup,
     NodeFacts,
 )
-from rallypoint.cluster.health.finding import Level
+from rallypoint.cluster.health.finding import Severity
 from rallypoint.cluster.health.look import choose, look_at_network
 from rallypoint.cluster.health.network import interface_of
 from rallypoint.cluster.health.probe import probe_endpoints
@@ -154,7 +154,7 @@ def _first(
         port_range=environ.get("RALLYPOINT_PORT_RANGE", ""),
     )
     found = another_interface(node, _by_route(node, hosts, environ), hosts)
-    findings = [each for each in diagnose(cluster) if each.level is Level.RED]
+    findings = [each for each in diagnose(cluster) if each.level is Severity.RED]
     findings += [found] if found is not None else []
     if findings:
         return findings[0].text(1)

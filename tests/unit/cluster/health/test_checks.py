@@ -30,7 +30,7 @@ from rallypoint.cluster.health.facts import (
     Surroundings,
     Usage,
 )
-from rallypoint.cluster.health.finding import Finding, Level
+from rallypoint.cluster.health.finding import Finding, Severity
 
 GIB = 1 << 30
 
@@ -89,14 +89,14 @@ def alike(
     return dict.fromkeys(pairs, changes)
 
 
-def one(found: ClusterFacts, level: Level = Level.RED) -> Finding:
+def one(found: ClusterFacts, level: Severity = Severity.RED) -> Finding:
     """There is one finding, of that level."""
     findings = diagnose(found)
     assert [each.level for each in findings] == [level], findings
     return findings[0]
 
 
-def text(found: ClusterFacts, level: Level = Level.RED) -> str:
+def text(found: ClusterFacts, level: Severity = Severity.RED) -> str:
     return one(found, level).text(len(found.nodes))
 
 
@@ -191,7 +191,7 @@ def test_a_name_that_leads_elsewhere() -> None:
     other = Lookup(host="n1", addresses=("10.9.9.9",))
     found = cluster(node(0, names=(other,)), node(1))
     assert "n0: the name n1 resolves to 10.9.9.9, but that node has 10.0.0.2" in text(
-        found, Level.YELLOW
+        found, Severity.YELLOW
     )
 
 
@@ -203,7 +203,7 @@ def test_an_endpoint_that_means_different_machines() -> None:
 
     first, second = node(0, names=names("10.9.9.1")), node(1, names=names("10.9.9.2"))
     found = cluster(first, second, endpoints=(("keeper", 2379),))
-    assert text(found, Level.YELLOW).startswith(
+    assert text(found, Severity.YELLOW).startswith(
         "the endpoint's name keeper resolves to 10.9.9.1 on n0; 10.9.9.2 on n1; unless these are"
     )
     owner = node(2, addresses=("10.9.9.1", "10.9.9.2"))  # of two networks
@@ -220,7 +220,7 @@ def test_an_unknown_name_explains_what_follows() -> None:
 
 def test_an_own_name_that_means_nothing() -> None:
     found = cluster(node(0, own_name=Lookup(host="n0", error="not known")), node(1))
-    assert "its own name n0 cannot be resolved there" in text(found, Level.YELLOW)
+    assert "its own name n0 cannot be resolved there" in text(found, Severity.YELLOW)
 
 
 def test_endpoints() -> None:
@@ -283,7 +283,7 @@ def test_interfaces() -> None:
     assert "the loopback address 127.0.0.1" in text(cluster(node(0, choice=loopback), node(1)))
     jumbo = replace(node(1).interfaces[0], mtu=9000)
     found = cluster(node(0), node(1, interfaces=(jumbo,)))
-    assert "differ: MTU 1500 on n0; MTU 9000 on n1" in text(found, Level.YELLOW)
+    assert "differ: MTU 1500 on n0; MTU 9000 on n1" in text(found, Severity.YELLOW)
 
 
 def test_large_messages_and_slow_links() -> None:
@@ -296,9 +296,9 @@ def test_large_messages_and_slow_links() -> None:
         "n2: data from it moves at 9.5 Mbit/s, while other links reach 9.0 Gbit/s"
     )
     pair = cluster(node(0), node(1), probes={(0, 1): {"mbit_s": 9.5}})
-    assert "data between them moves at 9.5 Mbit/s" in text(pair, Level.YELLOW)
+    assert "data between them moves at 9.5 Mbit/s" in text(pair, Severity.YELLOW)
     late = alike([(0, 1), (2, 1)], latency_us=50e3)
-    assert "take 50 ms, while others take 0.1 ms" in text(three(probes=late), Level.YELLOW)
+    assert "take 50 ms, while others take 0.1 ms" in text(three(probes=late), Severity.YELLOW)
 
 
 def test_a_network_that_is_slow_everywhere_has_no_outlier() -> None:
@@ -315,7 +315,7 @@ def test_versions() -> None:
     driver = {**node(0).versions, "NVIDIA driver": "550.1"}
     newer = {**driver, "NVIDIA driver": "560.2"}
     found = cluster(node(0, versions=driver), node(1, versions=newer))
-    assert "install the same driver" in text(found, Level.YELLOW)
+    assert "install the same driver" in text(found, Severity.YELLOW)
     look = PathLook(path="t.py", state=PathState.GOOD, is_script=True)
     found = cluster(
         *(node(number, paths=(replace(look, digest="aab"[number]),)) for number in range(3))
@@ -326,7 +326,7 @@ def test_versions() -> None:
 def test_devices() -> None:
     gpus = DeviceFacts(gpus=4, visible=4, cpus=64)
     found = cluster(node(0, devices=gpus), node(1, devices=replace(gpus, gpus=3, visible=3)))
-    assert "different numbers of GPUs: 4 on n0, 3 on n1" in text(found, Level.YELLOW)
+    assert "different numbers of GPUs: 4 on n0, 3 on n1" in text(found, Severity.YELLOW)
     twice = node(0, devices=gpus, settings={"CUDA_VISIBLE_DEVICES": "0,0"})
     assert "CUDA_VISIBLE_DEVICES=0,0 names a GPU twice" in text(cluster(twice))
     many = node(0, devices=replace(gpus, visible=2), settings={"CUDA_VISIBLE_DEVICES": "0,1,9"})
@@ -336,18 +336,18 @@ def test_devices() -> None:
     assert diagnose(cluster(none)) == diagnose(cluster(first)) == []
     models = [replace(gpus, models=(f"NVIDIA {name}",)) for name in ("H100", "A100")]
     found = cluster(node(0, devices=models[0]), node(1, devices=models[1]))
-    assert "different GPUs: NVIDIA H100 on n0; NVIDIA A100 on n1" in text(found, Level.YELLOW)
+    assert "different GPUs: NVIDIA H100 on n0; NVIDIA A100 on n1" in text(found, Severity.YELLOW)
     few = node(0, devices=gpus, workers="8")
-    assert "--nproc-per-node is 8, and there are 4 GPUs" in text(cluster(few), Level.YELLOW)
+    assert "--nproc-per-node is 8, and there are 4 GPUs" in text(cluster(few), Severity.YELLOW)
     busy = node(0, devices=DeviceFacts(cpus=4), workers="4", settings={"OMP_NUM_THREADS": "2"})
-    assert "need 8 CPUs, but 4 may be used" in text(cluster(busy), Level.YELLOW)
+    assert "need 8 CPUs, but 4 may be used" in text(cluster(busy), Severity.YELLOW)
 
 
 def test_clocks() -> None:
     found = three(clocks_s={0: 100.0, 1: 100.1, 2: 110.0})
     assert text(found).startswith("n2: its clock is 9.9 s ahead of the others; let a time service")
     found = three(clocks_s={0: 0.0, 1: -2.0, 2: 0.1})
-    assert "n1: its clock is 2.0 s behind the others" in text(found, Level.YELLOW)
+    assert "n1: its clock is 2.0 s behind the others" in text(found, Severity.YELLOW)
     assert diagnose(three(clocks_s={0: 50.0, 1: 50.2, 2: 50.4})) == []  # the examiner's is off
 
 
@@ -369,11 +369,11 @@ def test_disks_and_limits() -> None:
     line = text(cluster(node(0, disks=(inodes,))))
     assert line.startswith("/logs, --log-dir, has no inodes left for more files; delete files")
     nearly = replace(disk, free_bytes=GIB // 2)
-    assert "nearly full: 512 MiB" in text(cluster(node(0, disks=(nearly,))), Level.YELLOW)
+    assert "nearly full: 512 MiB" in text(cluster(node(0, disks=(nearly,))), Severity.YELLOW)
     shm = Disk(
         what="/dev/shm", path="/dev/shm", device="2", free_bytes=64 << 20, total_bytes=64 << 20
     )
-    assert "/dev/shm has only 64 MiB" in text(cluster(node(0, disks=(shm,))), Level.YELLOW)
+    assert "/dev/shm has only 64 MiB" in text(cluster(node(0, disks=(shm,))), Severity.YELLOW)
     files = node(0, limits=ProcessLimits(open_files=64))
     assert "may open 64 files there, but 1024 may be needed" in text(cluster(files))
     locked = node(
@@ -381,11 +381,11 @@ def test_disks_and_limits() -> None:
         limits=ProcessLimits(open_files=1 << 20, memlock_bytes=64 << 10),
         devices=DeviceFacts(has_infiniband=True),
     )
-    assert "may lock 64 KiB" in text(cluster(locked), Level.YELLOW)
+    assert "may lock 64 KiB" in text(cluster(locked), Severity.YELLOW)
     crowd = node(0, workers="8", devices=DeviceFacts(cpus=64))
     few = replace(crowd, limits=ProcessLimits(processes=4096, pids=Usage(used=40, most=100)))
     assert "only 60 more processes and threads may start there, but 256 may be needed" in text(
-        cluster(few), Level.YELLOW
+        cluster(few), Severity.YELLOW
     )
     assert "only 4 more" in text(cluster(replace(crowd, limits=ProcessLimits(processes=4))))
     memory = node(0, limits=ProcessLimits(memory=Usage(used=99, most=100)))
@@ -396,13 +396,15 @@ def test_the_kernels_network_and_other_jobs() -> None:
     table = node(0, limits=ProcessLimits(conntrack=Usage(used=65536, most=65536)))
     assert "table of connections is full (65536 of 65536); raise net.net" in text(cluster(table))
     ports = node(0, limits=ProcessLimits(ports=Usage(used=95, most=100)))
-    assert "outgoing connections are nearly full" in text(cluster(ports), Level.YELLOW)
+    assert "outgoing connections are nearly full" in text(cluster(ports), Severity.YELLOW)
     other = [node(i, limits=ProcessLimits(congestion_control=name)) for i, name in enumerate("ab")]
-    assert "congestion control differs: a on n0; b on n1" in text(cluster(*other), Level.YELLOW)
+    assert "congestion control differs: a on n0; b on n1" in text(cluster(*other), Severity.YELLOW)
     queue = node(0, limits=ProcessLimits(somaxconn=64))
-    assert "only 64 connections may wait" in text(cluster(queue), Level.YELLOW)
+    assert "only 64 connections may wait" in text(cluster(queue), Severity.YELLOW)
     jobs = node(0, jobs=("run7 (process 42)",))
-    assert "other jobs of yours run there: run7 (process 42)" in text(cluster(jobs), Level.YELLOW)
+    assert "other jobs of yours run there: run7 (process 42)" in text(
+        cluster(jobs), Severity.YELLOW
+    )
 
 
 def test_surroundings_token_and_settings() -> None:
@@ -411,7 +413,7 @@ def test_surroundings_token_and_settings() -> None:
         "tasks per node is 2; add --ntasks-per-node=1"
     )
     found = cluster(node(0), node(1, has_token=False))
-    assert "n1: no token is set" in text(found, Level.YELLOW)
+    assert "n1: no token is set" in text(found, Severity.YELLOW)
     assert diagnose(replace(found, draws_token=True)) == []
     names = (Lookup(host="n1", addresses=("10.0.0.2",)),)
     proxied = node(0, names=names, settings={"http_proxy": "http://p:3128"})
@@ -433,6 +435,6 @@ def test_surroundings_token_and_settings() -> None:
 )
 def test_settings_that_do_harm(settings: dict[str, str], devices: DeviceFacts, what: str) -> None:
     found = cluster(node(0, settings=settings, devices=devices))
-    assert what in text(found, Level.YELLOW)
+    assert what in text(found, Severity.YELLOW)
     if devices != DeviceFacts():
         assert diagnose(cluster(node(0, settings=settings))) == []

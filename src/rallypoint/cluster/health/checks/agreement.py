@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 
 from rallypoint.cluster.health.facts import ClusterFacts, NodeFacts, PathState
-from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value
+from rallypoint.cluster.health.finding import Finding, Pair, Severity, by_value
 from rallypoint.cluster.health.versions import DRIVER
 
 _NONE = "none"
@@ -37,7 +37,7 @@ def versions(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         )
         is_only_driver = all(title == DRIVER for title, _ in other)
         yield Finding(
-            level=Level.YELLOW if is_only_driver else Level.RED,
+            level=Severity.YELLOW if is_only_driver else Severity.RED,
             check=7,
             where=tuple(where),
             what=f"it has {told}" if len(where) == 1 else f"they have {told}",
@@ -64,7 +64,7 @@ def _script(cluster: ClusterFacts) -> Iterator[Finding]:
     if len(digests) > 1:
         few = min(digests.values(), key=len)
         yield Finding(
-            level=Level.RED,
+            level=Severity.RED,
             check=7,
             where=tuple(few),
             what=f"the script {path} differs from the one on the other nodes",
@@ -78,7 +78,7 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{count} on {name}" for name, count in counts.items())
         yield Finding(
-            level=Level.YELLOW,
+            level=Severity.YELLOW,
             check=8,
             what=f"the nodes have different numbers of GPUs: {told}",
             advice="check the driver on all nodes (nvidia-smi), or give each its --nproc-per-node",
@@ -87,7 +87,7 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     known = [(name, text) for name, text in models if text]
     if len({text for _, text in known}) > 1:
         yield Finding(
-            level=Level.YELLOW,
+            level=Severity.YELLOW,
             check=8,
             what=f"the nodes have different GPUs: {by_value(known)}",
             advice="use nodes of one kind: a job is as fast as its slowest GPU",
@@ -97,7 +97,7 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         workers = int(node.workers) if node.workers.isdecimal() else 0
         if 0 < node.devices.visible < workers:
             yield Finding(
-                level=Level.YELLOW,
+                level=Severity.YELLOW,
                 check=8,
                 where=(node.name,),
                 what=f"--nproc-per-node is {workers}, and there are {node.devices.visible} GPUs",
@@ -107,7 +107,7 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         wanted = workers * (int(threads) if threads.isdecimal() else 1)
         if wanted > node.devices.cpus and workers > 1:
             yield Finding(
-                level=Level.YELLOW,
+                level=Severity.YELLOW,
                 check=8,
                 where=(node.name,),
                 what=f"{workers} workers with OMP_NUM_THREADS={threads} need {wanted} CPUs, but"
@@ -131,7 +131,7 @@ def _visible_devices(node: NodeFacts) -> Iterator[Finding]:
     else:
         return
     yield Finding(
-        level=Level.RED,
+        level=Severity.RED,
         check=8,
         where=(node.name,),
         what=what,
@@ -151,7 +151,7 @@ def clocks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             way = "ahead of" if ahead_s > 0 else "behind"
             others = "that of the other node" if len(offsets) == 2 else "the others"
             yield Finding(
-                level=Level.RED if abs(ahead_s) > _CLOCK_RED_S else Level.YELLOW,
+                level=Severity.RED if abs(ahead_s) > _CLOCK_RED_S else Severity.YELLOW,
                 check=11,
                 where=(cluster.name(number),),
                 what=f"its clock is {abs(ahead_s):.1f} s {way} {others}",
@@ -185,7 +185,7 @@ def paths(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             what, advice = _STATES[look.state]
             detail = f" ({look.detail})" if look.detail else ""
             yield Finding(
-                level=Level.RED,
+                level=Severity.RED,
                 check=13,
                 where=(node.name,),
                 what=f"{'the script ' if look.is_script else ''}{look.path} {what}{detail}",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from rallypoint.base.address import is_loopback
 from rallypoint.cluster.health.facts import ClusterFacts, InterfaceFact, NodeFacts
-from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value
+from rallypoint.cluster.health.finding import Finding, Pair, Severity, by_value
 
 
 def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
@@ -15,7 +15,7 @@ def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Fi
         if node.choice.error:
             what, _, advice = node.choice.error.rpartition("; ")
             yield Finding(
-                level=Level.RED,
+                level=Severity.RED,
                 check=4,
                 where=(node.name,),
                 what=what or advice,
@@ -24,7 +24,7 @@ def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Fi
             )
         elif cluster.is_shared and is_loopback(node.choice.address) and node.choice.by:
             yield Finding(
-                level=Level.RED,
+                level=Severity.RED,
                 check=4,
                 where=(node.name,),
                 what=f"it gives out the loopback address {node.choice.address}, as"
@@ -47,7 +47,7 @@ def another_interface(node: NodeFacts, routed: str, hosts: Sequence[str]) -> Fin
     if not choice.by or not choice.interface or routed in ("", choice.interface):
         return None
     return Finding(
-        level=Level.RED,
+        level=Severity.RED,
         check=4,
         where=(node.name,),
         what=f"it gives out the address {choice.address} ({choice.interface}), as {choice.by} says,"
@@ -71,7 +71,7 @@ def differences(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         ]
         if len({value for _, value in told}) > 1:
             yield Finding(
-                level=Level.YELLOW,
+                level=Severity.YELLOW,
                 check=4,
                 what=f"the interfaces of the nodes differ: {by_value(told)}",
                 advice="set the same on all nodes, or choose another network with"
@@ -96,7 +96,7 @@ def _unreached(cluster: ClusterFacts, node: NodeFacts, explained: Set[Pair]) -> 
     by = f", as {node.choice.by} says" if node.choice.by else ""
     name = f" ({node.choice.interface})" if node.choice.interface else ""
     yield Finding(
-        level=Level.RED,
+        level=Severity.RED,
         check=4,
         where=(node.name,),
         what=f"it gives out the address {node.choice.address}{name}{by}, which {who},"

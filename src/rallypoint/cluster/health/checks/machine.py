@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from rallypoint.cluster.health.facts import ClusterFacts, Disk, NodeFacts
-from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value, listed
+from rallypoint.cluster.health.finding import Finding, Pair, Severity, by_value, listed
 from rallypoint.cluster.health.machine import SHM
 
 _FEW_FILES = 1024
@@ -26,7 +26,7 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if 0 <= found.open_files < wanted:
             yield _finding(
                 node,
-                Level.RED if found.open_files < wanted // 4 else Level.YELLOW,
+                Severity.RED if found.open_files < wanted // 4 else Severity.YELLOW,
                 12,
                 f"a process may open {found.open_files} files there, but {wanted} may be needed",
                 "raise the hard limit (ulimit -Hn, LimitNOFILE of the service)",
@@ -34,7 +34,7 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if node.devices.has_infiniband and 0 <= found.memlock_bytes < 1 << 30:
             yield _finding(
                 node,
-                Level.YELLOW,
+                Severity.YELLOW,
                 12,
                 f"a process may lock {found.memlock_bytes >> 10} KiB of memory, but InfiniBand "
                 "must lock all that it sends",
@@ -45,7 +45,7 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if 0 <= found.free_pids < wanted:
             yield _finding(
                 node,
-                Level.RED if found.free_pids < workers else Level.YELLOW,
+                Severity.RED if found.free_pids < workers else Severity.YELLOW,
                 12,
                 f"only {found.free_pids} more processes and threads may start there, but {wanted}"
                 " may be needed",
@@ -54,7 +54,7 @@ def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if found.memory.share > _NEARLY_FULL:
             yield _finding(
                 node,
-                Level.RED if found.memory.share > _FULL else Level.YELLOW,
+                Severity.RED if found.memory.share > _FULL else Severity.YELLOW,
                 12,
                 f"{found.memory.share:.0%} of the {found.memory.most >> 20} MiB of memory that this"
                 " control group may use are in use",
@@ -88,7 +88,7 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
         is_shm = disk.path == SHM
         yield _finding(
             node,
-            Level.RED,
+            Severity.RED,
             12,
             f"{where} {what}",
             f"delete leftover files there (ls -l {SHM})"
@@ -98,7 +98,7 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
     elif disk.free_bytes < nearly:
         yield _finding(
             node,
-            Level.YELLOW,
+            Severity.YELLOW,
             12,
             f"{where} is nearly full: {disk.free_bytes >> 20} MiB of {disk.total_bytes >> 20} MiB"
             " are free",
@@ -107,7 +107,7 @@ def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
     elif disk.path == SHM and disk.total_bytes <= _LITTLE_SHM:
         yield _finding(
             node,
-            Level.YELLOW,
+            Severity.YELLOW,
             12,
             f"{SHM} has only {disk.total_bytes >> 20} MiB",
             "give the container more (--shm-size, or a volume of medium Memory), if the job uses"
@@ -136,7 +136,7 @@ def network(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 is_full = usage.share > _FULL
                 yield _finding(
                     node,
-                    Level.RED if is_full else Level.YELLOW,
+                    Severity.RED if is_full else Severity.YELLOW,
                     14,
                     f"{what} {'are' if what.startswith('the ports') else 'is'}"
                     f" {'full' if is_full else 'nearly full'} ({usage.used} of {usage.most})",
@@ -145,7 +145,7 @@ def network(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if found.somaxconn < _SMALL_BACKLOG:
             yield _finding(
                 node,
-                Level.YELLOW,
+                Severity.YELLOW,
                 14,
                 f"only {found.somaxconn} connections may wait to be accepted",
                 "raise net.core.somaxconn to 4096",
@@ -161,7 +161,7 @@ def congestion_control(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]
     ]
     if len({name for _, name in known}) > 1:
         yield Finding(
-            level=Level.YELLOW,
+            level=Severity.YELLOW,
             check=14,
             what=f"TCP's congestion control differs: {by_value(known)}",
             advice="set net.ipv4.tcp_congestion_control to the same on all nodes",
@@ -174,7 +174,7 @@ def other_jobs(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if node.jobs:
             yield _finding(
                 node,
-                Level.YELLOW,
+                Severity.YELLOW,
                 15,
                 f"other jobs of yours run there: {listed(node.jobs)}",
                 "end them if they are left over (rallypoint stop), or give the jobs different CPUs"
@@ -182,5 +182,5 @@ def other_jobs(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             )
 
 
-def _finding(node: NodeFacts, level: Level, check: int, what: str, advice: str) -> Finding:
+def _finding(node: NodeFacts, level: Severity, check: int, what: str, advice: str) -> Finding:
     return Finding(level=level, check=check, where=(node.name,), what=what, advice=advice)

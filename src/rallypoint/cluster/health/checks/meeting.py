@@ -13,7 +13,7 @@ from rallypoint.cluster.health.facts import (
     EndpointProbe,
     Port,
 )
-from rallypoint.cluster.health.finding import Finding, Level, Pair
+from rallypoint.cluster.health.finding import Finding, Pair, Severity
 
 _FIRST_UNPRIVILEGED = 1024
 _WHAT = {
@@ -28,7 +28,7 @@ def absent_nodes(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     """Nodes about which nothing is known."""
     for absence in cluster.absences:
         yield Finding(
-            level=Level.RED,
+            level=Severity.RED,
             check=absence.check,
             where=(absence.name,) if absence.name else (),
             what=absence.why,
@@ -43,7 +43,7 @@ def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             found = _port(port)
             if found is not None:
                 yield Finding(
-                    level=Level.RED,
+                    level=Severity.RED,
                     check=2,
                     where=(node.name,),
                     what=found[0],
@@ -52,7 +52,7 @@ def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 )
         if node.probe_error:
             yield Finding(
-                level=Level.RED,
+                level=Severity.RED,
                 check=2,
                 where=(node.name,),
                 what=node.probe_error,
@@ -83,7 +83,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
         for host, _ in cluster.endpoints:
             if is_loopback(host):
                 yield Finding(
-                    level=Level.RED,
+                    level=Severity.RED,
                     check=2,
                     what=(
                         f"the endpoint's host is {host}, which means a different machine on each "
@@ -107,7 +107,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
         grouped.setdefault(replace(probe, source=0), []).append(probe)
     for each, probes in grouped.items():
         yield Finding(
-            level=Level.RED,
+            level=Severity.RED,
             check=2,
             where=tuple(cluster.name(probe.source) for probe in probes),
             what=f"{endpoint_of(each.host, each.port)}, {each.role}, {_WHAT[each.outcome]}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from rallypoint.base.address import is_loopback
 from rallypoint.cluster.health.facts import ClusterFacts, Lookup, NodeFacts
-from rallypoint.cluster.health.finding import Finding, Level, Pair, by_value
+from rallypoint.cluster.health.finding import Finding, Pair, Severity, by_value
 
 
 def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
@@ -16,7 +16,7 @@ def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     for node in cluster.nodes:
         if node.own_name.error:
             yield Finding(
-                level=Level.YELLOW,
+                level=Severity.YELLOW,
                 check=1,
                 where=(node.name,),
                 what=(
@@ -53,7 +53,7 @@ def _endpoints_that_differ(cluster: ClusterFacts) -> Iterator[Finding]:
         if not is_of_one and not set.intersection(*(set(each) for _, each in found)):
             told = by_value([(name, ", ".join(addresses)) for name, addresses in found])
             yield Finding(
-                level=Level.YELLOW,
+                level=Severity.YELLOW,
                 check=1,
                 what=f"the endpoint's name {host} resolves to {told}",
                 advice="unless these are the same machine, correct /etc/hosts or the name service",
@@ -65,7 +65,7 @@ def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> 
     explains = frozenset() if number is None else frozenset({(node.number, number)})
     if lookup.error:
         yield Finding(
-            level=Level.RED,
+            level=Severity.RED,
             check=1,
             where=(node.name,),
             what=f"the name {lookup.host} cannot be resolved ({lookup.error})",
@@ -79,7 +79,7 @@ def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> 
         target = next((each for each in cluster.nodes if each.number == number), None)
         if target is not None and not set(lookup.addresses) & set(target.addresses):
             yield Finding(
-                level=Level.YELLOW,
+                level=Severity.YELLOW,
                 check=1,
                 where=(node.name,),
                 what=(
@@ -98,7 +98,7 @@ def _loopback(
     /etc/hosts.
     """
     return Finding(
-        level=Level.RED,
+        level=Severity.RED,
         check=1,
         where=(node.name,),
         what=(

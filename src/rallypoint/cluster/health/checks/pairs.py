@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rallypoint.cluster.health.facts import ClusterFacts, ConnectOutcome, Probe
-from rallypoint.cluster.health.finding import Finding, Level, Pair, listed
+from rallypoint.cluster.health.finding import Finding, Pair, Severity, listed
 
 _SLOW_SHARE = 0.1  # of the speed of most links
 SLOW_MBIT_S = 250.0  # faster links are never called slow, however fast others are
@@ -92,7 +92,7 @@ def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding
         for group in grouped(pairs, [node.number for node in cluster.nodes]):
             where, what = _unconnected(cluster, group, set(failed))
             yield Finding(
-                level=Level.RED,
+                level=Severity.RED,
                 check=3,
                 where=where,
                 what=f"{what} ({_why(outcome, detail)})",
@@ -154,7 +154,7 @@ def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Find
         where, way = _way(cluster, group)
         interface = _interface(cluster, group.node)
         yield Finding(
-            level=Level.RED,
+            level=Severity.RED,
             check=5,
             where=where,
             what=f"messages {way} that are larger than a packet of the network get lost, while"
@@ -184,7 +184,7 @@ def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]
         where, way = _way(cluster, group)
         rate = min(slow[pair] for pair in group.pairs)
         yield Finding(
-            level=Level.RED,
+            level=Severity.RED,
             check=6,
             where=where,
             what=f"data {way} moves at {_rate(rate)}, while other links reach {_rate(usual)}",
@@ -201,7 +201,7 @@ def _slow_between_two(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[
     rates = [probe.mbit_s for probe in measured if 0 < probe.mbit_s < LONE_MBIT_S]
     if rates:
         yield Finding(
-            level=Level.YELLOW,
+            level=Severity.YELLOW,
             check=6,
             where=tuple(node.name for node in cluster.nodes),
             what=f"data between them moves at {_rate(min(rates))}",
@@ -224,7 +224,7 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
         where, way = _way(cluster, group)
         most = max(late[pair] for pair in group.pairs)
         yield Finding(
-            level=Level.YELLOW,
+            level=Severity.YELLOW,
             check=6,
             where=where,
             what=f"a small message {way} and its answer take {most / 1e3:.0f} ms, while others"

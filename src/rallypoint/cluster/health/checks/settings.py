@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from rallypoint.base.address import is_loopback
 from rallypoint.cluster.health.facts import ClusterFacts, NodeFacts
-from rallypoint.cluster.health.finding import Finding, Level, Pair, listed
+from rallypoint.cluster.health.finding import Finding, Pair, Severity, listed
 from rallypoint.cluster.health.settings import PROXIES
 
 
@@ -18,7 +18,7 @@ def surroundings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if text:
             what, _semicolon, advice = text.partition("; ")
             yield Finding(
-                level=Level.RED if found.wrong else Level.YELLOW,
+                level=Severity.RED if found.wrong else Severity.YELLOW,
                 check=9,
                 where=(node.name,),
                 what=what.rstrip("."),
@@ -33,7 +33,7 @@ def token(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     without = tuple(node.name for node in cluster.nodes if not node.has_token)
     if without:
         yield Finding(
-            level=Level.YELLOW,
+            level=Severity.YELLOW,
             check=10,
             where=without,
             what="no token is set, so anyone who can connect to the port can join the job",
@@ -49,7 +49,7 @@ def bad_settings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         for applies, what, advice in _bad(node):
             if applies:
                 yield Finding(
-                    level=Level.YELLOW, check=16, where=(node.name,), what=what, advice=advice
+                    level=Severity.YELLOW, check=16, where=(node.name,), what=what, advice=advice
                 )
 
 
@@ -65,7 +65,7 @@ def _proxy(cluster: ClusterFacts, node: NodeFacts) -> Iterator[Finding]:
     if names and caught:
         every = tuple(dict.fromkeys([*cluster.hosts, *caught]))
         yield Finding(
-            level=Level.RED,
+            level=Severity.RED,
             check=16,
             where=(node.name,),
             what=f"{names[0]}={node.settings[names[0]]} sends requests to the job's nodes through"
