@@ -66,7 +66,7 @@ _MAX_LINE_BYTES = 1 << 20  # longer lines are split, so that memory is bounded
 _MAX_SAID = 1 << 16
 
 
-class Lines:
+class RemoteOutput:
     """A stream from a host, on its way to one of the starter's own.
 
     Args:
@@ -175,8 +175,8 @@ class Link:
         self._unsent = b""
         self._stdin = connection.stdin
         os.set_blocking(self._stdin, False)
-        self._out = Lines(connection.stdout, outlets[0], selector, self._look_at_stdout)
-        self._err = Lines(connection.stderr, outlets[1], selector, self._look_at_stderr)
+        self._out = RemoteOutput(connection.stdout, outlets[0], selector, self._look_at_stdout)
+        self._err = RemoteOutput(connection.stderr, outlets[1], selector, self._look_at_stderr)
         selector.register(connection.ended, selectors.EVENT_READ, self._ended)
         self._tell(order)
 

@@ -8,7 +8,7 @@ import selectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.cli.remote.link import Lines
+from rallypoint.cli.remote.link import RemoteOutput
 from rallypoint.launch.output.file_work import FileWork
 from rallypoint.launch.output.lines import Outlet
 from rallypoint.launch.output.sink import Sink
@@ -26,7 +26,7 @@ class Pipes:
         self.outlet = Outlet(out, self._sink, self.selector, self.files)
         source, self.source = os.pipe()
         self.blocks: list[bytes] = []
-        self.lines = Lines(source, self.outlet, self.selector, self._look)
+        self.lines = RemoteOutput(source, self.outlet, self.selector, self._look)
 
     def write(self, data: bytes) -> None:
         """As the host; and let it pass."""
