@@ -143,7 +143,7 @@ class RemoteOutput:
         self._is_listening = wanted
 
 
-class Link:
+class HostConnection:
     """The connection to one host.
 
     Args:

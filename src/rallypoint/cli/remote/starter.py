@@ -23,7 +23,7 @@ from rallypoint.cli.remote.job_on_hosts import (
     Send,
     Start,
 )
-from rallypoint.cli.remote.link import Link
+from rallypoint.cli.remote.link import HostConnection
 from rallypoint.cli.remote.plan import JobReader, Plan, read_plan
 from rallypoint.cli.remote.shell_connection import ShellConnection
 from rallypoint.cluster.remote_shell import command_on
@@ -84,7 +84,7 @@ class Starter:
         self._plan = plan
         self._launcher = launcher
         self._job = job
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, HostConnection] = {}
         self._selector = selectors.DefaultSelector()
         self._files = FileWork(self._selector)
         self._outlets = open_outlets(self._selector, self._files)
@@ -126,7 +126,7 @@ class Starter:
             "script": self._plan.script,
             "port_range": self._plan.port_range,
         }
-        link = Link(number, connection, order, self._outlets, self._selector, self)
+        link = HostConnection(number, connection, order, self._outlets, self._selector, self)
         self._links[number] = link
 
     def _wait(self) -> None:
