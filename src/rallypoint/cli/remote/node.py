@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 
 
-class Orders:
+class StarterOrders:
     """Standard input, read as orders."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Orders:
 def main() -> int:
     """Carry out the orders; returns the launcher's exit status."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)  # Ray has threads that block SIGINT
-    orders = Orders()
+    orders = StarterOrders()
     order = orders.wait()
     if order is None:
         return 0
@@ -156,7 +156,7 @@ def _start(words: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]
     )
 
 
-def _watch(launcher: subprocess.Popen[bytes], orders: Orders) -> int:
+def _watch(launcher: subprocess.Popen[bytes], orders: StarterOrders) -> int:
     """Pass on signals until the launcher has ended; returns its exit status."""
 
     def pass_on(number: int, _: FrameType | None) -> None:

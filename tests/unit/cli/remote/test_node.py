@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.remote.node import Orders, _look
+from rallypoint.cli.remote.node import StarterOrders, _look
 from rallypoint.cli.remote.shell_connection import ShellConnection
 
 
@@ -48,7 +48,7 @@ def test_an_input_that_ends_brings_no_order(monkeypatch: pytest.MonkeyPatch) -> 
         saved = os.dup(0)
         os.dup2(reader.fileno(), 0)
         try:
-            orders = Orders()
+            orders = StarterOrders()
             writer.sendall(b'{"signal": 2}\n{"sig')
             assert orders.wait() == {"signal": 2}
             writer.sendall(b'nal": 15}\n{"half')
@@ -56,7 +56,7 @@ def test_an_input_that_ends_brings_no_order(monkeypatch: pytest.MonkeyPatch) -> 
             writer.shutdown(socket.SHUT_WR)
             assert orders.wait() is None
             assert not orders.is_open
-            again = Orders()
+            again = StarterOrders()
             os.close(0)  # reading it is an error
             assert again.wait() is None
         finally:
