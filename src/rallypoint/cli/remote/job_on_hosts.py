@@ -29,7 +29,7 @@ MEETING_POINTS = 3  # two of them suffice to start a job, and it survives the lo
 _MISUSED = 2  # exit status of a wrong command line
 
 
-class Phase(Enum):
+class HostPhase(Enum):
     """The phases of a host."""
 
     CONNECTING = "connecting"
@@ -38,7 +38,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-_ALIVE = (Phase.CONNECTING, Phase.READY, Phase.RUNNING)
+_ALIVE = (HostPhase.CONNECTING, HostPhase.READY, HostPhase.RUNNING)
 
 
 class Start(Record):
@@ -103,7 +103,7 @@ class JobOnHosts:
         self._may_grow = may_grow
         self._fewest = fewest
         self._shutdown_s = shutdown_timeout_s
-        self._phases = [Phase.CONNECTING] * len(addresses)
+        self._phases = [HostPhase.CONNECTING] * len(addresses)
         self._ports = [0] * len(addresses)
         self._endpoints: tuple[str, ...] = ()  # empty until the job has begun
         self._failure: int | None = None  # the exit status of the first launcher that failed
@@ -121,7 +121,7 @@ class JobOnHosts:
         """Whether nothing is left on any host."""
         has_begun = bool(self._endpoints)
         is_last = has_begun or self._is_ending or not self._may_grow
-        return is_last and all(phase is Phase.ENDED for phase in self._phases)
+        return is_last and all(phase is HostPhase.ENDED for phase in self._phases)
 
     @property
     def takes_more(self) -> bool:
@@ -149,23 +149,23 @@ class JobOnHosts:
     def added(self, address: str) -> int:
         """Another host is being connected; returns its number."""
         self._addresses.append(address)
-        self._phases.append(Phase.CONNECTING)
+        self._phases.append(HostPhase.CONNECTING)
         self._ports.append(0)
         return len(self._phases) - 1
 
     def greeted(self, host: int, port: int, now: float) -> list[Action]:
         """A host is ready; a launcher there can listen at that port."""
-        if self._phases[host] is not Phase.CONNECTING:
+        if self._phases[host] is not HostPhase.CONNECTING:
             return []
-        self._phases[host] = Phase.READY
+        self._phases[host] = HostPhase.READY
         self._ports[host] = port
         return [] if self._is_ending else self._begin(now)
 
     def failed(self, host: int, why: str, now: float) -> list[Action]:
         """No launcher can be started on a host."""
-        if self._phases[host] is Phase.ENDED:
+        if self._phases[host] is HostPhase.ENDED:
             return []
-        self._phases[host] = Phase.ENDED
+        self._phases[host] = HostPhase.ENDED
         if self._is_ending:
             return []
         is_replaceable = self._may_grow and bool(self._endpoints)
@@ -177,9 +177,9 @@ class JobOnHosts:
 
     def ended(self, host: int, status: int | None, now: float) -> list[Action]:
         """A launcher has ended; None: the connection to it was lost before its status arrived."""
-        if self._phases[host] is Phase.ENDED:
+        if self._phases[host] is HostPhase.ENDED:
             return []
-        self._phases[host] = Phase.ENDED
+        self._phases[host] = HostPhase.ENDED
         actions: list[Action] = []
         if status in (SUCCEEDED, NOTHING_RAN):
             if not self._has_succeeded:
@@ -204,7 +204,7 @@ class JobOnHosts:
 
     def signalled(self, number: int, now: float, *, stops: bool) -> list[Action]:
         """A signal arrived: pass it on to the launchers. `stops`: whether it stops the job."""
-        running = self._those(Phase.RUNNING)
+        running = self._those(HostPhase.RUNNING)
         if not stops:
             return [Send(running, number)] if running else []
         is_second = self.stop_signal is not None
@@ -213,7 +213,7 @@ class JobOnHosts:
         self._stop_at = self._begin_at = self._give_up_at = None
         at_once = is_second and number == SIGINT
         self._let_go_within(AT_ONCE_S if at_once else self._shutdown_s + MARGIN_S, now)
-        waiting = self._those(Phase.CONNECTING, Phase.READY)
+        waiting = self._those(HostPhase.CONNECTING, HostPhase.READY)
         return [*_unless_empty(Drop(waiting)), *_unless_empty(Send(running, number))]
 
     def tick(self, now: float) -> list[Action]:
@@ -221,7 +221,7 @@ class JobOnHosts:
         actions: list[Action] = []
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up_at = None
-            late = self._those(Phase.CONNECTING)
+            late = self._those(HostPhase.CONNECTING)
             actions += _unless_empty(Drop(late))
             for host in late:
                 actions += self.failed(host, f"it did not answer within {CONNECT_S:g} s", now)
@@ -232,7 +232,7 @@ class JobOnHosts:
         if self._let_go_at is not None and now >= self._let_go_at:
             self._let_go_at = None
             self._drop_at = now + LEAVE_S
-            actions += _unless_empty(LetGo(self._those(Phase.RUNNING)))
+            actions += _unless_empty(LetGo(self._those(HostPhase.RUNNING)))
         if self._drop_at is not None and now >= self._drop_at:
             self._drop_at = None
             actions += _unless_empty(Drop(self._those(*_ALIVE)))
@@ -242,12 +242,12 @@ class JobOnHosts:
 
     def _begin(self, now: float) -> list[Action]:
         """Start launchers, if there are enough hosts."""
-        ready = self._those(Phase.READY)
+        ready = self._those(HostPhase.READY)
         if self._endpoints:  # the job has begun: these are late
             return self._join(ready)
         if len(ready) < self._fewest:
             return []
-        if self._those(Phase.CONNECTING):
+        if self._those(HostPhase.CONNECTING):
             if self._begin_at is None:
                 self._begin_at = now + LAST_CALL_S
             if now < self._begin_at:
@@ -263,7 +263,7 @@ class JobOnHosts:
         if not self._may_grow:
             return self._start(late)
         # All hosts where it began may be gone.
-        self._endpoints = self._meeting_points(self._those(Phase.RUNNING)) or self._endpoints
+        self._endpoints = self._meeting_points(self._those(HostPhase.RUNNING)) or self._endpoints
         told = [Say(f"starting on {self._addresses[host]}, too", is_trouble=False) for host in late]
         return [*told, *self._start(late)]
 
@@ -273,7 +273,7 @@ class JobOnHosts:
 
     def _start(self, hosts: Sequence[int]) -> list[Action]:
         for host in hosts:
-            self._phases[host] = Phase.RUNNING
+            self._phases[host] = HostPhase.RUNNING
         return [Start(host, self._endpoints) for host in hosts]
 
     def _stop(self, now: float) -> list[Action]:
@@ -281,8 +281,8 @@ class JobOnHosts:
         self._is_ending = True
         self._stop_at = self._begin_at = self._give_up_at = None
         self._let_go_within(self._shutdown_s + MARGIN_S, now)
-        waiting = self._those(Phase.CONNECTING, Phase.READY)
-        running = self._those(Phase.RUNNING)
+        waiting = self._those(HostPhase.CONNECTING, HostPhase.READY)
+        running = self._those(HostPhase.RUNNING)
         told: list[Action] = []
         if running:
             left = f"{len(running)} of the {self._fewest} required hosts are left"
@@ -291,19 +291,19 @@ class JobOnHosts:
 
     def _drop_waiting(self) -> list[Action]:
         """Stop waiting for hosts that have not answered, as the job has ended."""
-        if not self._endpoints or self._those(Phase.RUNNING):
+        if not self._endpoints or self._those(HostPhase.RUNNING):
             return []
         self._is_ending = True
-        return _unless_empty(Drop(self._those(Phase.CONNECTING, Phase.READY)))
+        return _unless_empty(Drop(self._those(HostPhase.CONNECTING, HostPhase.READY)))
 
     def _let_go_within(self, seconds: float, now: float) -> None:
         before = self._let_go_at
         self._let_go_at = now + seconds if before is None else min(before, now + seconds)
 
     def _are_enough(self) -> bool:
-        return self._phases.count(Phase.ENDED) <= len(self._phases) - self._fewest
+        return self._phases.count(HostPhase.ENDED) <= len(self._phases) - self._fewest
 
-    def _those(self, *phases: Phase) -> tuple[int, ...]:
+    def _those(self, *phases: HostPhase) -> tuple[int, ...]:
         return tuple(host for host, phase in enumerate(self._phases) if phase in phases)
 
 
