@@ -48,7 +48,7 @@ class Start(Record):
     endpoints: tuple[str, ...]
 
 
-class Send(Record):
+class SendSignal(Record):
     """Send a signal to the launchers on these hosts."""
 
     hosts: tuple[int, ...]
@@ -74,7 +74,7 @@ class Say(Record):
     is_trouble: bool = True
 
 
-Action = Start | Send | LetGo | Drop | Say
+Action = Start | SendSignal | LetGo | Drop | Say
 
 
 class JobOnHosts:
@@ -206,7 +206,7 @@ class JobOnHosts:
         """A signal arrived: pass it on to the launchers. `stops`: whether it stops the job."""
         running = self._those(HostPhase.RUNNING)
         if not stops:
-            return [Send(running, number)] if running else []
+            return [SendSignal(running, number)] if running else []
         is_second = self.stop_signal is not None
         self.stop_signal = self.stop_signal or number
         self._is_ending = True
@@ -214,7 +214,7 @@ class JobOnHosts:
         at_once = is_second and number == SIGINT
         self._let_go_within(AT_ONCE_S if at_once else self._shutdown_s + MARGIN_S, now)
         waiting = self._those(HostPhase.CONNECTING, HostPhase.READY)
-        return [*_unless_empty(Drop(waiting)), *_unless_empty(Send(running, number))]
+        return [*_unless_empty(Drop(waiting)), *_unless_empty(SendSignal(running, number))]
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
@@ -287,7 +287,7 @@ class JobOnHosts:
         if running:
             left = f"{len(running)} of the {self._fewest} required hosts are left"
             told = [Say(f"ending the job, as only {left}")]
-        return [*told, *_unless_empty(Drop(waiting)), *_unless_empty(Send(running, SIGTERM))]
+        return [*told, *_unless_empty(Drop(waiting)), *_unless_empty(SendSignal(running, SIGTERM))]
 
     def _drop_waiting(self) -> list[Action]:
         """Stop waiting for hosts that have not answered, as the job has ended."""
@@ -307,5 +307,5 @@ class JobOnHosts:
         return tuple(host for host, phase in enumerate(self._phases) if phase in phases)
 
 
-def _unless_empty(action: Send | LetGo | Drop) -> list[Action]:
+def _unless_empty(action: SendSignal | LetGo | Drop) -> list[Action]:
     return [action] if action.hosts else []

@@ -20,7 +20,7 @@ from rallypoint.cli.remote.job_on_hosts import (
     JobOnHosts,
     LetGo,
     Say,
-    Send,
+    SendSignal,
     Start,
 )
 from rallypoint.cli.remote.link import HostConnection
@@ -163,7 +163,7 @@ class Starter:
                 case Start(host, endpoints):
                     words = [*self._launcher, *self._plan.words(host, endpoints)]
                     self._links[host].start(words, self._plan.environ)
-                case Send(hosts, number):
+                case SendSignal(hosts, number):
                     for host in hosts:
                         self._links[host].signal(number)
                 case LetGo(hosts):

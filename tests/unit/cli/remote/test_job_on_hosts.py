@@ -17,7 +17,7 @@ from rallypoint.cli.remote.job_on_hosts import (
     JobOnHosts,
     LetGo,
     Say,
-    Send,
+    SendSignal,
     Start,
 )
 from rallypoint.launch.agent.node import SIGINT, SIGTERM
@@ -122,7 +122,7 @@ def test_those_that_do_not_end_by_themselves_are_asked_to() -> None:
     job.ended(1, 1, 2.0)
     actions = job.tick(2.0 + OTHERS_S)
     assert words(actions) == ["ending the job, as only 2 of the 3 required hosts are left"]
-    assert without_words(actions) == [Send((0, 2), SIGTERM)]
+    assert without_words(actions) == [SendSignal((0, 2), SIGTERM)]
     let_go_at = 2.0 + OTHERS_S + SHUTDOWN_S + MARGIN_S
     assert job.wake_at == let_go_at
     assert job.tick(let_go_at) == [LetGo((0, 2))]
@@ -146,7 +146,7 @@ def test_without_a_host_that_it_needs_it_ends_at_once(
     job = begun(3)
     actions = job.ended(1, status, 2.0)
     assert words(actions)[0] == told
-    assert without_words(actions) == [Send((0, 2), SIGTERM)]
+    assert without_words(actions) == [SendSignal((0, 2), SIGTERM)]
     assert job.ended(0, 143, 3.0) == []
     assert job.ended(2, 143, 3.0) == []
     assert (job.is_over, job.status) == (True, expected)
@@ -180,10 +180,10 @@ def test_a_success_that_somebody_reads_slowly_has_its_time() -> None:
 
 def test_a_signal_goes_to_all_and_its_number_is_the_status() -> None:
     job = begun(2)
-    assert job.signalled(SIGINT, 2.0, stops=True) == [Send((0, 1), SIGINT)]
+    assert job.signalled(SIGINT, 2.0, stops=True) == [SendSignal((0, 1), SIGINT)]
     assert job.wake_at == 2.0 + SHUTDOWN_S + MARGIN_S
     assert job.ended(0, 130, 3.0) == []
-    assert job.signalled(SIGINT, 4.0, stops=True) == [Send((1,), SIGINT)]
+    assert job.signalled(SIGINT, 4.0, stops=True) == [SendSignal((1,), SIGINT)]
     assert job.wake_at == 4.0 + AT_ONCE_S
     assert job.ended(1, 130, 4.1) == []
     assert (job.is_over, job.status) == (True, 130)
@@ -191,7 +191,7 @@ def test_a_signal_goes_to_all_and_its_number_is_the_status() -> None:
 
 def test_a_signal_that_stops_nothing_is_passed_on() -> None:
     job = begun(2)
-    assert job.signalled(10, 2.0, stops=False) == [Send((0, 1), 10)]
+    assert job.signalled(10, 2.0, stops=False) == [SendSignal((0, 1), 10)]
     assert connecting(2).signalled(10, 2.0, stops=False) == []
     for host in (0, 1):
         job.ended(host, 0, 3.0)
@@ -261,7 +261,7 @@ def test_a_failure_ends_too_few_though_hosts_may_be_added() -> None:
     job = grown(count=2)
     assert job.ended(0, 1, 2.0) == []
     assert not job.takes_more
-    assert without_words(job.tick(2.0 + OTHERS_S)) == [Send((1,), SIGTERM)]
+    assert without_words(job.tick(2.0 + OTHERS_S)) == [SendSignal((1,), SIGTERM)]
 
 
 def test_a_host_that_cannot_start_ends_a_job_that_has_not_begun() -> None:
