@@ -41,7 +41,7 @@ class HostPhase(Enum):
 _ALIVE = (HostPhase.CONNECTING, HostPhase.READY, HostPhase.RUNNING)
 
 
-class Start(Record):
+class StartLauncher(Record):
     """Start the launcher on this host, given by node rank."""
 
     host: int
@@ -74,7 +74,7 @@ class Say(Record):
     is_trouble: bool = True
 
 
-Action = Start | SendSignal | LetGo | Drop | Say
+Action = StartLauncher | SendSignal | LetGo | Drop | Say
 
 
 class JobOnHosts:
@@ -274,7 +274,7 @@ class JobOnHosts:
     def _start(self, hosts: Sequence[int]) -> list[Action]:
         for host in hosts:
             self._phases[host] = HostPhase.RUNNING
-        return [Start(host, self._endpoints) for host in hosts]
+        return [StartLauncher(host, self._endpoints) for host in hosts]
 
     def _stop(self, now: float) -> list[Action]:
         """Too few hosts are left: end the job on the others."""

@@ -21,7 +21,7 @@ from rallypoint.cli.remote.job_on_hosts import (
     LetGo,
     Say,
     SendSignal,
-    Start,
+    StartLauncher,
 )
 from rallypoint.cli.remote.link import HostConnection
 from rallypoint.cli.remote.plan import JobReader, Plan, read_plan
@@ -160,7 +160,7 @@ class Starter:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Start(host, endpoints):
+                case StartLauncher(host, endpoints):
                     words = [*self._launcher, *self._plan.words(host, endpoints)]
                     self._links[host].start(words, self._plan.environ)
                 case SendSignal(hosts, number):

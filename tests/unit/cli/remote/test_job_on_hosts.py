@@ -18,7 +18,7 @@ from rallypoint.cli.remote.job_on_hosts import (
     LetGo,
     Say,
     SendSignal,
-    Start,
+    StartLauncher,
 )
 from rallypoint.launch.agent.node import SIGINT, SIGTERM
 
@@ -54,7 +54,7 @@ def test_it_begins_when_all_are_there_and_meets_at_the_first_three() -> None:
     for host in (3, 1, 0):
         assert job.greeted(host, host + 1, 1.0) == []
     actions = job.greeted(2, 3, 2.0)
-    assert without_words(actions) == [Start(host, POINTS) for host in range(4)]
+    assert without_words(actions) == [StartLauncher(host, POINTS) for host in range(4)]
     assert words(actions) == ["starting on 4 hosts, which meet at a:1, b:2, c:3"]
 
 
@@ -93,8 +93,11 @@ def test_with_a_fewest_it_begins_without_those_that_fail_or_tarry() -> None:
     assert job.greeted(3, 4, 2.0) == []
     assert job.wake_at == 2.0 + LAST_CALL_S
     points = ("b:2", "d:4")
-    assert without_words(job.tick(2.0 + LAST_CALL_S)) == [Start(1, points), Start(3, points)]
-    assert job.greeted(2, 3, 9.0) == [Start(2, points)]  # late, but welcome
+    assert without_words(job.tick(2.0 + LAST_CALL_S)) == [
+        StartLauncher(1, points),
+        StartLauncher(3, points),
+    ]
+    assert job.greeted(2, 3, 9.0) == [StartLauncher(2, points)]  # late, but welcome
 
 
 def test_nobody_is_waited_for_once_the_job_has_ended() -> None:
@@ -229,8 +232,8 @@ def test_hosts_may_be_added_before_it_begins() -> None:
     assert [job.added(name) for name in "ab"] == [0, 1]
     assert job.greeted(0, 1, 100.0) == []
     assert without_words(job.greeted(1, 2, 100.0)) == [
-        Start(0, ("a:1", "b:2")),
-        Start(1, ("a:1", "b:2")),
+        StartLauncher(0, ("a:1", "b:2")),
+        StartLauncher(1, ("a:1", "b:2")),
     ]
 
 
@@ -239,7 +242,7 @@ def test_a_host_that_is_added_later_meets_those_that_run() -> None:
     assert words(job.ended(0, None, 2.0)) == ["lost the connection to a"]
     assert job.added("d") == 3
     actions = job.greeted(3, 4, 3.0)
-    assert without_words(actions) == [Start(3, ("b:2", "c:3"))]
+    assert without_words(actions) == [StartLauncher(3, ("b:2", "c:3"))]
     assert words(actions) == ["starting on d, too"]
 
 
