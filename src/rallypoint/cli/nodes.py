@@ -22,7 +22,7 @@ BACKENDS = (STATIC, "c10d", "etcd", "etcd-v2")
 DEFAULT_PORTS = {STATIC: 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
-class Place(Record):
+class LaunchPlace(Record):
     """Where a job runs; `notes` names the flags that have no effect there."""
 
     nodes: Nodes
@@ -31,7 +31,7 @@ class Place(Record):
     notes: tuple[str, ...] = ()
 
 
-def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
+def read_place(values: Mapping[str, str], token: bytes | None = None) -> LaunchPlace:
     """Read the flags. `token` is the secret that all machines must know.
 
     Raises:
@@ -50,7 +50,7 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
                 f"{PROGRAM}: --standalone means one machine; leave out --nnodes {most}."
             )
         # No other node has to know the name, and torchrun generates a new one here too.
-        return Place(Nodes(token=token), None, new_run_id(), _standalone_notes(values))
+        return LaunchPlace(Nodes(token=token), None, new_run_id(), _standalone_notes(values))
     if backend == STATIC:
         if len(endpoints) > 1:
             raise UsageError(
@@ -61,7 +61,9 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
     if most == 1 and backend == "c10d":
         # A single machine has nobody to find: only the endpoint's port matters.
         port = next((each.port for each in endpoints if _is_here(each.host)), 0)
-        return Place(Nodes(master_port=port, token=token), None, run_id or "none", _unused(values))
+        return LaunchPlace(
+            Nodes(master_port=port, token=token), None, run_id or "none", _unused(values)
+        )
     rendezvous = Rendezvous(
         backend=backend,
         endpoints=endpoints,
@@ -73,7 +75,7 @@ def read_place(values: Mapping[str, str], token: bytes | None = None) -> Place:
         local_addr=values.get("--local-addr"),
         token=token,
     )
-    return Place(Nodes(token=token), rendezvous, rendezvous.run_id, _unused(values))
+    return LaunchPlace(Nodes(token=token), rendezvous, rendezvous.run_id, _unused(values))
 
 
 def _check_plug_in(backend: str) -> None:
@@ -94,7 +96,7 @@ def _static(
     endpoints: Sequence[Endpoint],
     configuration: Mapping[str, str],
     token: bytes | None,
-) -> Place:
+) -> LaunchPlace:
     if fewest != most:
         raise UsageError(
             f"{PROGRAM}: --nnodes {fewest}:{most}: the number of static machines cannot change;"
@@ -113,7 +115,7 @@ def _static(
     )
     # As in torchrun: machines that are started one by one cannot agree on a random name.
     default = new_run_id() if most == 1 and not nodes.master_port else "none"
-    return Place(nodes, None, values.get("--rdzv-id", default))
+    return LaunchPlace(nodes, None, values.get("--rdzv-id", default))
 
 
 def read_nnodes(text: str) -> tuple[int, int]:

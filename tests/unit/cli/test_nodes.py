@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.nodes import Place, read_configuration, read_endpoints, read_place
+from rallypoint.cli.nodes import LaunchPlace, read_configuration, read_endpoints, read_place
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import Nodes, Rendezvous
 from rallypoint.rendezvous.job.round import Endpoint
 
 
-def place(**flags: str) -> Place:
+def place(**flags: str) -> LaunchPlace:
     return read_place({f"--{name.replace('_', '-')}": text for name, text in flags.items()})
 
 
