@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.simulation_request import Request
+from rallypoint.cli.simulation_request import SimulationRequest
 from rallypoint.cli.simulation_rows import collective_of, program_of
 from rallypoint.schedule.catalogue import ALGORITHMS, Team
 from rallypoint.schedule.custom import load
@@ -20,7 +20,7 @@ MOST_RANKS = 16
 FIRST_STEPS = 4
 
 
-def explain(request: Request) -> None:
+def explain(request: SimulationRequest) -> None:
     """Print drawings of every requested algorithm.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.errors import CallerError
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
-from rallypoint.cli.simulation_request import PROGRAM, Request, request_of
+from rallypoint.cli.simulation_request import PROGRAM, SimulationRequest, request_of
 
 FLAGS = (
     Flag("--ranks", "number of ranks (default 8)", "N"),
@@ -78,7 +78,7 @@ def simulate(words: Sequence[str]) -> int:
         return _STATUS_OK
 
 
-def _perform(request: Request, values: dict[str, str]) -> int:
+def _perform(request: SimulationRequest, values: dict[str, str]) -> int:
     from rallypoint.cli.simulation_rows import rows_of, show
 
     if "--explain" in values:

@@ -7,11 +7,11 @@ from collections import defaultdict
 
 from rallypoint.cli.figure import figure, logarithmic
 from rallypoint.cli.quantities import human_bytes, human_time
-from rallypoint.cli.simulation_request import Request
+from rallypoint.cli.simulation_request import SimulationRequest
 from rallypoint.cli.simulation_rows import Results
 
 
-def plot(path: str, request: Request, results: Results) -> None:
+def plot(path: str, request: SimulationRequest, results: Results) -> None:
     """Draw time over size or over ranks; raises InvalidArgumentError as `figure` does."""
     over_ranks = len(request.ranks) > 1
     lines: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)

@@ -11,7 +11,7 @@ PROGRAM = "rallypoint simulate"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulationRequest:
     """One request."""
 
     collective: str
@@ -30,7 +30,7 @@ class Request:
     retry_us: float
 
 
-def request_of(collective: str, values: dict[str, str]) -> Request:
+def request_of(collective: str, values: dict[str, str]) -> SimulationRequest:
     """Read the flags.
 
     Raises:
@@ -43,7 +43,7 @@ def request_of(collective: str, values: dict[str, str]) -> Request:
     if "--sweep-ranks" in values and "--sweep-bytes" in values:
         raise UsageError(f"{PROGRAM}: --sweep-ranks and --sweep-bytes cannot be combined.")
     per_node = values.get("--ranks-per-node")
-    return Request(
+    return SimulationRequest(
         collective=collective,
         ranks=_sweep("--sweep-ranks", values.get("--sweep-ranks"), ranks),
         nbytes=_sweep("--sweep-bytes", values.get("--sweep-bytes"), nbytes),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.quantities import bus_factor, human_bytes, human_time
-from rallypoint.cli.simulation_request import Request
+from rallypoint.cli.simulation_request import SimulationRequest
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
 from rallypoint.schedule.cost.links import LinkModel, read_model
 from rallypoint.schedule.cost.simulation import Simulation
@@ -54,7 +54,7 @@ class Results:
     notes: list[str]
 
 
-def rows_of(request: Request) -> Results:
+def rows_of(request: SimulationRequest) -> Results:
     """Simulate everything that was requested.
 
     Raises:
@@ -117,7 +117,11 @@ def program_of(collective: Collective, algorithm: str | Custom, team: Team) -> P
 
 
 def _rows(
-    request: Request, model: LinkModel, program: Program, variants: Sequence[str], per_node: int
+    request: SimulationRequest,
+    model: LinkModel,
+    program: Program,
+    variants: Sequence[str],
+    per_node: int,
 ) -> Iterator[Row]:
     simulation: Simulation | None = None
     for variant in variants:
@@ -127,7 +131,9 @@ def _rows(
             yield _row(request, simulation, variant, nbytes, per_node)
 
 
-def _row(request: Request, simulation: Simulation, variant: str, nbytes: int, per_node: int) -> Row:
+def _row(
+    request: SimulationRequest, simulation: Simulation, variant: str, nbytes: int, per_node: int
+) -> Row:
     program = simulation.program
     block = block_bytes(program.collective, nbytes, program.ranks)
     conditions = Conditions(
@@ -175,7 +181,7 @@ def block_bytes(collective: Collective, nbytes: int, ranks: int) -> float:
     return nbytes / collective.most_blocks(ranks)
 
 
-def show(request: Request, results: Results) -> None:
+def show(request: SimulationRequest, results: Results) -> None:
     """Print the table and its notes."""
     variants = any(row.variant for row in results.rows)
     noisy = any(row.p95_us is not None for row in results.rows)
@@ -220,7 +226,7 @@ def _ratios(results: Results) -> Iterator[str]:
         yield results.model.note
 
 
-def write_json(path: str, request: Request, results: Results) -> None:
+def write_json(path: str, request: SimulationRequest, results: Results) -> None:
     """Write all results as JSON."""
     data = {
         "request": asdict(request),
