@@ -25,7 +25,7 @@ _SLOW, _FAST = "ring", "double_tree"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Prediction:
     """One prediction. `algbw` and `busbw` as nccl-tests define them."""
 
     collective: str
@@ -50,7 +50,7 @@ class Results:
     """Rows, and the notes that belong to them."""
 
     model: LinkModel
-    rows: list[Row]
+    rows: list[Prediction]
     notes: list[str]
 
 
@@ -122,7 +122,7 @@ def _rows(
     program: Program,
     variants: Sequence[str],
     per_node: int,
-) -> Iterator[Row]:
+) -> Iterator[Prediction]:
     simulation: Simulation | None = None
     for variant in variants:
         links = model.links(variant, program.name).on(per_node)
@@ -133,7 +133,7 @@ def _rows(
 
 def _row(
     request: SimulationRequest, simulation: Simulation, variant: str, nbytes: int, per_node: int
-) -> Row:
+) -> Prediction:
     program = simulation.program
     block = block_bytes(program.collective, nbytes, program.ranks)
     conditions = Conditions(
@@ -153,7 +153,7 @@ def _row(
         )
         time_us, p95_us = statistics.median(times), times[math.ceil(0.95 * len(times)) - 1]
     algbw = nbytes / time_us / 1e3 if time_us else 0.0
-    return Row(
+    return Prediction(
         program.collective.operation,
         program.name,
         variant,
