@@ -14,7 +14,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import HELP, UsageError, describe, parse
 from rallypoint.cli.scripts import jobset, slurm
-from rallypoint.cli.scripts.request import Request
+from rallypoint.cli.scripts.request import ScriptRequest
 
 _KINDS = {"slurm": slurm, "jobset": jobset}
 _NOT_HERE = (HELP.name, "--print-completion")
@@ -53,7 +53,7 @@ def script(words: Sequence[str]) -> int:
         if "--help" in values:
             print(module.USAGE, describe(own), _MORE, sep="\n")
             return 0
-        request = Request(
+        request = ScriptRequest(
             program=program, scheduler=module.ANSWERS, flags=flags, values=values, command=command
         )
         request.check()

@@ -9,7 +9,7 @@ import json
 import re
 
 from rallypoint.cli.options import Flag, UsageError
-from rallypoint.cli.scripts.request import COMMON_FLAGS, Request
+from rallypoint.cli.scripts.request import COMMON_FLAGS, ScriptRequest
 
 USAGE = """\
 usage: rallypoint script jobset --image IMAGE [FLAGS] SCRIPT [ARGUMENTS...]
@@ -42,7 +42,7 @@ _PLAIN = re.compile(r"(?![0-9.+]|-[0-9.])[-A-Za-z0-9_./=+:]*[A-Za-z0-9_/]")
 _NO_TEXT = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
-def text_of(request: Request) -> str:
+def text_of(request: ScriptRequest) -> str:
     """The manifest.
 
     Raises:
@@ -74,7 +74,7 @@ def text_of(request: Request) -> str:
     )
 
 
-def _resources(request: Request, cpus: int) -> list[str]:
+def _resources(request: ScriptRequest, cpus: int) -> list[str]:
     memory = request.values.get("--memory")
     if memory is not None and not _QUANTITY.fullmatch(memory):
         raise UsageError(f"{request.program}: --memory is {memory!r}; give a size, as in 8Gi.")
@@ -87,7 +87,7 @@ def _resources(request: Request, cpus: int) -> list[str]:
     return [f"                  {line}" for line in lines]
 
 
-def _name(request: Request) -> str:
+def _name(request: ScriptRequest) -> str:
     """The JobSet's name; from a script's name, the characters that Kubernetes allows."""
     longest = _LABEL_SIZE - len(f"-node-0-{request.nodes[1] - 1}-xxxxx")
     given = request.values.get("--job-name")

@@ -26,7 +26,7 @@ _ANSWERED = (
 )
 
 
-class Request(Record, kw_only=True):
+class ScriptRequest(Record, kw_only=True):
     """One command line of `rallypoint script KIND`.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from rallypoint.cli.options import Flag
-from rallypoint.cli.scripts.request import COMMON_FLAGS, Request
+from rallypoint.cli.scripts.request import COMMON_FLAGS, ScriptRequest
 
 USAGE = """\
 usage: rallypoint script slurm [FLAGS] SCRIPT [ARGUMENTS...]
@@ -30,7 +30,7 @@ FLAGS = (
 _MARGIN_S = 30  # beyond the time that workers have to end; Slurm may also signal a minute early
 
 
-def text_of(request: Request) -> str:
+def text_of(request: ScriptRequest) -> str:
     """The batch script.
 
     Raises:
