@@ -15,7 +15,13 @@ from rallypoint.cli.health.examiner import Examiner
 from rallypoint.cli.health.links import NodeLink, OwnLink, ShellLink
 from rallypoint.cli.health.meeting import examine_at_endpoint, own_node
 from rallypoint.cli.health.report import as_json, as_text, exit_status, report_of
-from rallypoint.cli.health.request import ALL_FLAGS, DOCTOR_FLAGS, PROGRAM, Request, read_request
+from rallypoint.cli.health.request import (
+    ALL_FLAGS,
+    DOCTOR_FLAGS,
+    PROGRAM,
+    DoctorRequest,
+    read_request,
+)
 from rallypoint.cli.options import HELP, UsageError, describe, inherited_note, parse
 from rallypoint.cluster.health.facts import ClusterFacts
 from rallypoint.launch.output.terminal import is_terminal
@@ -80,7 +86,7 @@ def doctor(words: Sequence[str]) -> int:
     return exit_status(report)
 
 
-def _tell_progress(request: Request) -> None:
+def _tell_progress(request: DoctorRequest) -> None:
     """Show progress on a terminal, where a person waits."""
     if request.hosts:
         what = f"examining {len(request.hosts)} hosts"
@@ -91,7 +97,7 @@ def _tell_progress(request: Request) -> None:
     print(f"{PROGRAM}: {what} ...", file=sys.stderr)
 
 
-def _examine(request: Request) -> ClusterFacts:
+def _examine(request: DoctorRequest) -> ClusterFacts:
     """Examine the hosts, or this machine alone."""
     links: list[NodeLink] = []
     try:

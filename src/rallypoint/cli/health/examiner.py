@@ -13,7 +13,7 @@ from typing import Any
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
 from rallypoint.cli.health.links import NodeLink
-from rallypoint.cli.health.request import Request
+from rallypoint.cli.health.request import DoctorRequest
 from rallypoint.cluster.health.facts import (
     Absence,
     ClusterFacts,
@@ -48,7 +48,7 @@ class Examiner:
     """
 
     def __init__(
-        self, request: Request, links: Sequence[NodeLink], *, is_host: bool = False
+        self, request: DoctorRequest, links: Sequence[NodeLink], *, is_host: bool = False
     ) -> None:
         self._request = request
         self._links = dict(enumerate(links))
@@ -168,7 +168,7 @@ class Examiner:
 
 
 def look_order(
-    request: Request,
+    request: DoctorRequest,
     number: int,
     name: str,
     *,

@@ -24,7 +24,7 @@ from rallypoint.cli.health.examiner import Examiner, look_order, with_absences
 from rallypoint.cli.health.links import NodeLink, OwnLink, SocketLink, send_line
 from rallypoint.cli.health.node import ExaminedNode
 from rallypoint.cli.health.report import report_of
-from rallypoint.cli.health.request import Request
+from rallypoint.cli.health.request import DoctorRequest
 from rallypoint.cluster.health.facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
 from rallypoint.cluster.health.finding import listed
 from rallypoint.cluster.health.listener import TokenRefusedError, admit, listen
@@ -38,7 +38,7 @@ _EXAMINATION_S = 180.0
 _OTHER_TOKEN = "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
 
 
-def examine_at_endpoint(request: Request, began: float) -> dict[str, Any]:
+def examine_at_endpoint(request: DoctorRequest, began: float) -> dict[str, Any]:
     """The report on all nodes that came, or on this one.
 
     Args:
@@ -56,12 +56,12 @@ def examine_at_endpoint(request: Request, began: float) -> dict[str, Any]:
         return _be_host(request, listener, began)
 
 
-def own_node(request: Request) -> ExaminedNode:
+def own_node(request: DoctorRequest) -> ExaminedNode:
     """This node, as the flags describe it."""
     return ExaminedNode(request.surroundings, has_token=bool(request.token))
 
 
-def _examine_alone(request: Request) -> ClusterFacts:
+def _examine_alone(request: DoctorRequest) -> ClusterFacts:
     with contextlib.closing(OwnLink(own_node(request))) as link:
         return Examiner(request, [link]).examine()
 
@@ -72,7 +72,7 @@ def _examine_alone(request: Request) -> ClusterFacts:
 class _Arrivals:
     """Lets nodes in, each in a thread of its own."""
 
-    def __init__(self, request: Request, listener: socket.socket) -> None:
+    def __init__(self, request: DoctorRequest, listener: socket.socket) -> None:
         self.links: list[SocketLink] = []
         self.ranks: list[int | None] = [request.node_rank]
         self.names: list[str] = [os.uname().nodename]
@@ -164,7 +164,7 @@ class _Arrivals:
         return [*found, Absence(name="", why=why, advice=advice)]
 
 
-def _be_host(request: Request, listener: socket.socket, began: float) -> dict[str, Any]:
+def _be_host(request: DoctorRequest, listener: socket.socket, began: float) -> dict[str, Any]:
     """Wait for the others, examine all, and send them the report."""
     arrivals = _Arrivals(request, listener)
     arrivals.wait()
@@ -186,7 +186,7 @@ def _be_host(request: Request, listener: socket.socket, began: float) -> dict[st
 # The others.
 
 
-def _be_guest(request: Request, began: float) -> dict[str, Any]:
+def _be_guest(request: DoctorRequest, began: float) -> dict[str, Any]:
     """Go to the endpoint and carry out orders; if that fails, examine this node alone."""
     node = own_node(request)
     try:
@@ -218,7 +218,7 @@ def _key(probe: EndpointProbe) -> tuple[str, int]:
     return probe.host, probe.port
 
 
-def _find_host(request: Request) -> tuple[socket.socket | None, EndpointProbe | Absence]:
+def _find_host(request: DoctorRequest) -> tuple[socket.socket | None, EndpointProbe | Absence]:
     """A connection to the endpoint's node, which has proved its identity; or the reason why there
     is none.
     """
@@ -258,7 +258,9 @@ def _call(address: str, port: int) -> tuple[socket.socket | None, ConnectOutcome
         return None, ConnectOutcome.UNREACHABLE, error.strerror or str(error)
 
 
-def _introduce(connection: socket.socket, request: Request) -> Absence | ConnectOutcome | None:
+def _introduce(
+    connection: socket.socket, request: DoctorRequest
+) -> Absence | ConnectOutcome | None:
     """Prove knowledge of the token, and introduce this node; None if that went well."""
     connection.settimeout(_STRANGER_S)
     told = {"version": version("rallypoint"), "name": os.uname().nodename}
@@ -274,7 +276,7 @@ def _introduce(connection: socket.socket, request: Request) -> Absence | Connect
 
 
 def _obey(
-    connection: socket.socket, node: ExaminedNode, request: Request
+    connection: socket.socket, node: ExaminedNode, request: DoctorRequest
 ) -> dict[str, Any] | Absence:
     """Carry out orders until the report comes; otherwise returns why it never did."""
     connection.settimeout(request.wait_s + _EXAMINATION_S)
@@ -293,7 +295,7 @@ def _obey(
     return _STOPPED
 
 
-def _by_own_flags(order: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+def _by_own_flags(order: Mapping[str, Any], request: DoctorRequest) -> Mapping[str, Any]:
     """This node's own command line decides what is inspected here, not the sender of orders."""
     if order["do"] != "look":
         return order

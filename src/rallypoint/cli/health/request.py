@@ -41,7 +41,7 @@ _HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class DoctorRequest:
     """What to examine.
 
     Attributes:
@@ -81,7 +81,7 @@ class Request:
 
 def read_request(
     values: Mapping[str, str], command: Sequence[str], environ: Mapping[str, str]
-) -> Request:
+) -> DoctorRequest:
     """Read the flags.
 
     Raises:
@@ -91,7 +91,7 @@ def read_request(
     read_port_range(port_range)
     token = read_token(values, environ) or b""
     paths = [path for path in values.get(PATH.name, "").split(",") if path]
-    common = Request(
+    common = DoctorRequest(
         token=token,
         paths=tuple(dict.fromkeys(paths)),
         script=_script(values, command),
@@ -118,7 +118,9 @@ def _script(values: Mapping[str, str], command: Sequence[str]) -> str:
     return command[0] if command and is_file and command[0] != "-" else ""
 
 
-def _on_hosts(values: Mapping[str, str], environ: Mapping[str, str], common: Request) -> Request:
+def _on_hosts(
+    values: Mapping[str, str], environ: Mapping[str, str], common: DoctorRequest
+) -> DoctorRequest:
     for name in _OWN_MEETING:
         if name in values:
             raise UsageError(
@@ -151,7 +153,9 @@ def _endpoints(values: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
     return tuple((each.host, each.port) for each in found if not _is_directory(each.host))
 
 
-def _at_endpoint(values: Mapping[str, str], environ: Mapping[str, str], common: Request) -> Request:
+def _at_endpoint(
+    values: Mapping[str, str], environ: Mapping[str, str], common: DoctorRequest
+) -> DoctorRequest:
     surroundings = NOWHERE
     if not any(name in values for name in ("--standalone", "--rdzv-endpoint", "--master-addr")):
         found = recognized(values.get("--on", ""), environ)

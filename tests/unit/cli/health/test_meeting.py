@@ -16,7 +16,7 @@ import pytest
 
 from rallypoint.cli.health import meeting
 from rallypoint.cli.health.meeting import examine_at_endpoint
-from rallypoint.cli.health.request import Request
+from rallypoint.cli.health.request import DoctorRequest
 from rallypoint.cluster.health import listener, probe
 from rallypoint.cluster.health.listener import TokenRefusedError, admit
 from rallypoint.cluster.health.probe import prove
@@ -40,8 +40,8 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def request(port: int, rank: int = 0, count: int = 2) -> Request:
-    return Request(
+def request(port: int, rank: int = 0, count: int = 2) -> DoctorRequest:
+    return DoctorRequest(
         fewest=count,
         most=count,
         node_rank=rank,

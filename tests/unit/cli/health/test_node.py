@@ -10,7 +10,7 @@ import pytest
 from rallypoint.cli.health import node as node_module
 from rallypoint.cli.health.examiner import look_order
 from rallypoint.cli.health.node import ExaminedNode
-from rallypoint.cli.health.request import Request
+from rallypoint.cli.health.request import DoctorRequest
 from rallypoint.cluster.health.facts import PathLook, PathState
 
 
@@ -22,7 +22,7 @@ def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(node_module, "look_at_path", hang)
     monkeypatch.setattr(os, "chdir", lambda _: pytest.fail("it was entered"))
-    request = Request(paths=("data", str(tmp_path)), script="train.py", log_dir="logs")
+    request = DoctorRequest(paths=("data", str(tmp_path)), script="train.py", log_dir="logs")
     order = look_order(request, 0, "", endpoints=(), secret="")
     answer = ExaminedNode().perform({**order, "directory": "/hung"})
     paths = [(each["path"], each["state"]) for each in answer["facts"]["paths"]]

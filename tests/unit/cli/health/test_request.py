@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.health.request import ALL_FLAGS, PROGRAM, Request, read_request
+from rallypoint.cli.health.request import ALL_FLAGS, PROGRAM, DoctorRequest, read_request
 from rallypoint.cli.options import UsageError, parse
 from rallypoint.cluster.remote_shell import SSH
 
 
-def read(words: str, environ: Mapping[str, str] | None = None) -> Request:
+def read(words: str, environ: Mapping[str, str] | None = None) -> DoctorRequest:
     values, command = parse(words.split(), ALL_FLAGS, program=PROGRAM, environ=environ or {})
     return read_request(values, command, environ or {})
 
