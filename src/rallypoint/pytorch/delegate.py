@@ -22,7 +22,13 @@ from torch._C import _distributed_c10d as c10d
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
+from rallypoint.process_group.delegated.delegate import (
+    Block,
+    LibraryMember,
+    Pending,
+    Request,
+    Trouble,
+)
 from rallypoint.process_group.memory.arrays import describe, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
@@ -116,7 +122,7 @@ class TorchDelegate:
 
     patience_s = math.inf  # after a time-out, a Work of gloo has broken its connections
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: LibraryMember) -> None:
         """Form a group of PyTorch's for these members; all of them call it.
 
         Raises:

@@ -17,13 +17,13 @@ from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base import worker_hook
 from rallypoint.base.errors import HostError
-from rallypoint.process_group.delegated.delegate import Member
+from rallypoint.process_group.delegated.delegate import LibraryMember
 from rallypoint.pytorch import other_backends
 from rallypoint.pytorch.devices import Seat, why_staged
 from rallypoint.pytorch.store_adapter import StoreAdapter
 
 
-def own_device(member: Member) -> Any:
+def own_device(member: LibraryMember) -> Any:
     """The device whose memory this rank's calls use; the process is bound to it.
 
     Raises:
@@ -38,7 +38,7 @@ def own_device(member: Member) -> Any:
     return device
 
 
-def make_group(member: Member, device: Any) -> tuple[Any, Any]:
+def make_group(member: LibraryMember, device: Any) -> tuple[Any, Any]:
     """Create a group, or a backend, of PyTorch's for these calls, with its store.
 
     PyTorch calls the store's methods only while a reference to it exists in Python.
@@ -70,7 +70,7 @@ def _kind(name: str) -> str:
     return str(dist.Backend.backend_capability.get(name, ["cpu"])[0])
 
 
-def _bound_device(member: Member, kind: str) -> Any:
+def _bound_device(member: LibraryMember, kind: str) -> Any:
     """This process's own device of that kind, which is made its current one."""
     devices = getattr(torch, kind)
     count = devices.device_count()
@@ -89,7 +89,7 @@ def _bound_device(member: Member, kind: str) -> Any:
     return torch.device(kind, int(text))
 
 
-def _check_gpus_differ(member: Member) -> None:
+def _check_gpus_differ(member: LibraryMember) -> None:
     """Check that no two ranks use the same GPU; all ranks come to the same result."""
     store = member.store
     seat = Seat.own()
@@ -102,7 +102,7 @@ def _check_gpus_differ(member: Member) -> None:
         raise HostError(f"backend='nccl' cannot serve these ranks: {why}; use backend='rallypoint'")
 
 
-def _gloo(member: Member, store: Any) -> Any:
+def _gloo(member: LibraryMember, store: Any) -> Any:
     kind: Any = c10d.ProcessGroupGloo
     options = kind._Options()
     options._timeout = member.timeout
@@ -110,13 +110,13 @@ def _gloo(member: Member, store: Any) -> Any:
     return kind(store, member.rank, len(member.ranks), options)
 
 
-def _nccl(member: Member, store: Any) -> Any:
+def _nccl(member: LibraryMember, store: Any) -> Any:
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = member.timeout
     return c10d.ProcessGroupNCCL(store, member.rank, len(member.ranks), options)
 
 
-def _plugged_in(member: Member, store: Any) -> Any:
+def _plugged_in(member: LibraryMember, store: Any) -> Any:
     """A backend that another package has registered with PyTorch."""
     plugin = dist.Backend._plugins[member.name.upper()]
     rank, size = member.rank, len(member.ranks)

@@ -20,7 +20,7 @@ Block = Any  # a NumPy array, or a tensor of torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class LibraryMember:
     """A member of a group that forms, and its peers.
 
     Attributes:

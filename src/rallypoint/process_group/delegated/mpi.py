@@ -26,7 +26,13 @@ import numpy as np
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import HostError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.delegated.delegate import Block, Member, Pending, Request, Trouble
+from rallypoint.process_group.delegated.delegate import (
+    Block,
+    LibraryMember,
+    Pending,
+    Request,
+    Trouble,
+)
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 
@@ -116,7 +122,7 @@ def why_not(dtype: str, operator: Operator | None) -> str:
     return ""
 
 
-def connect(member: Member) -> MpiDelegate:
+def connect(member: LibraryMember) -> MpiDelegate:
     """A communicator of MPI's for these members; all of them call it.
 
     Raises:

@@ -1,7 +1,7 @@
 """The backends by name: the engine's own, those of known libraries, and those of other packages.
 
 A package adds one with an entry point of the group ``rallypoint.backends``: its name is the
-backend's, and its value a function that takes a `Member` and returns a `Delegate`.
+backend's, and its value a function that takes a `LibraryMember` and returns a `Delegate`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.delegated.delegate import Delegate, Member
+from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
 
 ENGINES = ("rallypoint", "shm", "tcp")
 GROUP = "rallypoint.backends"
@@ -77,7 +77,7 @@ def why_absent(name: str) -> str:
     return str(importlib.import_module(_KNOWN[name][1]).why_absent(name))
 
 
-def connect(member: Member) -> Delegate:
+def connect(member: LibraryMember) -> Delegate:
     """This process's end of the library, once all members have called this.
 
     Raises:
@@ -86,7 +86,9 @@ def connect(member: Member) -> Delegate:
     """
     if member.name in _KNOWN:
         module, _, name = _KNOWN[member.name][2].partition(":")
-        function: Callable[[Member], Delegate] = getattr(importlib.import_module(module), name)
+        function: Callable[[LibraryMember], Delegate] = getattr(
+            importlib.import_module(module), name
+        )
     else:
         function = _added()[member.name].load()
     return function(member)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from rallypoint.base.durations import brief
 from rallypoint.base.errors import HostError, PeerLostError, RallypointError
 from rallypoint.cluster.interface import host_identity
-from rallypoint.process_group.delegated.delegate import Delegate, Member
+from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
 from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.registry import connect, why_absent
 from rallypoint.process_group.formation.network import network_of
@@ -60,7 +60,7 @@ def form_ends(
         told = store.multi_get([f"{place}/told/{peer}" for peer in range(len(members))])
         hosts, lacking = zip(*map(json.loads, told), strict=True)
         _check_all_have(name, members, lacking)
-        member = Member(
+        member = LibraryMember(
             name=name,
             store=PrefixStore(f"{place}/library", store),
             prefix=place,
@@ -94,7 +94,7 @@ def _check_all_have(name: str, members: Sequence[int], lacking: Sequence[str]) -
         raise HostError(f"backend={name!r} is not available{who}: {why}")
 
 
-def _connected(member: Member, presence: Presence) -> Delegate:
+def _connected(member: LibraryMember, presence: Presence) -> Delegate:
     started = time.monotonic()
     try:
         return connect(member)
