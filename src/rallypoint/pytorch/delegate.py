@@ -24,9 +24,9 @@ from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import (
     Block,
+    LibraryCall,
     LibraryMember,
     Pending,
-    Request,
     Trouble,
 )
 from rallypoint.process_group.memory.arrays import describe, dtype_name
@@ -176,7 +176,7 @@ class TorchDelegate:
         """See Delegate."""
         return model.new_empty(items)
 
-    def begin(self, request: Request) -> Pending:
+    def begin(self, request: LibraryCall) -> Pending:
         """See Delegate."""
         return self._begin[request.collective](request)
 
@@ -236,43 +236,43 @@ class TorchDelegate:
     def _pending_transfer(self, work: Any) -> Pending:
         return self._pending(work if self._batch is None else self._batch)
 
-    def _all_reduce(self, request: Request) -> Pending:
+    def _all_reduce(self, request: LibraryCall) -> Pending:
         blocks = _parts(request.outputs)
         return self._one(self._group.allreduce, request, c10d.AllreduceOptions(), blocks)
 
-    def _reduce(self, request: Request) -> Pending:
+    def _reduce(self, request: LibraryCall) -> Pending:
         options = c10d.ReduceOptions()
         options.rootRank = request.root
         return self._one(self._group.reduce, request, options, _parts(request.outputs))
 
-    def _broadcast(self, request: Request) -> Pending:
+    def _broadcast(self, request: LibraryCall) -> Pending:
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = request.root, 0
         return self._one(self._group.broadcast, request, options, _bytes(request.outputs))
 
-    def _all_gather(self, request: Request) -> Pending:
+    def _all_gather(self, request: LibraryCall) -> Pending:
         options = c10d.AllgatherOptions()
         blocks = [_bytes(request.outputs)], _bytes(request.inputs)
         return self._one(self._group.allgather, request, options, *blocks)
 
-    def _gather(self, request: Request) -> Pending:
+    def _gather(self, request: LibraryCall) -> Pending:
         options = c10d.GatherOptions()
         options.rootRank = request.root
         outputs = [_bytes(request.outputs)] if request.root == self._rank else []
         return self._one(self._group.gather, request, options, outputs, _bytes(request.inputs))
 
-    def _scatter(self, request: Request) -> Pending:
+    def _scatter(self, request: LibraryCall) -> Pending:
         options = c10d.ScatterOptions()
         options.rootRank = request.root
         inputs = [_bytes(request.inputs)] if request.root == self._rank else []
         return self._one(self._group.scatter, request, options, _bytes(request.outputs), inputs)
 
-    def _reduce_scatter(self, request: Request) -> Pending:
+    def _reduce_scatter(self, request: LibraryCall) -> Pending:
         options = c10d.ReduceScatterOptions()
         blocks = _parts(request.outputs), [_parts(request.inputs)]
         return self._one(self._group.reduce_scatter, request, options, *blocks)
 
-    def _all_to_all(self, request: Request) -> Pending:
+    def _all_to_all(self, request: LibraryCall) -> Pending:
         inputs, outputs = _bytes(request.inputs), _bytes(request.outputs)
         source = torch.cat(inputs)
         target = source.new_empty(sum(map(len, outputs)))
@@ -289,7 +289,7 @@ class TorchDelegate:
         exchange = getattr(self._group, "all_to_all_single", None) or self._group.alltoall_base
         return self._pending(exchange(target, source, *sizes, options), spread)
 
-    def _barrier(self, request: Request) -> Pending:
+    def _barrier(self, request: LibraryCall) -> Pending:
         options = c10d.BarrierOptions()
         options.timeout = timedelta(seconds=request.timeout_s)
         if self.device != "cpu":
@@ -298,7 +298,7 @@ class TorchDelegate:
         return self._pending(self._group.barrier(options))
 
     def _one(
-        self, method: Callable[..., Any], request: Request, options: Any, *blocks: Any
+        self, method: Callable[..., Any], request: LibraryCall, options: Any, *blocks: Any
     ) -> Pending:
         options.timeout = timedelta(seconds=request.timeout_s)
         if request.operator is not None:

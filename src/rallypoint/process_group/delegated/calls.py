@@ -24,7 +24,7 @@ import numpy as np
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
-from rallypoint.process_group.delegated.delegate import Block, Pending, Request
+from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pending
 from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -106,7 +106,7 @@ def run(
     if uneven and collective in (Collective.GATHER, Collective.SCATTER):
         pending = _by_messages(end, group, collective, root, ready, operation)
     else:
-        request = Request(
+        request = LibraryCall(
             collective=_made_even(end, group, collective, ready),
             dtype=dtype,
             inputs=ready.inputs,

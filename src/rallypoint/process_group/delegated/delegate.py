@@ -47,7 +47,7 @@ class LibraryMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LibraryCall:
     """One collective.
 
     Attributes:
@@ -121,7 +121,7 @@ class Delegate(Protocol):
     def empty(self, model: Block, items: int) -> Block:
         """New memory for `count` items like the model's."""
 
-    def begin(self, request: Request) -> Pending:
+    def begin(self, request: LibraryCall) -> Pending:
         """Start a collective."""
 
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:

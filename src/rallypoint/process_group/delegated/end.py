@@ -25,7 +25,13 @@ from rallypoint.base.errors import (
     RevokedError,
     StoreError,
 )
-from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
+from rallypoint.process_group.delegated.delegate import (
+    Block,
+    Delegate,
+    LibraryCall,
+    Pending,
+    Trouble,
+)
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.init_method import Presence
@@ -91,7 +97,7 @@ class LibraryGroup:
         """Which part of this the library does not support, and what does; empty if it does."""
         return self._delegate.why_not(collective, dtype, operator)
 
-    def begin(self, request: Request, operation: str) -> Pending:
+    def begin(self, request: LibraryCall, operation: str) -> Pending:
         """Start a collective.
 
         Raises:

@@ -28,9 +28,9 @@ from rallypoint.base.errors import HostError, InvalidArgumentError, InvalidTypeE
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import (
     Block,
+    LibraryCall,
     LibraryMember,
     Pending,
-    Request,
     Trouble,
 )
 from rallypoint.process_group.memory.device_array import DeviceArray
@@ -242,7 +242,7 @@ class MpiDelegate:
         """See Delegate."""
         return np.empty(items, model.dtype)
 
-    def begin(self, request: Request) -> Pending:
+    def begin(self, request: LibraryCall) -> Pending:
         """See Delegate."""
         with self._lock:
             return self._begin[request.collective](request)
@@ -307,43 +307,43 @@ class MpiDelegate:
             )
             self._mpi.COMM_WORLD.Abort(1)
 
-    def _all_reduce(self, request: Request) -> Pending:
+    def _all_reduce(self, request: LibraryCall) -> Pending:
         target = request.outputs[0]
         arguments = self._mpi.IN_PLACE, target, self._operator(request)
         return self._pending(self._comm.Iallreduce(*arguments))
 
-    def _reduce(self, request: Request) -> Pending:
+    def _reduce(self, request: LibraryCall) -> Pending:
         block, is_root = request.outputs[0], self._rank == request.root
         pair = (self._mpi.IN_PLACE, block) if is_root else (block, None)
         begun = self._comm.Ireduce(*pair, self._operator(request), request.root)
         return self._pending(begun)
 
-    def _broadcast(self, request: Request) -> Pending:
+    def _broadcast(self, request: LibraryCall) -> Pending:
         begun = self._comm.Ibcast(_bytes(request.outputs[0]), request.root)
         return self._pending(begun)
 
-    def _all_gather(self, request: Request) -> Pending:
+    def _all_gather(self, request: LibraryCall) -> Pending:
         target, spread = _room(request.outputs)
         begun = self._comm.Iallgather(_bytes(request.inputs[0]), target)
         return self._pending(begun, spread)
 
-    def _gather(self, request: Request) -> Pending:
+    def _gather(self, request: LibraryCall) -> Pending:
         target, spread = _room(request.outputs) if request.root == self._rank else (None, None)
         begun = self._comm.Igather(_bytes(request.inputs[0]), target, request.root)
         return self._pending(begun, spread)
 
-    def _scatter(self, request: Request) -> Pending:
+    def _scatter(self, request: LibraryCall) -> Pending:
         source = _joined(request.inputs) if request.root == self._rank else None
         begun = self._comm.Iscatter(source, _bytes(request.outputs[0]), request.root)
         return self._pending(begun)
 
-    def _reduce_scatter(self, request: Request) -> Pending:
+    def _reduce_scatter(self, request: LibraryCall) -> Pending:
         source = np.concatenate(request.inputs)
         target = request.outputs[0]
         begun = self._comm.Ireduce_scatter_block(source, target, self._operator(request))
         return self._pending(begun)
 
-    def _all_to_all(self, request: Request) -> Pending:
+    def _all_to_all(self, request: LibraryCall) -> Pending:
         target, spread = _room(request.outputs)
         given, taken = (
             [block.nbytes for block in blocks] for blocks in (request.inputs, request.outputs)
@@ -353,10 +353,10 @@ class MpiDelegate:
         begun = self._comm.Ialltoallv([source, given, byte], [target, taken, byte])
         return self._pending(begun, spread)
 
-    def _barrier(self, request: Request) -> Pending:
+    def _barrier(self, request: LibraryCall) -> Pending:
         return self._pending(self._comm.Ibarrier())
 
-    def _operator(self, request: Request) -> Any:
+    def _operator(self, request: LibraryCall) -> Any:
         assert isinstance(request.operator, ReduceOp)  # why_not
         return getattr(self._mpi, _OPERATORS[request.dtype][request.operator.name])
 

@@ -18,7 +18,13 @@ import rallypoint as dist
 from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated import calls, mpi, registry
-from rallypoint.process_group.delegated.delegate import Block, Delegate, Pending, Request, Trouble
+from rallypoint.process_group.delegated.delegate import (
+    Block,
+    Delegate,
+    LibraryCall,
+    Pending,
+    Trouble,
+)
 from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.work import DelegatedWork
 from rallypoint.process_group.formation.joining import check_backend
@@ -63,7 +69,7 @@ class Library:
     def empty(self, model: Block, items: int) -> Block:
         return np.empty(items, model.dtype)
 
-    def begin(self, request: Request) -> Pending:
+    def begin(self, request: LibraryCall) -> Pending:
         if self._error is not None:
             raise self._error
         return Never()
@@ -87,7 +93,7 @@ class Library:
         self.ended.append("aborted")
 
 
-REQUEST = Request(
+REQUEST = LibraryCall(
     collective=Collective.BARRIER,
     dtype="uint8",
     inputs=[],
@@ -261,7 +267,7 @@ class Alone(Library):
     name = "alone"
     patience_s = math.inf
 
-    def begin(self, request: Request) -> Pending:
+    def begin(self, request: LibraryCall) -> Pending:
         for source, target in zip(request.inputs, request.outputs, strict=False):
             target[:] = source
         return Done()
