@@ -25,9 +25,9 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import (
     Block,
     LibraryCall,
+    LibraryFailure,
     LibraryMember,
     Pending,
-    Trouble,
 )
 from rallypoint.process_group.memory.arrays import describe, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
@@ -206,11 +206,11 @@ class TorchDelegate:
         if batch is not None:
             batch.work = self._group._end_coalescing(self._device)
 
-    def trouble(self, error: Exception) -> Trouble:
+    def trouble(self, error: Exception) -> LibraryFailure:
         """See Delegate: recognised by PyTorch's text."""
         words = str(error).lower()
         if any(each in words for each in ("timed out", "timeout", "did not complete within")):
-            return Trouble.LATE
+            return LibraryFailure.LATE
         lost = (
             "connection closed",
             "connection reset",
@@ -219,8 +219,8 @@ class TorchDelegate:
             "peer",
         )
         if any(each in words for each in (*lost, "remote process exited", "socket")):
-            return Trouble.LOST
-        return Trouble.OTHER
+            return LibraryFailure.LOST
+        return LibraryFailure.OTHER
 
     def close(self) -> None:
         """See Delegate."""

@@ -86,7 +86,7 @@ class Pending(Protocol):
         """The sender's rank in the group, of a receive that is over."""
 
 
-class Trouble(Enum):
+class LibraryFailure(Enum):
     """What a library's error means."""
 
     LOST = "a peer was lost"
@@ -133,7 +133,7 @@ class Delegate(Protocol):
     def close_batch(self) -> None:
         """Begin them together, so that none waits for another."""
 
-    def trouble(self, error: Exception) -> Trouble:
+    def trouble(self, error: Exception) -> LibraryFailure:
         """What an error of the library means."""
 
     def close(self) -> None:

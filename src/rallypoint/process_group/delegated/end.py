@@ -29,8 +29,8 @@ from rallypoint.process_group.delegated.delegate import (
     Block,
     Delegate,
     LibraryCall,
+    LibraryFailure,
     Pending,
-    Trouble,
 )
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
@@ -144,7 +144,7 @@ class LibraryGroup:
             except TimeoutError:
                 if left_s <= self._delegate.patience_s:
                     raise
-                found = self._find_lost(Trouble.LATE)
+                found = self._find_lost(LibraryFailure.LATE)
                 if found is not None:
                     raise _LostError(found) from None
 
@@ -214,11 +214,11 @@ class LibraryGroup:
     def _put(self, error: Exception, operation: str, timeout_s: float) -> PeerError:
         """The library's error in our words, with the rank at fault if the store shows it."""
         is_late = isinstance(error, TimeoutError)
-        trouble = Trouble.LATE if is_late else self._delegate.trouble(error)
+        trouble = LibraryFailure.LATE if is_late else self._delegate.trouble(error)
         said = _first_sentence(error)
         says = f"{self.name} says: {said}" if said else f"{self.name} did not complete it"
         lost = error.lost if isinstance(error, _LostError) else None
-        if lost is None and trouble in (Trouble.LATE, Trouble.LOST):
+        if lost is None and trouble in (LibraryFailure.LATE, LibraryFailure.LOST):
             lost = self._find_lost(trouble)
         kind: type[PeerError] = PeerError
         text = f"{operation}: {says}"
@@ -228,25 +228,25 @@ class LibraryGroup:
             text = f"rank {rank} ended during {operation} ({says})"
             if lost.way_out:
                 text = f"rank {rank} had left the group when {operation} needed it ({says})"
-        elif trouble is Trouble.LATE:
+        elif trouble is LibraryFailure.LATE:
             kind = CollectiveTimeoutError
             text = (
                 f"{operation} was not completed by {self.name} within {timeout_s:g} s; check "
                 "what the other ranks are doing, or pass a longer timeout to init_process_group"
             )
-        elif trouble is Trouble.LOST:
+        elif trouble is LibraryFailure.LOST:
             kind = PeerLostError
             text = f"{operation}: a peer ended, or its connection ended ({says})"
-        elif trouble is Trouble.LENGTHS:
+        elif trouble is LibraryFailure.LENGTHS:
             kind = MismatchError
             text = f"{operation}: a message is longer than expected ({says}); pass equal lengths"
         return kind(f"{self._where}{text}{_UNUSABLE}", rank=rank, operation=operation)
 
-    def _find_lost(self, trouble: Trouble) -> _Lost | None:
+    def _find_lost(self, trouble: LibraryFailure) -> _Lost | None:
         """The member that is gone, if the store shows one."""
         presence = Presence(self._store, self._prefix, self._ranks)
         try:
-            if trouble is Trouble.LATE:
+            if trouble is LibraryFailure.LATE:
                 presence.look(range(len(self._ranks)), have_come=True)
                 # Not counting ranks that gave up because of another.
                 gone = sorted(rank for rank in presence.gone if self._way_out(rank) != _BROKEN)

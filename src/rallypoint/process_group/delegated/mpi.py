@@ -29,9 +29,9 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import (
     Block,
     LibraryCall,
+    LibraryFailure,
     LibraryMember,
     Pending,
-    Trouble,
 )
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
@@ -265,16 +265,16 @@ class MpiDelegate:
 
     close_batch = open_batch
 
-    def trouble(self, error: Exception) -> Trouble:
+    def trouble(self, error: Exception) -> LibraryFailure:
         """See Delegate: by MPI's class of errors."""
         mpi = self._mpi
         if not isinstance(error, mpi.Exception):
-            return Trouble.OTHER
+            return LibraryFailure.OTHER
         kind = error.Get_error_class()
         if kind == mpi.ERR_TRUNCATE:
-            return Trouble.LENGTHS
+            return LibraryFailure.LENGTHS
         lost = {getattr(mpi, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED")}
-        return Trouble.LOST if kind in lost else Trouble.OTHER
+        return LibraryFailure.LOST if kind in lost else LibraryFailure.OTHER
 
     def close(self) -> None:
         """See Delegate.

@@ -22,8 +22,8 @@ from rallypoint.process_group.delegated.delegate import (
     Block,
     Delegate,
     LibraryCall,
+    LibraryFailure,
     Pending,
-    Trouble,
 )
 from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.work import DelegatedWork
@@ -56,7 +56,9 @@ class Library:
 
     name, device, patience_s = "slow", "cpu", 0.01
 
-    def __init__(self, error: Exception | None = None, trouble: Trouble = Trouble.OTHER) -> None:
+    def __init__(
+        self, error: Exception | None = None, trouble: LibraryFailure = LibraryFailure.OTHER
+    ) -> None:
         self._error, self._trouble = error, trouble
         self.ended: list[str] = []
 
@@ -83,7 +85,7 @@ class Library:
     def close_batch(self) -> None:
         self.ended.append("batch closed")
 
-    def trouble(self, error: Exception) -> Trouble:
+    def trouble(self, error: Exception) -> LibraryFailure:
         return self._trouble
 
     def close(self) -> None:
@@ -125,13 +127,25 @@ def failure(call: Callable[[], object]) -> dist.PeerError:
 @pytest.mark.parametrize(
     ("trouble", "kind", "says"),
     [
-        (Trouble.OTHER, dist.PeerError, "barrier: slow says: the wire is cut; the group cannot"),
-        (Trouble.LENGTHS, dist.MismatchError, "barrier: a message is longer than expected (slow"),
-        (Trouble.LOST, dist.PeerLostError, "barrier: a peer ended, or its connection ended (slow"),
+        (
+            LibraryFailure.OTHER,
+            dist.PeerError,
+            "barrier: slow says: the wire is cut; the group cannot",
+        ),
+        (
+            LibraryFailure.LENGTHS,
+            dist.MismatchError,
+            "barrier: a message is longer than expected (slow",
+        ),
+        (
+            LibraryFailure.LOST,
+            dist.PeerLostError,
+            "barrier: a peer ended, or its connection ended (slow",
+        ),
     ],
 )
 def test_a_librarys_error_in_our_words(
-    trouble: Trouble, kind: type[dist.PeerError], says: str
+    trouble: LibraryFailure, kind: type[dist.PeerError], says: str
 ) -> None:
     error = RuntimeError("[/src/pair.cc:12] the wire is cut. Check the logs. Good luck!\nframe #1")
     end = ends(Library(error, trouble), HashStore())[0]
