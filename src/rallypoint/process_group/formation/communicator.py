@@ -38,7 +38,7 @@ from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.finding import NetworkLook
 from rallypoint.process_group.formation.mesh import (
     Pass,
-    Place,
+    RankAddress,
     connect_all,
     connect_neighbours,
     listen,
@@ -269,7 +269,7 @@ def _connect(
     keys = [f"{prefix}/place/{peer}" for peer in wanted]
     presence.wait(keys, deadline)
     told = store.multi_get(keys)
-    places = {peer: Place(*json.loads(each)) for peer, each in zip(wanted, told, strict=True)}
+    places = {peer: RankAddress(*json.loads(each)) for peer, each in zip(wanted, told, strict=True)}
     if table.is_sparse:
         return connect_neighbours(
             listener,

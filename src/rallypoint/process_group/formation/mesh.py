@@ -59,7 +59,7 @@ Step: TypeAlias = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankAddress:
     """Where a rank listens, the name of its process there, and how the address was chosen."""
 
     address: str
@@ -115,7 +115,7 @@ def connect_all(
     listener: socket.socket,
     *,
     rank: int,
-    places: Mapping[int, Place],
+    places: Mapping[int, RankAddress],
     members: Sequence[int],
     admission: Pass,
     streams: int,
@@ -161,7 +161,7 @@ def connect_neighbours(
     listener: socket.socket,
     *,
     rank: int,
-    places: Mapping[int, Place],
+    places: Mapping[int, RankAddress],
     far: Collection[int],
     members: Sequence[int],
     admission: Pass,
@@ -254,7 +254,7 @@ class _Mesh:
         self,
         listener: socket.socket,
         rank: int,
-        places: Mapping[int, Place],
+        places: Mapping[int, RankAddress],
         members: Sequence[int],
         admission: Pass,
         purposes: int,

@@ -20,7 +20,7 @@ from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.communicator import _MOST_STREAMS as MOST_STREAMS
 from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.finding import NetworkLook
-from rallypoint.process_group.formation.mesh import GREETING, Pass, Place, connect_all, listen
+from rallypoint.process_group.formation.mesh import GREETING, Pass, RankAddress, connect_all, listen
 from tests.ports import reserved_port
 
 CONGESTION = Congestion({})
@@ -53,7 +53,7 @@ def connect_ranks(
     *,
     passes: Sequence[Pass] = (),
     streams: int = 2,
-    before: Callable[[dict[int, Place]], Any] = lambda _: None,
+    before: Callable[[dict[int, RankAddress]], Any] = lambda _: None,
 ) -> list[Any]:
     """Connect ranks as threads; for each, its peers or its error.
 
@@ -61,7 +61,7 @@ def connect_ranks(
     """
     listeners = [listen("127.0.0.1", CONGESTION) for _ in range(count)]
     places = {
-        rank: Place("127.0.0.1", each.getsockname()[1], 100 + rank)
+        rank: RankAddress("127.0.0.1", each.getsockname()[1], 100 + rank)
         for rank, each in enumerate(listeners)
     }
     before(places)
@@ -130,7 +130,7 @@ def test_strangers_hold_nobody_up(seed: int) -> None:
     rng = random.Random(seed)
     strangers = []
 
-    def come(places: dict[int, Place]) -> None:
+    def come(places: dict[int, RankAddress]) -> None:
         for place in places.values():
             for number in range(60):
                 sock = socket.create_connection((place.address, place.port))
@@ -172,7 +172,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
         connect_all(
             listen("127.0.0.1", CONGESTION),
             rank=1,
-            places={0: Place("127.0.0.1", port, 1)},
+            places={0: RankAddress("127.0.0.1", port, 1)},
             members=[10, 11],
             admission=PASS,
             streams=1,
@@ -216,7 +216,7 @@ def test_strangers_that_say_nothing_keep_nobody_out() -> None:
     """More than a listener keeps, there before the ranks: the oldest go."""
     strangers: list[socket.socket] = []
 
-    def crowd(places: dict[int, Place]) -> None:
+    def crowd(places: dict[int, RankAddress]) -> None:
         for place in places.values():
             for _ in range(mesh._MOST_STRANGERS + 50):
                 strangers.append(socket.create_connection((place.address, place.port)))
