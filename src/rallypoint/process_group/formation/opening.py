@@ -104,7 +104,7 @@ def base_of_round() -> str:
     return f"rallypoint/{os.environ.get(ROUND, '0')}/"
 
 
-class OpenRound(NamedTuple):
+class FormingRound(NamedTuple):
     """The store of this process's round, and which default group forms there."""
 
     place: OpenStore
@@ -112,7 +112,7 @@ class OpenRound(NamedTuple):
     close: Callable[[], None]
 
 
-def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> OpenRound:
+def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> FormingRound:
     """Find the store of the round that the environment names; `watch` is told what is opened.
 
     This process has formed no group in that round yet.
@@ -131,7 +131,7 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> OpenRound:
         return place
 
     place, found = meet(open_place, base_of_round(), timeout, is_first=True)
-    return OpenRound(place, found.prefix, closing(place, found))
+    return FormingRound(place, found.prefix, closing(place, found))
 
 
 def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:
