@@ -30,7 +30,7 @@ _ENDING_S = 2.0  # for a process that has just ended, until the server has taken
 _opened: dict[str, int] = {}  # by base: the number of the world that this process opened last
 
 
-class World(NamedTuple):
+class MeetingPoint(NamedTuple):
     """One world.
 
     Attributes:
@@ -44,7 +44,7 @@ class World(NamedTuple):
 
 def meet(
     open_place: Callable[[], OpenStore], base: str, timeout: timedelta, *, is_first: bool = False
-) -> tuple[OpenStore, World]:
+) -> tuple[OpenStore, MeetingPoint]:
     """Open the store, and find the world that is forming there.
 
     A store that rank 0 runs may belong to its previous group, and end with that: then it is opened
@@ -98,7 +98,7 @@ def _take_rank(place: OpenStore, base: str, *, is_taken: bool) -> None:
     place.store.set_ephemeral(key, me)
 
 
-def find_world(place: OpenStore, base: str, deadline: float) -> World:
+def find_world(place: OpenStore, base: str, deadline: float) -> MeetingPoint:
     """The world at an open store; raises as `meet`."""
     store = place.store
     latest = f"{base}/latest"
@@ -125,11 +125,11 @@ def find_world(place: OpenStore, base: str, deadline: float) -> World:
     return _world(base, number, before)
 
 
-def _first_world(place: OpenStore, base: str) -> World:
+def _first_world(place: OpenStore, base: str) -> MeetingPoint:
     return _open_world(place.store, base, 0) if place.rank == 0 else _world(base, 1, 0)
 
 
-def _open_world(store: Store, base: str, last: int) -> World:
+def _open_world(store: Store, base: str, last: int) -> MeetingPoint:
     """On rank 0, after the world with the number `last`."""
     # This process's worlds of one base differ at any store.
     number = _opened[base] = max(last, _opened.get(base, 0)) + 1
@@ -138,11 +138,11 @@ def _open_world(store: Store, base: str, last: int) -> World:
     return _world(base, number, last)
 
 
-def _world(base: str, number: int, before: int) -> World:
-    return World(f"{base}/{number}", f"{base}/{before}/next")
+def _world(base: str, number: int, before: int) -> MeetingPoint:
+    return MeetingPoint(f"{base}/{number}", f"{base}/{before}/next")
 
 
-def closing(place: OpenStore, world: World) -> Callable[[], None]:
+def closing(place: OpenStore, world: MeetingPoint) -> Callable[[], None]:
     """What closes the store of a world that has formed; rank 0's serves the others until then."""
 
     def close() -> None:
@@ -154,7 +154,7 @@ def closing(place: OpenStore, world: World) -> Callable[[], None]:
     return close
 
 
-def formed_key(place: OpenStore, world: World) -> str:
+def formed_key(place: OpenStore, world: MeetingPoint) -> str:
     """The key to set once all have formed a world; empty if nobody waits for it."""
     return f"{world.prefix}/formed/all" if place.is_rank_0s else ""
 
