@@ -20,7 +20,7 @@ import numpy as np
 import rallypoint as dist
 from rallypoint.process_group.formation.reforming import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.store.init_method import OpenStore
+from rallypoint.store.init_method import JoinedStore
 
 WAIT = timedelta(seconds=60)
 
@@ -31,7 +31,9 @@ def say(**named: object) -> None:
 
 def again(group: ProcessGroup, kept: list[int], prefix: str) -> None:
     """Go on with these ranks of the group."""
-    place = OpenStore(store=group.world.store, rank=kept.index(group.rank()), world_size=len(kept))
+    place = JoinedStore(
+        store=group.world.store, rank=kept.index(group.rank()), world_size=len(kept)
+    )
     reform_world(group, place, prefix, timeout=WAIT)
 
 

@@ -21,7 +21,7 @@ from rallypoint.process_group.formation.network import network_of
 from rallypoint.process_group.formation.reforming import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore
-from rallypoint.store.init_method import OpenStore
+from rallypoint.store.init_method import JoinedStore
 from rallypoint.store.server import StoreServer
 
 
@@ -81,7 +81,7 @@ class Reconfiguring:
         try:
             reform_world(
                 group,
-                OpenStore(store=store, rank=ordered.index(self._handle), world_size=len(ordered)),
+                JoinedStore(store=store, rank=ordered.index(self._handle), world_size=len(ordered)),
                 f"reconfigure/{number}",
                 timeout=timeout,
                 on_destroy=store.close,

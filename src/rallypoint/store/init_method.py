@@ -28,7 +28,7 @@ _NAMED = 16  # how many missing ranks a line names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStore:
+class JoinedStore:
     """A store, and who we are among those who share it.
 
     Attributes:
@@ -48,7 +48,7 @@ def open_store(
     world_size: int = -1,
     timeout: timedelta = DEFAULT_TIMEOUT,
     environ: Mapping[str, str],
-) -> OpenStore:
+) -> JoinedStore:
     """Open the store that `init_method` names; None is ``env://``.
 
     `rank` and `world_size` go before those in the method's query (``?rank=0&world_size=2``), and
@@ -74,7 +74,7 @@ def open_store(
             from rallypoint.store.file import FileStore  # hardly any rank meets in a file
 
             store = FileStore(_path(url), world_size, timeout=timeout, run_id=_run_id(environ))
-            return OpenStore(store=store, rank=rank, world_size=world_size)
+            return JoinedStore(store=store, rank=rank, world_size=world_size)
     raise InvalidArgumentError(
         f"init_method={init_method!r} is unknown; use env://, tcp://HOST:PORT or file:///PATH"
     )
@@ -318,7 +318,7 @@ def to_stderr(line: str) -> None:
 
 def _open_env(
     rank: int, world_size: int, timeout: timedelta, environ: Mapping[str, str]
-) -> OpenStore:
+) -> JoinedStore:
     given = dict(environ)
     if rank >= 0:
         given["RANK"] = str(rank)
@@ -332,18 +332,18 @@ def _open_env(
         timeout=timeout,
         wait_for_workers=False,
     )
-    return OpenStore(
+    return JoinedStore(
         store=store, rank=me.rank, world_size=me.world_size, is_rank_0s=not me.use_agent_store
     )
 
 
-def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) -> OpenStore:
+def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) -> JoinedStore:
     if not url.hostname or url.port is None:
         raise InvalidArgumentError(f"init_method={url.geturl()!r} needs a host and a port")
     store = TCPStore(
         url.hostname, url.port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
-    return OpenStore(store=store, rank=rank, world_size=world_size, is_rank_0s=True)
+    return JoinedStore(store=store, rank=rank, world_size=world_size, is_rank_0s=True)
 
 
 def _path(url: SplitResult) -> str:

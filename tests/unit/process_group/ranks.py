@@ -16,7 +16,7 @@ from rallypoint.process_group.groups import accounts
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.store.hash import HashStore
-from rallypoint.store.init_method import OpenStore
+from rallypoint.store.init_method import JoinedStore
 
 chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
 
@@ -51,7 +51,7 @@ def run_ranks(
         group: ProcessGroup | None = None
         try:
             group = form_world(
-                OpenStore(store=store, rank=rank, world_size=ranks),
+                JoinedStore(store=store, rank=rank, world_size=ranks),
                 "test",
                 timeout=timedelta(seconds=timeout_s),
                 backend=chosen_backend,

@@ -27,7 +27,7 @@ from rallypoint.cluster.meeting.waiting import Waiting
 from rallypoint.cluster.network import addresses_of, can_bind
 from rallypoint.cluster.places.process import LaunchedProcess, find_process
 from rallypoint.store.client import TCPStore
-from rallypoint.store.init_method import OpenStore, await_ranks
+from rallypoint.store.init_method import JoinedStore, await_ranks
 from rallypoint.store.server import StoreServer
 from rallypoint.store.store import Store
 
@@ -58,7 +58,7 @@ class Meeting:
     store: Store
     server: StoreServer | None
 
-    def open(self, timeout: timedelta) -> OpenStore:
+    def open(self, timeout: timedelta) -> JoinedStore:
         """Open another connection to the store.
 
         Raises:
@@ -68,7 +68,7 @@ class Meeting:
             self.address, self.port, timeout=timeout, wait_for_workers=False, token=self.token
         )
         me = self.process
-        return OpenStore(store=store, rank=me.rank, world_size=me.size, is_rank_0s=True)
+        return JoinedStore(store=store, rank=me.rank, world_size=me.size, is_rank_0s=True)
 
 
 _meeting: Meeting | None = None
@@ -77,7 +77,7 @@ _announced: tuple[str, ...] = ()
 
 def open_launched(
     environ: MutableMapping[str, str], *, rank: int = -1, world_size: int = -1, timeout: timedelta
-) -> OpenStore | None:
+) -> JoinedStore | None:
     """The store of the job whose launcher started this process; None if ``env://`` suffices.
 
     It also sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. The arguments are those of

@@ -27,7 +27,7 @@ from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_t
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.schedule.choose import check_override
 from rallypoint.schedule.cost.links import parse_model, read_model_text
-from rallypoint.store.init_method import OpenStore, open_store
+from rallypoint.store.init_method import JoinedStore, open_store
 from rallypoint.store.store import Store
 
 _BACKEND = "RALLYPOINT_BACKEND"
@@ -71,7 +71,7 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
     if request.store is not None:
         rank, world_size = request.rank, request.world_size
         _check_own_store(request.init_method, rank, world_size)
-        place = OpenStore(store=request.store, rank=rank, world_size=world_size)
+        place = JoinedStore(store=request.store, rank=rank, world_size=world_size)
         found = find_world(place, base, time.monotonic() + wait.total_seconds())
     else:
         try:
@@ -107,7 +107,7 @@ def base_of_round() -> str:
 class FormingRound(NamedTuple):
     """The store of this process's round, and which default group forms there."""
 
-    place: OpenStore
+    place: JoinedStore
     prefix: str
     close: Callable[[], None]
 
@@ -123,7 +123,7 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> FormingRou
         StoreTimeoutError: rank 0 did not join.
     """
 
-    def open_place() -> OpenStore:
+    def open_place() -> JoinedStore:
         place = _connected(
             lambda wait: open_store(timeout=wait, environ=os.environ), timeout, CONNECT
         )
@@ -134,14 +134,14 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> FormingRou
     return FormingRound(place, found.prefix, closing(place, found))
 
 
-def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:
+def _open_place(request: WorldRequest, timeout: timedelta) -> JoinedStore:
     rank, world_size = request.rank, request.world_size
     if request.init_method in (None, "env://"):
         found = open_launched(os.environ, rank=rank, world_size=world_size, timeout=timeout)
         if found is not None:
             return found
 
-    def open_place(wait: timedelta) -> OpenStore:
+    def open_place(wait: timedelta) -> JoinedStore:
         return open_store(
             request.init_method, rank=rank, world_size=world_size, timeout=wait, environ=os.environ
         )
@@ -150,10 +150,10 @@ def _open_place(request: WorldRequest, timeout: timedelta) -> OpenStore:
 
 
 def _connected(
-    open_place: Callable[[timedelta], OpenStore],
+    open_place: Callable[[timedelta], JoinedStore],
     timeout: timedelta,
     connect_timeout: timedelta | None,
-) -> OpenStore:
+) -> JoinedStore:
     """Open a store, whose server may end meanwhile because a newer round begins.
 
     Raises:
@@ -188,7 +188,7 @@ def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
 
 
 def form_world(
-    place: OpenStore,
+    place: JoinedStore,
     prefix: str,
     *,
     timeout: timedelta,

@@ -18,12 +18,12 @@ from datetime import timedelta
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.formation.joining import join
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.store.init_method import OpenStore
+from rallypoint.store.init_method import JoinedStore
 
 
 def reform_world(
     group: ProcessGroup,
-    opened: OpenStore,
+    opened: JoinedStore,
     prefix: str,
     *,
     timeout: timedelta,

@@ -22,7 +22,7 @@ from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.agreeing import decide
 from rallypoint.process_group.groups.default import GroupMember, resolve, set_default
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.store.init_method import OpenStore
+from rallypoint.store.init_method import JoinedStore
 
 SHRINK_DEFAULT: Final = 0x00
 SHRINK_ABORT: Final = 0x01  # torch.distributed's names and numbers
@@ -159,7 +159,7 @@ def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
     if old.is_world:
         number = old.counts["shrink"]
         return form_world(
-            OpenStore(store=world.store, rank=kept.index(old.own_rank), world_size=len(kept)),
+            JoinedStore(store=world.store, rank=kept.index(old.own_rank), world_size=len(kept)),
             f"{world.prefix}/kept {','.join(map(str, kept))}" + f"/{number}" * bool(number),
             timeout=old.timeout,
             backend=old.backend,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
 from rallypoint.store.client import TCPStore
-from rallypoint.store.init_method import OpenStore, say_here, shows_deaths, to_stderr
+from rallypoint.store.init_method import JoinedStore, say_here, shows_deaths, to_stderr
 from rallypoint.store.store import Store
 
 _PAUSE_S = 0.02  # a server that ends takes so long, or longer
@@ -43,8 +43,8 @@ class MeetingPoint(NamedTuple):
 
 
 def meet(
-    open_place: Callable[[], OpenStore], base: str, timeout: timedelta, *, is_first: bool = False
-) -> tuple[OpenStore, MeetingPoint]:
+    open_place: Callable[[], JoinedStore], base: str, timeout: timedelta, *, is_first: bool = False
+) -> tuple[JoinedStore, MeetingPoint]:
     """Open the store, and find the world that is forming there.
 
     A store that rank 0 runs may belong to its previous group, and end with that: then it is opened
@@ -73,7 +73,7 @@ def meet(
             raise
 
 
-def _take_rank(place: OpenStore, base: str, *, is_taken: bool) -> None:
+def _take_rank(place: JoinedStore, base: str, *, is_taken: bool) -> None:
     """Leave word that this process has its rank; say so if another one has it.
 
     It may join all the same: children of all ranks can form a group of their own. If the rank
@@ -98,7 +98,7 @@ def _take_rank(place: OpenStore, base: str, *, is_taken: bool) -> None:
     place.store.set_ephemeral(key, me)
 
 
-def find_world(place: OpenStore, base: str, deadline: float) -> MeetingPoint:
+def find_world(place: JoinedStore, base: str, deadline: float) -> MeetingPoint:
     """The world at an open store; raises as `meet`."""
     store = place.store
     latest = f"{base}/latest"
@@ -125,7 +125,7 @@ def find_world(place: OpenStore, base: str, deadline: float) -> MeetingPoint:
     return _world(base, number, before)
 
 
-def _first_world(place: OpenStore, base: str) -> MeetingPoint:
+def _first_world(place: JoinedStore, base: str) -> MeetingPoint:
     return _open_world(place.store, base, 0) if place.rank == 0 else _world(base, 1, 0)
 
 
@@ -142,7 +142,7 @@ def _world(base: str, number: int, before: int) -> MeetingPoint:
     return MeetingPoint(f"{base}/{number}", f"{base}/{before}/next")
 
 
-def closing(place: OpenStore, world: MeetingPoint) -> Callable[[], None]:
+def closing(place: JoinedStore, world: MeetingPoint) -> Callable[[], None]:
     """What closes the store of a world that has formed; rank 0's serves the others until then."""
 
     def close() -> None:
@@ -154,7 +154,7 @@ def closing(place: OpenStore, world: MeetingPoint) -> Callable[[], None]:
     return close
 
 
-def formed_key(place: OpenStore, world: MeetingPoint) -> str:
+def formed_key(place: JoinedStore, world: MeetingPoint) -> str:
     """The key to set once all have formed a world; empty if nobody waits for it."""
     return f"{world.prefix}/formed/all" if place.is_rank_0s else ""
 

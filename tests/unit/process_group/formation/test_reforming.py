@@ -21,7 +21,7 @@ from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.default import set_default
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
-from rallypoint.store.init_method import OpenStore
+from rallypoint.store.init_method import JoinedStore
 from rallypoint.store.prefix import PrefixStore
 from tests.unit.process_group import ranks as of_ranks
 from tests.unit.process_group.ranks import run_ranks
@@ -30,7 +30,7 @@ WAIT = timedelta(seconds=200)
 
 
 def again(group: ProcessGroup, rank: int, size: int, prefix: str, **named: Any) -> None:
-    place = OpenStore(store=group.world.store, rank=rank, world_size=size)
+    place = JoinedStore(store=group.world.store, rank=rank, world_size=size)
     reform_world(group, place, prefix, **{"timeout": WAIT, **named})
 
 
@@ -64,7 +64,7 @@ def test_a_newcomer_joins() -> None:
             store = group.world.store
             group.destroy()
             group = form_world(
-                OpenStore(store=store, rank=2, world_size=3),
+                JoinedStore(store=store, rank=2, world_size=3),
                 "grown",
                 timeout=WAIT,
                 backend=of_ranks.chosen_backend,
@@ -264,7 +264,7 @@ def test_the_store_is_closed_once() -> None:
         other = PrefixStore("elsewhere", group.world.store)
         reform_world(
             group,
-            OpenStore(store=other, rank=0, world_size=1),
+            JoinedStore(store=other, rank=0, world_size=1),
             "other store",
             timeout=WAIT,
             on_destroy=second,
