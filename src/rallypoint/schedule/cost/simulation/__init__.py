@@ -31,7 +31,7 @@ _HOPS = Links("hops", (Level("all", math.inf, latency_us=1.0),), slots=64)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     """The result of a simulation.
 
     Attributes:
@@ -73,7 +73,7 @@ class Simulation:
                 "operations, too many to simulate; take fewer ranks or another algorithm"
             )
 
-    def run(self, nbytes: float, conditions: Conditions = CALM) -> Outcome:
+    def run(self, nbytes: float, conditions: Conditions = CALM) -> SimulationResult:
         """Time a call of `nbytes` bytes: the size of a block, or for all_to_all of all blocks."""
         block = nbytes
         if self.program.collective is Collective.ALL_TO_ALL:
@@ -82,7 +82,7 @@ class Simulation:
         priced = slowed(pieces, block, self.links)
         path_us, method = self._path(priced, conditions)
         bound, busy_us = self.load.bound_us(self.links, priced)
-        return Outcome(
+        return SimulationResult(
             time_us=self.links.start_us + max(path_us, busy_us),
             pieces=pieces.number,
             steps=self.steps,
