@@ -17,7 +17,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
-from rallypoint.pytorch.devices import Devices
+from rallypoint.pytorch.devices import DeviceGroups
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.operations import Operations
 from rallypoint.pytorch.untraced import untraced
@@ -37,7 +37,7 @@ class BaseGroup(Operations):
         """The common part of construction."""
         self.engine_group = group
         self.store = store
-        self.devices = Devices(group, store, self.adopt)
+        self.devices = DeviceGroups(group, store, self.adopt)
         self._coalesced: list[Any] | None = None
         self._splits = 0
         self._is_over = False

@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d as c10d
 
 from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.devices import Devices
+from rallypoint.pytorch.devices import DeviceGroups
 from rallypoint.pytorch.events import recorded
 from rallypoint.pytorch.operations import Operations
 from rallypoint.pytorch.routes import hand
@@ -41,7 +41,7 @@ class RallypointBackend(Operations, c10d.Backend):
     _supports_time_estimate = False
     is_watched = True  # calls that come this way want to be seen
 
-    def __init__(self, group: ProcessGroup, devices: Devices, above: Any) -> None:  # noqa: ANN401
+    def __init__(self, group: ProcessGroup, devices: DeviceGroups, above: Any) -> None:  # noqa: ANN401
         c10d.Backend.__init__(self, group.own_rank, group.size())
         self._above = weakref.ref(above)
         self.engine_group = group

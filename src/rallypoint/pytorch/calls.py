@@ -23,7 +23,7 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.process_group.work import CallDetails, ended_on_error
 from rallypoint.pytorch.buckets import shared_buckets
-from rallypoint.pytorch.devices import Devices
+from rallypoint.pytorch.devices import DeviceGroups
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.versions import factor_of
@@ -49,7 +49,7 @@ class Calls:
     """
 
     engine_group: ProcessGroup
-    devices: Devices
+    devices: DeviceGroups
 
     def share_bucket(self, tensor: Tensor) -> None:
         """Let the ranks of this host read one of DDP's buckets in place from now on."""

@@ -65,7 +65,7 @@ def why_staged(seats: Sequence[Seat]) -> str | None:
     return None
 
 
-class Devices:
+class DeviceGroups:
     """The groups that take one group's calls for other devices.
 
     Args:

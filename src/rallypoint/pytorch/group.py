@@ -17,7 +17,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.c10d_backend import RallypointBackend
-from rallypoint.pytorch.devices import Devices
+from rallypoint.pytorch.devices import DeviceGroups
 from rallypoint.pytorch.reconfiguring import Reconfiguring
 from rallypoint.pytorch.routes import handed, kind_given
 from rallypoint.pytorch.untraced import untraced
@@ -141,7 +141,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         group = self.engine_group
         self._reconfiguring.form(opts.uuid, opts.handles, opts.timeout or group.timeout)
         self.torchs = dist.ProcessGroup(self.store, group.own_rank, group.size())
-        self.devices = Devices(group, self.store, self.adopt)
+        self.devices = DeviceGroups(group, self.store, self.adopt)
         self._make_backend()
         self.torchs._register_backend(torch.device("cpu"), _TYPES.CUSTOM, self._below)
         self.torchs._set_group_name(self.group_name)

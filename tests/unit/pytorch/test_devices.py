@@ -441,7 +441,7 @@ def test_a_store_that_is_lost_costs_cpu_tensors_nothing() -> None:
         with pytest.raises(StoreConnectionError):
             while True:
                 store.check(["here"])
-        again = devices.Devices(engine, None, group.adopt)
+        again = devices.DeviceGroups(engine, None, group.adopt)
         ones = torch.ones(3)
         group.allreduce([ones]).wait()
         assert ones.tolist() == [2.0] * 3
