@@ -19,7 +19,7 @@ from rallypoint.base import worker_hook
 from rallypoint.base.errors import HostError
 from rallypoint.process_group.delegated.delegate import LibraryMember
 from rallypoint.pytorch import other_backends
-from rallypoint.pytorch.devices import Seat, why_staged
+from rallypoint.pytorch.devices import RankDevices, why_staged
 from rallypoint.pytorch.store_adapter import StoreAdapter
 
 
@@ -92,12 +92,12 @@ def _bound_device(member: LibraryMember, kind: str) -> Any:
 def _check_gpus_differ(member: LibraryMember) -> None:
     """Check that no two ranks use the same GPU; all ranks come to the same result."""
     store = member.store
-    seat = Seat.own()
+    seat = RankDevices.own()
     store.set(f"seat/{member.rank}", json.dumps([seat.host, seat.has_nccl, seat.gpus]))
     keys = [f"seat/{rank}" for rank in range(len(member.ranks))]
     store.wait(keys, member.timeout)
     told = [json.loads(each) for each in store.multi_get(keys)]
-    seats = [Seat(host, has_nccl, tuple(gpus)) for host, has_nccl, gpus in told]
+    seats = [RankDevices(host, has_nccl, tuple(gpus)) for host, has_nccl, gpus in told]
     if why := why_staged(seats):
         raise HostError(f"backend='nccl' cannot serve these ranks: {why}; use backend='rallypoint'")
 

@@ -29,7 +29,7 @@ Adopt = Callable[[str, Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankDevices:
     """What a rank reports about its GPUs.
 
     Attributes:
@@ -42,7 +42,7 @@ class Seat:
     gpus: tuple[str, ...]
 
     @classmethod
-    def own(cls) -> Seat:
+    def own(cls) -> RankDevices:
         """This process's seat; does not touch the GPUs, so that the process may still be forked."""
         names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
         count = torch.cuda.device_count()
@@ -51,7 +51,7 @@ class Seat:
         return cls(host_identity(), dist.is_nccl_available(), tuple(gpus))
 
 
-def why_staged(seats: Sequence[Seat]) -> str | None:
+def why_staged(seats: Sequence[RankDevices]) -> str | None:
     """Why the ranks with these seats cannot use NCCL with each other; None if they can."""
     lacking = [rank for rank, seat in enumerate(seats) if not seat.has_nccl]
     if lacking:
@@ -117,7 +117,7 @@ class DeviceGroups:
         self._groups = dict.fromkeys(MAKERS)
 
     def _tell(self) -> None:
-        text = json.dumps(asdict(Seat.own()))
+        text = json.dumps(asdict(RankDevices.own()))
         # Without the store the group has all that CPU tensors need, and its calls say who was lost.
         with suppress(StoreConnectionError):
             self._group.world.store.set(f"{self._prefix}/{self._group.own_rank}", text)
@@ -126,7 +126,7 @@ class DeviceGroups:
         keys = [f"{self._prefix}/{rank}" for rank in range(self._group.size())]
         told = [json.loads(text) for text in self._group.world.store.multi_get(keys)]
         reason = why_staged(
-            [Seat(each["host"], each["has_nccl"], tuple(each["gpus"])) for each in told]
+            [RankDevices(each["host"], each["has_nccl"], tuple(each["gpus"])) for each in told]
         )
         if reason is None:
             store = dist.PrefixStore(f"{self._prefix}/{kind}", self._store)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError  # noqa: E402
 from rallypoint.pytorch import devices  # noqa: E402
 from rallypoint.pytorch import work as works  # noqa: E402
-from rallypoint.pytorch.devices import Seat, why_staged  # noqa: E402
+from rallypoint.pytorch.devices import RankDevices, why_staged  # noqa: E402
 from rallypoint.pytorch.memory import Memory  # noqa: E402
 from rallypoint.pytorch.versions import HAS_BACKENDS  # noqa: E402
 from rallypoint.pytorch.work import DoneWork  # noqa: E402
@@ -285,7 +285,7 @@ def every_call(tensor: Any) -> dict[str, Any]:
 
 def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: Recorder())
-    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
+    monkeypatch.setattr(RankDevices, "own", lambda: RankDevices("here", True, ("0", "1")))
 
     def main(group: Any) -> None:
         ours = group._get_backend(torch.device("cpu"))
@@ -311,7 +311,7 @@ def test_every_call_goes_to_the_group_of_its_device(monkeypatch: pytest.MonkeyPa
 def test_a_batch_of_messages_begins_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is the first call on its device."""
     monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: Recorder())
-    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
+    monkeypatch.setattr(RankDevices, "own", lambda: RankDevices("here", True, ("0", "1")))
 
     def operation(kind: Any, tensor: Any, group: Any) -> Any:
         one = object.__new__(dist.P2POp)  # its constructor asks for groups that torch has made
@@ -378,7 +378,7 @@ def test_lists_of_tensors_on_several_devices(monkeypatch: pytest.MonkeyPatch) ->
             return lambda *_: types.SimpleNamespace(wait=lambda: waited.append(name))
 
     monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: Inner())
-    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0", "1")))
+    monkeypatch.setattr(RankDevices, "own", lambda: RankDevices("here", True, ("0", "1")))
 
     def main(group: Any) -> None:
         near = torch.ones(1)
@@ -393,7 +393,7 @@ def test_ranks_that_share_a_gpu_are_told_once_why_it_is_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(devices.MAKERS, "meta", lambda *_: pytest.fail("not to be made"))
-    monkeypatch.setattr(Seat, "own", lambda: Seat("here", True, ("0",)))
+    monkeypatch.setattr(RankDevices, "own", lambda: RankDevices("here", True, ("0",)))
 
     def main(group: Any) -> None:
         for _ in range(2):
@@ -411,18 +411,21 @@ def test_ranks_that_share_a_gpu_are_told_once_why_it_is_slow(
 @pytest.mark.parametrize(
     ("seats", "reason"),
     [
-        ([Seat("a", True, ("0", "1")), Seat("a", True, ("0", "1"))], None),
-        ([Seat("a", True, ("0",)), Seat("a", True, ("1",))], None),
-        ([Seat("a", True, ("0",)), Seat("b", True, ("0",))], None),
-        ([Seat("a", True, ("0",)), Seat("a", False, ("1",))], "rank 1 has a PyTorch without NCCL"),
+        ([RankDevices("a", True, ("0", "1")), RankDevices("a", True, ("0", "1"))], None),
+        ([RankDevices("a", True, ("0",)), RankDevices("a", True, ("1",))], None),
+        ([RankDevices("a", True, ("0",)), RankDevices("b", True, ("0",))], None),
         (
-            [Seat("b", True, ("0",)), *[Seat("a", True, ("3",))] * 2],
+            [RankDevices("a", True, ("0",)), RankDevices("a", False, ("1",))],
+            "rank 1 has a PyTorch without NCCL",
+        ),
+        (
+            [RankDevices("b", True, ("0",)), *[RankDevices("a", True, ("3",))] * 2],
             "the 2 ranks on the host of rank 1 share 1 GPU",
         ),
-        ([Seat("a", True, ())], "share 0 GPU"),
+        ([RankDevices("a", True, ())], "share 0 GPU"),
     ],
 )
-def test_nccl_wants_a_gpu_for_each_rank(seats: list[Seat], reason: str | None) -> None:
+def test_nccl_wants_a_gpu_for_each_rank(seats: list[RankDevices], reason: str | None) -> None:
     found = why_staged(seats)
     assert found is None if reason is None else reason in str(found)
 
