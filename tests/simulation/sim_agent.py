@@ -20,7 +20,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Call,
     Message,
     OpenStore,
-    Send,
+    SendMessage,
     Setup,
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
@@ -139,9 +139,11 @@ class SimAgent(Process):
                 if self.dies_after < 0:
                     return cluster.kill_agent(self, "in the middle of a decision")
             match action:
-                case Send(to="keeper", message=message) | Call(message=message) if self.keeper:
+                case SendMessage(to="keeper", message=message) | Call(message=message) if (
+                    self.keeper
+                ):
                     self.keeper.send(message)
-                case Send(to=to, at=at, message=message):
+                case SendMessage(to=to, at=at, message=message):
                     cluster.network.send(self, to, at, message)
                 case Call(at=at, message=message):
                     cluster.network.call(self, at, message)

@@ -21,7 +21,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Promise,
     Propose,
     Refused,
-    Send,
+    SendMessage,
     Setup,
 )
 from rallypoint.rendezvous.consensus.rules import Rules
@@ -101,7 +101,7 @@ class SimBallots:
         campaign = Campaign(setup, self._rules, ballot, voter.decided, self._now)
         self._candidates[key] = _Candidate(campaign)
         for send in campaign.in_earnest():
-            assert isinstance(send, Send)
+            assert isinstance(send, SendMessage)
             self._post(key, send.to, send.message)
 
     def _deliver(self, sender: str, to: str, message: Message) -> None:

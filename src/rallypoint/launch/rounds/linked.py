@@ -28,7 +28,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Call,
     Message,
     OpenStore,
-    Send,
+    SendMessage,
     Setup,
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
@@ -276,7 +276,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._tell(decision.reason)
         for action in decision.actions:
             match action:
-                case Send(to=to, at=at, message=message):
+                case SendMessage(to=to, at=at, message=message):
                     self._send(to, at, message)
                 case Call(at=at, message=message):
                     self._call(at, message)

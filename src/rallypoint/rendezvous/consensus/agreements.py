@@ -16,7 +16,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Agreement,
     Ballot,
     Propose,
-    Send,
+    SendMessage,
     Setup,
 )
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
@@ -141,7 +141,7 @@ class Agreements:
             needs_store = key == opener and pending.store is None
             if is_first or needs_store or key not in pending.accepted_by:
                 at = Endpoint(host=member.address, port=member.port)
-                sent.append(Send(to=key, at=at, message=message))
+                sent.append(SendMessage(to=key, at=at, message=message))
         return sent
 
     def _message(self, agreement: Agreement, now: float) -> Propose:

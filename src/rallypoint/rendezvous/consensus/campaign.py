@@ -12,7 +12,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Call,
     Prepare,
     Promise,
-    Send,
+    SendMessage,
     Setup,
 )
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
@@ -49,13 +49,15 @@ class Campaign:
         )
         if self.decided.number == BEFORE_ALL:
             return [
-                Send(to=self._setup.me.key, at=None, message=prepare)
+                SendMessage(to=self._setup.me.key, at=None, message=prepare)
                 if slot == self._setup.slot
                 else Call(at=endpoint, message=prepare)
                 for slot, endpoint in enumerate(self._setup.endpoints)
             ]
         return [
-            Send(to=each.key, at=Endpoint(host=each.address, port=each.port), message=prepare)
+            SendMessage(
+                to=each.key, at=Endpoint(host=each.address, port=each.port), message=prepare
+            )
             for each in self._rules.voters(self.decided)
         ]
 

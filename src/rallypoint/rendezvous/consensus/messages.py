@@ -252,7 +252,7 @@ Message = (
 # What a driver performs.
 
 
-class Send(Record, kw_only=True):
+class SendMessage(Record, kw_only=True):
     """Send to the agent with this key, over an existing connection or a new one to `at`.
 
     If another agent answers there, the intended one is gone: call `closed`. Without a connection
@@ -278,7 +278,7 @@ class OpenStore(Record, kw_only=True):
     members: tuple[Member, ...]
 
 
-Action = Send | Call | OpenStore | Start | Stop | Finish | Notice
+Action = SendMessage | Call | OpenStore | Start | Stop | Finish | Notice
 
 
 class Setup(Record, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from rallypoint.rendezvous.consensus.messages import Action, Message, Send
+from rallypoint.rendezvous.consensus.messages import Action, Message, SendMessage
 from rallypoint.rendezvous.job.decision import Decision
 
 
@@ -25,7 +25,7 @@ class Outbox:
     def add(self, actions: Iterable[Action], because: str = "") -> None:
         """To be done next, in this order."""
         for action in actions:
-            if isinstance(action, Send) and action.to == self._key:
+            if isinstance(action, SendMessage) and action.to == self._key:
                 self.own.append(action.message)
             else:
                 self._actions.append(action)

@@ -35,7 +35,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Promise,
     Propose,
     Refused,
-    Send,
+    SendMessage,
     Unknown,
 )
 from rallypoint.rendezvous.consensus.outbox import Outbox
@@ -403,7 +403,9 @@ class Participant:
             self._follower.ballot < message.ballot
         ):
             at = Endpoint(host=message.leader.address, port=message.leader.port)
-            self._out.add([Send(to=message.leader.key, at=at, message=self._follower.join())])
+            self._out.add(
+                [SendMessage(to=message.leader.key, at=at, message=self._follower.join())]
+            )
 
     def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
         """A coordinator that is ours has sent a message."""
@@ -470,7 +472,7 @@ class Participant:
             and leader.key not in self._gone
         ):
             at = Endpoint(host=leader.address, port=leader.port)
-            self._out.add([Send(to=leader.key, at=at, message=self._follower.join())])
+            self._out.add([SendMessage(to=leader.key, at=at, message=self._follower.join())])
         if campaign and decided and decided.number > campaign.decided.number:
             self._search.pause_as_candidate(now)  # it asked agents that no longer decide
             if not self._register.may_claim():
@@ -562,7 +564,7 @@ class Participant:
         leader = self._follower.leader
         is_known = leader is not None and leader.key == key
         at = Endpoint(host=leader.address, port=leader.port) if leader and is_known else None
-        self._out.add([Send(to=key, at=at, message=message)])
+        self._out.add([SendMessage(to=key, at=at, message=message)])
 
     def _finish(self, finish: Finish) -> None:
         if finish.outcome is Outcome.SUCCEEDED and not self._follower.has_run:

@@ -11,7 +11,7 @@ silent too. When it counts as lost, its own lease has ended its workers (followe
 from __future__ import annotations
 
 from rallypoint.rendezvous.consensus.agreements import Agreements
-from rallypoint.rendezvous.consensus.messages import Message, Send, Setup
+from rallypoint.rendezvous.consensus.messages import Message, SendMessage, Setup
 from rallypoint.rendezvous.consensus.outbox import Outbox
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
 from rallypoint.rendezvous.job.reports import NodeReport
@@ -101,7 +101,7 @@ class Peers:
         """Send that to one of them, or to the sender of the last message."""
         peer = self.by_key.get(key)
         at = None if peer is None else peer.at
-        self._out.add([Send(to=key, at=at, message=message)])
+        self._out.add([SendMessage(to=key, at=at, message=message)])
 
     def tell_all(self, message: Message) -> None:
         """Send that to each of them."""

@@ -15,7 +15,7 @@ from random import Random
 from rallypoint.rendezvous.consensus.campaign import Campaign
 from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
 from rallypoint.rendezvous.consensus.follower import Follower
-from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Promise, Send
+from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Promise, SendMessage
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import next_notice
@@ -123,7 +123,7 @@ class Search:
         others = [each for each in self._follower.voters if each.key != me and each.key not in gone]
         for voter in self._random.sample(others, min(len(others), _ASK)):
             at = Endpoint(host=voter.address, port=voter.port)
-            asked.append(Send(to=voter.key, at=at, message=join))
+            asked.append(SendMessage(to=voter.key, at=at, message=join))
         return asked
 
     def unreachable(self, at: Endpoint, why: str, now: float, *, stands: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from rallypoint.rendezvous.consensus.agreements import Agreements
 from rallypoint.rendezvous.consensus.campaign import Campaign
-from rallypoint.rendezvous.consensus.messages import Action, Ballot, Prepare, Send, Setup
+from rallypoint.rendezvous.consensus.messages import Action, Ballot, Prepare, SendMessage, Setup
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER
 from rallypoint.rendezvous.consensus.voter import before_all
@@ -55,7 +55,7 @@ class KeyValueRegister(Register):
     def look(self, join: Join, now: float) -> list[Action]:
         """See Register."""
         self._looked_at = now
-        return [Send(to=KEEPER, at=None, message=join)]
+        return [SendMessage(to=KEEPER, at=None, message=join)]
 
     def is_kept_by(self, key: str) -> bool:
         """See Register."""
@@ -75,7 +75,7 @@ class _Claim(Campaign):
         prepare = Prepare(
             ballot=self.ballot, stamp=self._stamp, decided=self.decided, is_trial=False
         )
-        return [Send(to=KEEPER, at=None, message=prepare)]
+        return [SendMessage(to=KEEPER, at=None, message=prepare)]
 
     def text(self) -> str:
         return ""
@@ -92,7 +92,7 @@ class _Agreements(Agreements):
         if pending is not None and KEEPER not in pending.accepted_by:
             return []  # it is asked anyway
         newest = self.newest if pending is None else pending.agreement
-        return [Send(to=KEEPER, at=None, message=self._message(newest, now))]
+        return [SendMessage(to=KEEPER, at=None, message=self._message(newest, now))]
 
     def counted(self, known: Collection[str]) -> Collection[str]:
         """See Agreements: while the keeper is unavailable, every member decides."""

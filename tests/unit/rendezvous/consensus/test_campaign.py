@@ -12,7 +12,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Call,
     Prepare,
     Promise,
-    Send,
+    SendMessage,
     Setup,
 )
 from rallypoint.rendezvous.consensus.rules import Rules
@@ -98,8 +98,8 @@ def test_a_promise_counts_once_and_in_its_own_ballot_only() -> None:
 def test_a_trial_is_asked_again_in_earnest() -> None:
     campaign = campaign_of(listed("abc"))
     asked = campaign.ask()
-    assert all(isinstance(each.message, Prepare) for each in asked if isinstance(each, Send))
-    assert [each.to for each in asked if isinstance(each, Send)] == ["a", "b", "c"]
+    assert all(isinstance(each.message, Prepare) for each in asked if isinstance(each, SendMessage))
+    assert [each.to for each in asked if isinstance(each, SendMessage)] == ["a", "b", "c"]
     for voter in "ab":
         campaign.promised(promise(voter, is_trial=True), 6.0)
     assert campaign.won_at == 6.0
@@ -140,7 +140,7 @@ def test_the_newest_acceptance_binds(
 def test_a_job_begins_with_those_who_agree_to_it() -> None:
     campaign = campaign_of(before_all(ENDPOINTS), slot=0)
     asked = campaign.in_earnest()
-    assert [type(each) for each in asked] == [Send, Call, Call]
+    assert [type(each) for each in asked] == [SendMessage, Call, Call]
     for slot, key in ((2, "c"), (0, "a")):
         came = promise(slot_key(slot)).__replace__(member=MEMBERS[key])
         campaign.promised(came, 6.0)
