@@ -58,7 +58,7 @@ class OpenRound(Record, kw_only=True):
     may_replace: bool = False
 
 
-class Stage(Enum):
+class JobStage(Enum):
     """Where the job stands."""
 
     GATHERING = "gathering"
@@ -67,11 +67,11 @@ class Stage(Enum):
     DONE = "done"
 
 
-_MOVES: dict[Stage, tuple[Stage, ...]] = {
-    Stage.GATHERING: (Stage.RUNNING, Stage.DONE),
-    Stage.RUNNING: (Stage.STOPPING, Stage.GATHERING, Stage.DONE),
-    Stage.STOPPING: (Stage.GATHERING, Stage.DONE),
-    Stage.DONE: (),
+_MOVES: dict[JobStage, tuple[JobStage, ...]] = {
+    JobStage.GATHERING: (JobStage.RUNNING, JobStage.DONE),
+    JobStage.RUNNING: (JobStage.STOPPING, JobStage.GATHERING, JobStage.DONE),
+    JobStage.STOPPING: (JobStage.GATHERING, JobStage.DONE),
+    JobStage.DONE: (),
 }
 
 
@@ -83,7 +83,7 @@ class Coordinator:
 
     def __init__(self, limits: Limits, max_restarts: int) -> None:
         self.max_restarts = max_restarts
-        self.stage = Stage.GATHERING
+        self.stage = JobStage.GATHERING
         self.round = -1
         self._known_round = -1  # the newest one that somebody here has seen, also of another job
         self.restarts = 0
@@ -125,7 +125,7 @@ class Coordinator:
         if runs:
             for member in members:
                 self._gathering.join(member, now)
-            self._move(Stage.RUNNING)
+            self._move(JobStage.RUNNING)
             self.wake_at = None
         elif round_number >= 0:
             self._gathering.expect({member.key for member in members})
@@ -141,7 +141,7 @@ class Coordinator:
 
     def joined(self, member: Member, now: float, report: NodeReport = _NEW) -> Decision:
         """A node's agent joins, with what it knows of rounds before."""
-        if self.stage is Stage.DONE:
+        if self.stage is JobStage.DONE:
             return Decision(
                 (Refuse(member.key, "the job is over"),), f"{member.host} joined after the end"
             )
@@ -154,10 +154,10 @@ class Coordinator:
         self._see_who_goes_on(member.key, report)
         came = f"{member.host} joined"
         match self.stage:
-            case Stage.GATHERING:
+            case JobStage.GATHERING:
                 return self._open_if_complete(now, otherwise=Decision((), came))
             # A new round would throw away what some have finished; newcomers have to wait.
-            case Stage.RUNNING if self._has_room() and not self.current.is_finishing:
+            case JobStage.RUNNING if self._has_room() and not self.current.is_finishing:
                 self.current.came.append(member.host)
                 pause_s = self._flapping.pause_s(now)
                 in_s = self._began_at + pause_s - now
@@ -204,14 +204,14 @@ class Coordinator:
 
     def _see_who_goes_on(self, key: str, report: NodeReport) -> None:
         """Until the next round begins, also if another coordinator has ended the one before."""
-        if self.stage is Stage.GATHERING and report.is_over and key in self.current:
+        if self.stage is JobStage.GATHERING and report.is_over and key in self.current:
             has_it = report.round == self.round
             self.current.ended(key, report if has_it else report.without(self.round))
 
     def _stop_was_asked(self, text: str) -> Decision:
         self._stop_asked = text
         self.current.was_whole = not self.current.is_broken
-        if self.stage is Stage.GATHERING:
+        if self.stage is JobStage.GATHERING:
             return self._finish(Outcome.STOPPED, text)
         return self._stop(text)
 
@@ -236,15 +236,15 @@ class Coordinator:
         self._reports.pop(key, None)
         current.leaving.pop(key, None)
         current.present.discard(key)
-        if self.stage is Stage.DONE or member is None:
+        if self.stage is JobStage.DONE or member is None:
             return NOTHING
         name = current.name_of(key, member.host)
-        if self.stage is Stage.GATHERING:
+        if self.stage is JobStage.GATHERING:
             current.forget(key)
             left = Decision((), f"{name} left before the start: {why}")
             return left + self._open_if_complete(now, otherwise=NOTHING)
         if key not in current:
-            if self.stage is Stage.RUNNING and member.host in current.came:
+            if self.stage is JobStage.RUNNING and member.host in current.came:
                 current.came.remove(member.host)
             return Decision((), f"{name}, which waited for the next round, left: {why}")
         if not current.left(key, name):
@@ -253,10 +253,10 @@ class Coordinator:
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
-        if self.stage is Stage.RUNNING and self.wake_at is not None and now >= self.wake_at:
+        if self.stage is JobStage.RUNNING and self.wake_at is not None and now >= self.wake_at:
             self.wake_at = None
             return self._admit()
-        if self.stage is not Stage.GATHERING or self.wake_at is None or now < self.wake_at:
+        if self.stage is not JobStage.GATHERING or self.wake_at is None or now < self.wake_at:
             return NOTHING
         if self._gathering.is_complete(now):
             return self._open_if_complete(now, otherwise=NOTHING)
@@ -293,21 +293,21 @@ class Coordinator:
     @property
     def is_busy(self) -> bool:
         """Whether members have, or may have, running workers, or the job is over."""
-        return self.stage is not Stage.GATHERING
+        return self.stage is not JobStage.GATHERING
 
     @property
     def is_over(self) -> bool:
         """Whether it has been decided how the job ends."""
-        return self.stage is Stage.DONE
+        return self.stage is JobStage.DONE
 
     @property
     def stopping(self) -> Stop | None:
         """The order that ends the newest round, until it is over."""
-        return self._stop_order if self.stage is Stage.STOPPING else None
+        return self._stop_order if self.stage is JobStage.STOPPING else None
 
     def is_running(self, round_number: int) -> bool:
         """Whether that round is to be started, or is running and not being ended."""
-        return self.stage is Stage.RUNNING and self.round == round_number
+        return self.stage is JobStage.RUNNING and self.round == round_number
 
     @property
     def text(self) -> str:
@@ -317,7 +317,7 @@ class Coordinator:
     @property
     def waiting(self) -> int:
         """The number of nodes that wait for the next round while one runs."""
-        if self.stage is Stage.GATHERING:
+        if self.stage is JobStage.GATHERING:
             return 0
         return len(self.here) - len(self.current.present)
 
@@ -334,7 +334,7 @@ class Coordinator:
         return len(current.members) - len(current.lost) < self._gathering.limits.max_nodes
 
     def _expects(self, key: str) -> bool:
-        return self.stage in (Stage.RUNNING, Stage.STOPPING) and key in self.current
+        return self.stage in (JobStage.RUNNING, JobStage.STOPPING) and key in self.current
 
     def _runs(self, key: str, report: NodeReport) -> bool:
         return self._expects(key) and report.round == self.round
@@ -379,7 +379,7 @@ class Coordinator:
             self._short_lives.count(
                 now - self._began_at, newcomers_lost=newcomers_lost, others_lost=others_lost
             )
-        self._move(Stage.GATHERING)
+        self._move(JobStage.GATHERING)
         self._because = after.reason
         was_broken = current.is_broken or facts.root or facts.nodes_lost or facts.interrupted
         self._is_urgent = bool(was_broken)
@@ -393,7 +393,7 @@ class Coordinator:
             self._set_alarm()
             return otherwise
         because, self._because = self._because, ""
-        self._move(Stage.RUNNING)
+        self._move(JobStage.RUNNING)
         may_join = now - self._began_at >= self._short_lives.pause_s
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
@@ -425,7 +425,7 @@ class Coordinator:
     def _let_join(self, now: float) -> Decision:
         """Workers are ready for empty places: now, or soon with others, or after a pause."""
         current = self.current
-        if self.stage is not Stage.RUNNING or current.is_finishing or not current.joining:
+        if self.stage is not JobStage.RUNNING or current.is_finishing or not current.joining:
             return NOTHING
         pause_s = self._short_lives.pause_s
         due_at = max(self._began_at + pause_s, now if current.is_complete else now + BATCH_S)
@@ -457,22 +457,22 @@ class Coordinator:
         return Decision(notices, text)
 
     def _stop(self, because: str, ending: Ending = Ending.TERMINATE) -> Decision:
-        if self.stage is not Stage.RUNNING:
+        if self.stage is not JobStage.RUNNING:
             return NOTHING
         self.wake_at = None
-        self._move(Stage.STOPPING)
+        self._move(JobStage.STOPPING)
         self._stop_order = Stop(round=self.round, because=because, ending=ending)
         return Decision((self._stop_order,), because)
 
     def _finish(self, outcome: Outcome, because: str, root: RankFailure | None = None) -> Decision:
-        self._move(Stage.DONE)
+        self._move(JobStage.DONE)
         self.wake_at = None
         culprit = root.node_rank if root else None
         what = root.text if root else ""
         finish = Finish(outcome=outcome, because=because, culprit=culprit, what=what)
         return Decision((finish,), because)
 
-    def _move(self, to: Stage) -> None:
+    def _move(self, to: JobStage) -> None:
         if to not in _MOVES[self.stage]:
             raise RuntimeError(f"a job cannot go from {self.stage.value} to {to.value}")
         self.stage = to

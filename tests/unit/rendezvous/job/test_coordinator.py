@@ -18,8 +18,8 @@ from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.coordinator import (
     BATCH_S,
     Coordinator,
+    JobStage,
     OpenRound,
-    Stage,
     next_notice,
 )
 from rallypoint.rendezvous.job.decision import Decision
@@ -405,7 +405,7 @@ def test_rounds_only_grow_and_are_charged_once(events: list[str], max_restarts: 
     stopped = [action.round for action in actions if isinstance(action, Stop)]
     assert len(set(stopped)) == len(stopped)
     finishes = [action for action in actions if isinstance(action, Finish)]
-    assert len(finishes) == (job.stage is Stage.DONE)
+    assert len(finishes) == (job.stage is JobStage.DONE)
     if finishes and finishes[0].outcome is Outcome.SUCCEEDED:
         last = max(i for i, action in enumerate(actions) if isinstance(action, OpenRound))
         assert not any(isinstance(action, Stop) for action in actions[last:])
@@ -432,7 +432,7 @@ def test_members_may_come_and_go_in_any_order(events: list[str], max_restarts: i
     number = -1
     for event in events:
         what, node, *_ = event.split()
-        is_over = job.stage is Stage.DONE
+        is_over = job.stage is JobStage.DONE
         actions = happen(job, event, wishes=False).actions
         if what == "join" and not is_over:
             here.add(node)
@@ -734,7 +734,7 @@ class ShortLived:
 
     def join(self, number: int) -> None:
         self.take(self.job.reported("a", running(number, ready=1), self.now))
-        while self.job.stage is Stage.RUNNING:
+        while self.job.stage is JobStage.RUNNING:
             self.now += 0.25
             self.take(self.job.tick(self.now))
         assert self.end(survivors=1, ready=1).members[0].size == 2
@@ -816,7 +816,7 @@ def test_a_survivor_that_dies_while_it_waits_is_replaced() -> None:
         job.joined(Member(key=key, host=f"h{key}", local_world_size=2), 0.0)
     job.node_lost("b", "its connection closed", 1.0)
     job.reported("a", end(0, survivors=2), 1.0)
-    assert job.stage is Stage.GATHERING
+    assert job.stage is JobStage.GATHERING
     job.reported("a", end(0, survivors=1, causes=(FAILED,)), 2.0)
     action = opened(job.joined(Member(key="c", host="hc", local_world_size=2), 3.0))
     assert [(member.key, member.size) for member in action.members] == [("a", 1), ("c", 0)]
