@@ -36,7 +36,7 @@ import rallypoint.launch.agent
 import rallypoint.launch.rounds
 import rallypoint.rendezvous
 from rallypoint.launch.agent import loop as agent_loop
-from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
+from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind
 from rallypoint.launch.agent.node import Phase
 from rallypoint.launch.job import Job, OnHang, Rendezvous, Talk
 from rallypoint.launch.rounds.elastic import ElasticRounds
@@ -225,7 +225,7 @@ class SimGuardian(_Inbox):
         super().__init__()
         self._node = node
         self.workers: dict[int, SimWorker] = {}
-        self._reports: list[Report] = []
+        self._reports: list[GuardianReport] = []
         self._fence: tuple[float | None, bool] = (None, False)
         self._is_paused = False
 
@@ -291,7 +291,7 @@ class SimGuardian(_Inbox):
         for each in list(self.workers.values()):
             each.resume()
 
-    def read(self, *, wait: bool = True) -> list[Report]:
+    def read(self, *, wait: bool = True) -> list[GuardianReport]:
         self.drain()
         reports, self._reports = self._reports, []
         return reports
@@ -315,7 +315,9 @@ class SimGuardian(_Inbox):
 
         def tell() -> None:
             if self.fileno() >= 0:
-                self._reports.append(Report(kind, worker, pid, code, status, 1e9 + loop.now))
+                self._reports.append(
+                    GuardianReport(kind, worker, pid, code, status, 1e9 + loop.now)
+                )
                 self.fill()
                 self._node.turn_soon()
 

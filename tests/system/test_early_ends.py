@@ -17,7 +17,7 @@ import pytest
 from tests.system.everyday import wait_until
 
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind
+from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind
 from rallypoint.launch.output.flight_report import FlightRecords
 
 pytestmark = pytest.mark.system
@@ -84,7 +84,7 @@ class Worker:
     def act(self) -> None:
         self._ours.send(b"\n")
 
-    def end(self) -> Report:
+    def end(self) -> GuardianReport:
         """How it ended, which is told once."""
         reports = self.guardian.read()
         reports = reports or self.guardian.read()

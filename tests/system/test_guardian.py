@@ -17,7 +17,7 @@ from tests.system.conftest import parent_of
 from tests.system.everyday import wait_until
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
+from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 
 pytestmark = pytest.mark.system
 
@@ -40,8 +40,8 @@ def spawn(guardian: Guardian, worker: int, *argv: str, directory: str = "") -> N
         )  # fmt: skip
 
 
-def read(guardian: Guardian, count: int) -> list[Report]:
-    reports: list[Report] = []
+def read(guardian: Guardian, count: int) -> list[GuardianReport]:
+    reports: list[GuardianReport] = []
     while len(reports) < count:
         reports += guardian.read()
     assert len(reports) == count

@@ -43,7 +43,7 @@ _KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE, _KIND_PAUSE, _KIND_RESUME = r
 
 
 class ReportKind(IntEnum):
-    """The kinds of the guardian's reports; protocol.h says what `Report`'s fields mean for each."""
+    """The kinds of the guardian's reports; protocol.h says what `GuardianReport`'s fields mean for each."""
 
     STARTED = 1
     EXITED = 2
@@ -59,7 +59,7 @@ class GuardianLostError(HostError):
     """The guardian process has died, and every worker with it."""
 
 
-class Report(Record):
+class GuardianReport(Record):
     """One event below the guardian."""
 
     kind: ReportKind
@@ -70,7 +70,7 @@ class Report(Record):
     time_s: float
 
 
-def start_error(report: Report, program: str) -> str:
+def start_error(report: GuardianReport, program: str) -> str:
     """Why it could not start a worker (SPAWN_FAILED), which was to run that program."""
     if report.code == _FORK and report.status in (errno.EAGAIN, errno.EMFILE, errno.ENOMEM):
         from rallypoint.base.refusals import refused
@@ -182,7 +182,7 @@ class Guardian:
         """Whether requests are queued until the guardian reads."""
         return bool(self._unsent)
 
-    def read(self, *, wait: bool = True) -> list[Report]:
+    def read(self, *, wait: bool = True) -> list[GuardianReport]:
         """The next reports, in the order of the events; also sends queued requests.
 
         If there is none, it waits for one, or returns none.
@@ -205,7 +205,7 @@ class Guardian:
         whole = len(data) // _REPORT.size * _REPORT.size
         self._partial = data[whole:]
         return [
-            Report(ReportKind(kind), worker, pid, code, status, time_ns / 1e9)
+            GuardianReport(ReportKind(kind), worker, pid, code, status, time_ns / 1e9)
             for kind, worker, pid, code, status, time_ns in _REPORT.iter_unpack(data[:whole])
         ]
 

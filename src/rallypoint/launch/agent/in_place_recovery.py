@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rallypoint.base.control_message import Released, WorkerReport
 from rallypoint.base.durations import brief
 from rallypoint.base.worker_stage import Stage
-from rallypoint.launch.agent.guardian import Report
+from rallypoint.launch.agent.guardian import GuardianReport
 from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
@@ -154,7 +154,7 @@ class InPlaceRecovery:
         """Tell the coordinator, if there is a place for one of them."""
         self._perform(self._state.workers_ready(len(self._workers.ready)))
 
-    def lost_standby(self, worker: Worker, report: Report, seat: Seat) -> None:
+    def lost_standby(self, worker: Worker, report: GuardianReport, seat: Seat) -> None:
         """A worker on standby has ended."""
         self._workers.lost_standby(worker)
         if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):

@@ -21,7 +21,7 @@ from rallypoint.base.control_message import (
     WorkerReport,
 )
 from rallypoint.launch.agent.entry import make_entry
-from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, Report, ReportKind
+from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error, make_room
 from rallypoint.launch.agent.local_workers import LocalWorkers
@@ -446,7 +446,7 @@ class Agent:
         for report in reports:
             self._reported(report)
 
-    def _reported(self, report: Report) -> None:
+    def _reported(self, report: GuardianReport) -> None:
         match report.kind:
             case ReportKind.UNKILLABLE:
                 self._unkillable.append(report.pid)
@@ -474,7 +474,7 @@ class Agent:
                 else:
                     self._worker_ended(worker, report)
 
-    def _worker_ended(self, worker: Worker, report: Report) -> None:
+    def _worker_ended(self, worker: Worker, report: GuardianReport) -> None:
         now = time.monotonic()
         end = worker.exit(report)
         if not end.succeeded:

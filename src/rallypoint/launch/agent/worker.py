@@ -10,7 +10,7 @@ from rallypoint.base.control_message import Place, WorkerError, WorkerReport
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
 from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.control import ControlChannel
-from rallypoint.launch.agent.guardian import Guardian, Report, ReportKind, start_error
+from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind, start_error
 from rallypoint.launch.job import Job, place_environ, worker_environ
 from rallypoint.launch.output.streams import Streams
 from rallypoint.launch.worker_group import Exit
@@ -91,7 +91,7 @@ class Worker:
         environ = place_environ(self._job, place=place, seat=seat)
         self.control.send(Place(seat.number, environ, is_urgent))
 
-    def exit(self, report: Report) -> Exit:
+    def exit(self, report: GuardianReport) -> Exit:
         """The guardian's report of this worker's end, in the coordinator's form."""
         ended_by_itself = report.code == _CLD_EXITED
         if report.kind is ReportKind.SPAWN_FAILED:

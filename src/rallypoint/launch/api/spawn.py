@@ -19,7 +19,7 @@ from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
 from rallypoint.launch.agent.guardian import (
     Guardian,
     GuardianLostError,
-    Report,
+    GuardianReport,
     ReportKind,
     start_error,
 )
@@ -84,7 +84,7 @@ class SpawnContext:
                 descriptors=(0, 1, 2, theirs.fileno(), theirs.fileno()),
             )
 
-    def _take(self, reports: Sequence[Report]) -> None:
+    def _take(self, reports: Sequence[GuardianReport]) -> None:
         for report in reports:
             if report.kind is ReportKind.STARTED:
                 self._pids[report.worker] = report.pid
@@ -95,7 +95,7 @@ class SpawnContext:
                 if report.kind is ReportKind.SPAWN_FAILED or report.status or report.code != 1:
                     self._fail(report)
 
-    def _fail(self, report: Report) -> None:
+    def _fail(self, report: GuardianReport) -> None:
         number = report.worker
         result = read_result(self._path, number)
         self.close()
