@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from rallypoint.base.control_message import Kept
 from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.guardian import Guardian
-from rallypoint.launch.agent.trouble import Trouble
+from rallypoint.launch.agent.trouble import RoundEvidence
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.streams import Output
@@ -40,7 +40,7 @@ class LocalWorkers:
     ) -> None:
         self.by_rank: dict[int, Worker] = {}
         self.standbys: list[Worker] = []
-        self.trouble: Trouble | None = None
+        self.trouble: RoundEvidence | None = None
         self.wake_at: float | None = None
         self._job, self._selector, self._read = job, selector, read
         self._by_number: dict[int, Worker] = {}
@@ -79,7 +79,7 @@ class LocalWorkers:
             GuardianLostError: the guardian has died.
         """
         output.start_round(seat.number)
-        self.trouble = Trouble(seat.local_world_size + self._job.spares)
+        self.trouble = RoundEvidence(seat.local_world_size + self._job.spares)
         for place in seat.placements:
             worker = self._new(place, output)
             self.by_rank[place.rank] = worker

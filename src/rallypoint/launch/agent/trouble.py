@@ -23,7 +23,7 @@ _LONG_S = 1.0  # an operation that took longer is worth a word when somebody sto
 _FORMING_S = 3.0  # so long a job may have no group
 
 
-class Trouble:
+class RoundEvidence:
     """The trouble of one round.
 
     Attributes:
@@ -36,10 +36,10 @@ class Trouble:
         self._began = time.monotonic()
         self._whereabouts: Mapping[int, Whereabouts] = {}  # by rank
 
-    def renewed(self) -> Trouble:
+    def renewed(self) -> RoundEvidence:
         """For a round in which workers of this one go on."""
         self.records.forget()
-        return Trouble(0, self.records)
+        return RoundEvidence(0, self.records)
 
     def look(self, slots: Mapping[int, int]) -> bool:
         """Record the calls of the workers (rank -> slot of its record); only the first call counts.
