@@ -48,7 +48,7 @@ _OF_STANDBYS = (
 ELASTIC_BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
-class WorkerSpec(Record, kw_only=True):
+class NodeWorkers(Record, kw_only=True):
     """The workers of one node.
 
     Attributes:
@@ -177,7 +177,7 @@ class OnHang(Enum):
     STOP = "stop"
 
 
-class Job(WorkerSpec, kw_only=True, secret=("environ",)):
+class Job(NodeWorkers, kw_only=True, secret=("environ",)):
     """The job of one agent: its workers, the other nodes, and options.
 
     Attributes:
