@@ -26,7 +26,7 @@ _MOST_AT_EXIT_S = 1.0
 _MOST_RUNNING_S = 10.0  # a thread that runs in PyTorch when Python ends would abort the process
 
 
-class Work:
+class EngineWork:
     """An operation in progress. Its arrays must not be accessed before it has completed.
 
     Args:
@@ -150,12 +150,14 @@ class _Callbacks:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may add one while one is added
         self._told = threading.Condition(self._lock)
-        self._waiting: dict[_native.Work, list[tuple[Work, Callable[[Any], object]]]] = {}
+        self._waiting: dict[_native.Work, list[tuple[EngineWork, Callable[[Any], object]]]] = {}
         self._threads: list[threading.Thread] = []
         self._running = 0  # the number of threads that run callbacks
         self._turn = threading.Lock()
 
-    def add(self, native: _native.Work, work: Work, callback: Callable[[Any], object]) -> bool:
+    def add(
+        self, native: _native.Work, work: EngineWork, callback: Callable[[Any], object]
+    ) -> bool:
         """Register a callback; returns False, and does nothing, if the operation has already
         ended.
         """

@@ -21,7 +21,7 @@ from typing import Any
 
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
-from rallypoint.engine.work import Work
+from rallypoint.engine.work import EngineWork
 from rallypoint.process_group.formation.control_graph import neighbours
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, Planner
 from rallypoint.schedule.encode import encode
@@ -118,20 +118,20 @@ def begin(
     *arguments: Any,
     finish: Callable[[], None] | None = None,
     **options: Any,
-) -> Work:
+) -> EngineWork:
     """A collective in the background."""
     native = communicator.submit(collective, *arguments, **options)
     assert not isinstance(native, int), native
-    return Work(native, communicator, Collective(collective).operation, finish)
+    return EngineWork(native, communicator, Collective(collective).operation, finish)
 
 
 def post(
     communicator: Communicator, sends: bool, peer: int, tag: int, array: Any, **options: Any
-) -> Work:
+) -> EngineWork:
     """A send or receive in the background."""
     native = communicator.post(sends, peer, tag, array, **options)
     assert not isinstance(native, int), native
-    return Work(native, communicator, "send" if sends else "recv")
+    return EngineWork(native, communicator, "send" if sends else "recv")
 
 
 def move(communicator: Communicator, source: int, target: int, tag: int, array: Any) -> int:

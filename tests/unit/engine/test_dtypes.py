@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rallypoint.engine.communicator import BAD_BUFFER, BAD_OPERATOR, DTYPES, Communicator, ReduceOp
-from rallypoint.engine.work import Work
+from rallypoint.engine.work import EngineWork
 from rallypoint.schedule.program import Collective
 from tests.unit.engine.ranks import begin, run_ranks
 
@@ -104,7 +104,7 @@ def test_every_operator_as_numpy(dtype: str, ranks: int) -> None:
                 assert work == BAD_OPERATOR, op
                 continue
             assert not isinstance(work, int), work
-            Work(work, communicator, "all_reduce").wait()
+            EngineWork(work, communicator, "all_reduce").wait()
             results.append(mine)
         return results
 

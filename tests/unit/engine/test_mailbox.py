@@ -18,7 +18,7 @@ from rallypoint.base.errors import (
     PeerLostError,
 )
 from rallypoint.engine.communicator import BAD_BUFFER, FAILED, Communicator
-from rallypoint.engine.work import Work
+from rallypoint.engine.work import EngineWork
 from rallypoint.schedule.program import Collective
 from tests.unit.engine.ranks import post, run_ranks
 
@@ -78,7 +78,7 @@ def test_random_messages_arrive_in_order(ranks: int, seed: int) -> None:
         own = random.Random(seed + communicator.rank)
         sent: dict[tuple[int, int], int] = defaultdict(int)
         received: dict[tuple[int, int], int] = defaultdict(int)
-        works: list[tuple[Work, Any, int]] = []
+        works: list[tuple[EngineWork, Any, int]] = []
         for sends, peer, tag, count in order[communicator.rank]:
             if sends:
                 number = sent[peer, tag]

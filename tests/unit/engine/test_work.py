@@ -14,12 +14,12 @@ import pytest
 
 from rallypoint.base.errors import CollectiveTimeoutError, MismatchError, PeerError, PeerLostError
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator, ReduceOp
-from rallypoint.engine.work import Work
+from rallypoint.engine.work import EngineWork
 from rallypoint.schedule.program import Collective
 from tests.unit.engine.ranks import begin, communicators_of, move, post, run_ranks, sleeps, struck
 
 
-def all_reduce(communicator: Communicator, values: Any, **options: Any) -> Work:
+def all_reduce(communicator: Communicator, values: Any, **options: Any) -> EngineWork:
     return begin(communicator, Collective.ALL_REDUCE, 0, 0, values, values, **options)
 
 
@@ -76,7 +76,7 @@ def test_completes_without_anybody_waiting() -> None:
             done = threading.Event()
             works = [all_reduce(communicator, array) for array in values]
 
-            def back(_: Work, done: threading.Event = done) -> None:
+            def back(_: EngineWork, done: threading.Event = done) -> None:
                 done.set()
 
             works[-1].add_done_callback(back)
@@ -88,7 +88,7 @@ def test_completes_without_anybody_waiting() -> None:
 
 def test_more_than_are_allowed_to_be_under_way() -> None:
     """Who begins them waits for the first one, which another rank is late for."""
-    begun: list[Work] = []
+    begun: list[EngineWork] = []
     threads: list[int] = []
 
     def main(communicator: Communicator) -> None:
@@ -141,7 +141,7 @@ def test_callbacks_and_what_finishes_run_once() -> None:
             values = np.ones(3)
             done = threading.Event()
 
-            def back(work: Work, calls: list[str] = calls, done: Any = done) -> None:
+            def back(work: EngineWork, calls: list[str] = calls, done: Any = done) -> None:
                 calls.append("callback")
                 assert work.exception() is None
                 # A callback may wait for another operation.
@@ -193,7 +193,9 @@ def test_every_operation_under_way_fails_with_the_group(way: str) -> None:
                 errors: list[PeerError | None] = []
                 told = threading.Event()
 
-                def back(work: Work, errors: Any = errors, told: threading.Event = told) -> None:
+                def back(
+                    work: EngineWork, errors: Any = errors, told: threading.Event = told
+                ) -> None:
                     errors.append(work.exception())
                     told.set()
 
@@ -347,7 +349,7 @@ def test_an_error_of_a_callback_of_what_is_over_is_reported_not_raised(
         work = all_reduce(communicator, np.ones(1))
         work.wait()
 
-        def fail(_: Work) -> None:
+        def fail(_: EngineWork) -> None:
             raise ValueError("mine")
 
         work.add_done_callback(fail)
@@ -373,7 +375,7 @@ def test_a_signal_handler_waits_for_a_work_that_is_being_finished() -> None:
 
         values = np.ones(3)
         native = all_reduce(communicator, values)._native
-        work = Work(native, communicator, "all_reduce", finish)
+        work = EngineWork(native, communicator, "all_reduce", finish)
         before = signal.signal(signal.SIGUSR1, handle)
         try:
             work.wait()
