@@ -6,7 +6,7 @@ It would go on with wrong ranks after a loss, without an error. PyTorch is not i
 from __future__ import annotations
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.elastic.participant import Participant
+from rallypoint.elastic.participant import UpdateParticipant
 
 _OURS = "use rallypoint.pytorch.elastic"
 _FIXED = {  # by the name of the class
@@ -25,7 +25,7 @@ def refuse_fixed_size(name: str, value: object) -> None:
     Raises:
         InvalidArgumentError: it does; the message says what to use.
     """
-    if isinstance(value, Participant):
+    if isinstance(value, UpdateParticipant):
         return
     for kind in type(value).__mro__:
         instead = _FIXED.get(kind.__qualname__)

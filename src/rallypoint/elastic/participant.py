@@ -7,7 +7,7 @@ The names are those of a two-phase commit.
 from __future__ import annotations
 
 
-class Participant:
+class UpdateParticipant:
     """A value that takes part in the updates of the State that holds it."""
 
     def prepare(self) -> None:

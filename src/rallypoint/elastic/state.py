@@ -16,7 +16,7 @@ from rallypoint.base.errors import (
 from rallypoint.elastic.agreement import RankReport, Settlement
 from rallypoint.elastic.fixed_sizes import refuse_fixed_size
 from rallypoint.elastic.membership import LOSSES, View, membership
-from rallypoint.elastic.participant import Participant
+from rallypoint.elastic.participant import UpdateParticipant
 from rallypoint.elastic.transfer import synchronize
 from rallypoint.elastic.values import copied, read, restore
 from rallypoint.engine.communicator import ReduceOp
@@ -64,7 +64,7 @@ class State:
         own.update(
             values,
             _names=tuple(values),
-            _participants=[each for each in values.values() if isinstance(each, Participant)],
+            _participants=[each for each in values.values() if isinstance(each, UpdateParticipant)],
             _committed=0,
             _prepared=0,
             _prepared_in=-1,
@@ -235,7 +235,7 @@ class _Update:
     def __init__(self, state: State) -> None:
         self._state = state
         self._own = state.__dict__
-        self._participants: list[Participant] = self._own["_participants"]
+        self._participants: list[UpdateParticipant] = self._own["_participants"]
         self._part = part = membership()
         self._has_news = part.has_news
         self._mine = _NOBODY_WAITS  # what this rank says, unless it has news

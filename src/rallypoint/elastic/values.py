@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 import numpy.typing
 
-from rallypoint.elastic.participant import Participant
+from rallypoint.elastic.participant import UpdateParticipant
 
 Bytes = numpy.typing.NDArray[numpy.uint8]
 _BYTE = numpy.dtype(numpy.uint8)  # as an object, it saves a third of a `view`
@@ -89,7 +89,7 @@ def is_array(value: object) -> bool:
 def is_model(value: object) -> bool:
     """Whether its state is the same arrays for life."""
     torch = _torch()
-    return isinstance(value, Participant) or (
+    return isinstance(value, UpdateParticipant) or (
         torch is not None and isinstance(value, torch.nn.Module)
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.elastic.participant import Participant
+from rallypoint.elastic.participant import UpdateParticipant
 from rallypoint.elastic.transfer import _check, _pack, _room, _unpack
 from rallypoint.elastic.values import Outline, Spec, fill, leaf_of, outline, spec_of, write
 
@@ -68,7 +68,7 @@ def test_arrays_that_are_alike_keep_their_memory_and_others_are_made() -> None:
     assert all((each == 0).all() for each in (*got["same"], *got["longer"]))
 
 
-class Model(Participant):
+class Model(UpdateParticipant):
     """As a model in PyTorch: the names of its arrays do not change."""
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.nn import parallel
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.elastic.participant import Participant
+from rallypoint.elastic.participant import UpdateParticipant
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.groups.default import resolve
 from rallypoint.pytorch.elastic.buffers import Buffers
@@ -46,7 +46,7 @@ _NOT_TAKEN = {
 }
 
 
-class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
+class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParallel):
     """PyTorch's DistributedDataParallel, for training that goes on when ranks are lost or join.
 
         import rallypoint as dist
@@ -125,17 +125,17 @@ class DistributedDataParallel(Participant, parallel.DistributedDataParallel):
         dist._register_comm_hook(self.reducer, reduction, _reduce)
 
     def prepare(self) -> None:
-        """See Participant."""
+        """See UpdateParticipant."""
         self._assign_modules_buffers()
         if self._has_equal_buffers:
             self._kept_buffers.make_equal(self.modules_buffers, resolve(None))
 
     def commit(self) -> None:
-        """See Participant."""
+        """See UpdateParticipant."""
         self._kept_buffers.keep(self.modules_buffers)
 
     def rollback(self) -> None:
-        """See Participant."""
+        """See UpdateParticipant."""
         self._reduction.abandon()
         self.reducer._reset_state()
         for parameter in self._module_parameters:

@@ -23,7 +23,7 @@ from rallypoint.base.errors import (
     InvalidArgumentError,
     RallypointError,
 )
-from rallypoint.elastic.participant import Participant
+from rallypoint.elastic.participant import UpdateParticipant
 from rallypoint.elastic.replicas import Replicas
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
@@ -72,7 +72,7 @@ def _create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     return wrapped(_worlds[0], options)
 
 
-class HybridShard(Participant):
+class HybridShard(UpdateParticipant):
     """A model under fully_shard, whose gradients are also reduced over elastic replicas.
 
         import rallypoint as dist
@@ -156,16 +156,16 @@ class HybridShard(Participant):
         self.module.load_state_dict(state)
 
     def prepare(self) -> None:
-        """See Participant."""
+        """See UpdateParticipant."""
         if self._has_equal_buffers:
             self._kept_buffers.make_equal(list(self.module.buffers()), self._replicas.group)
 
     def commit(self) -> None:
-        """See Participant."""
+        """See UpdateParticipant."""
         self._kept_buffers.keep(list(self.module.buffers()))
 
     def rollback(self) -> None:
-        """See Participant."""
+        """See UpdateParticipant."""
         if self._has_begun:
             for each in _sharded(self.module):
                 _end_gathers(each)
