@@ -123,7 +123,7 @@ class Released(Record):
     """Agent to worker: it may stop being elastic, as it has no place in a newer round."""
 
 
-class Unknown(Record):
+class UnknownMessage(Record):
     """A message of a kind that this version does not know; to be passed over."""
 
     kind: str
@@ -132,7 +132,7 @@ class Unknown(Record):
 FromWorker = Hello | WorkerError | LongWait | CallTimedOut | LostContact | WorkerReport
 FromAgent = Place | Kept | Released
 Known = FromWorker | FromAgent
-Message = Known | Unknown
+Message = Known | UnknownMessage
 
 
 def encode(message: Known) -> bytes:
@@ -256,4 +256,4 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             return Place(number, environ, fields.get("is_urgent") is True)
     if kind in ("hello", "error", "wait", "timed out", "lost contact", "elastic", "kept", "place"):
         raise ControlMessageError(f"a control message of kind {kind!r} lacks fields; refused it.")
-    return Unknown(kind[:64])
+    return UnknownMessage(kind[:64])

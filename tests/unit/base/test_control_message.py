@@ -15,7 +15,7 @@ from rallypoint.base.control_message import (
     Known,
     LongWait,
     LostContact,
-    Unknown,
+    UnknownMessage,
     WorkerError,
     WorkerReport,
     decode,
@@ -91,7 +91,7 @@ def test_hostile_objects_are_refused_or_read(kind: object, fields: dict[str, obj
         message = decode(packet)
     except ControlMessageError:
         return
-    if not isinstance(message, Unknown):
+    if not isinstance(message, UnknownMessage):
         assert isinstance(decode(encode(message)), type(message))
 
 
@@ -128,5 +128,5 @@ def test_an_impossible_time_is_refused(time: str) -> None:
 
 
 def test_an_unknown_kind_is_passed_over() -> None:
-    assert decode(b'{"v": 1, "kind": "progress", "step": 3}') == Unknown("progress")
-    assert decode(b'{"v": 1, "kind": "abort", "reason": "why"}') == Unknown("abort")
+    assert decode(b'{"v": 1, "kind": "progress", "step": 3}') == UnknownMessage("progress")
+    assert decode(b'{"v": 1, "kind": "abort", "reason": "why"}') == UnknownMessage("abort")

@@ -12,7 +12,7 @@ from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
     Known,
     Message,
-    Unknown,
+    UnknownMessage,
     decode,
     encode,
 )
@@ -59,7 +59,7 @@ class ControlChannel:
                 message = decode(packet)
             except ControlMessageError:
                 continue
-            if not isinstance(message, Unknown):
+            if not isinstance(message, UnknownMessage):
                 messages.append(message)
         return messages, True
 
