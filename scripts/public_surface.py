@@ -168,7 +168,7 @@ def fields() -> Iterator[str]:
             keys = [each.arg for each in node.keywords if each.arg]
             yield from (f"event {event}: {key}" for key in keys if event)
     for key in ("verdict", "strength", "cause"):
-        words: type[Enum] = getattr(explanation, {"verdict": "Kind"}.get(key, key.capitalize()))
+        words: type[Enum] = getattr(explanation, key.capitalize())
         yield from (f"explain --json: {key} {each.value!r}" for each in words)
 
 

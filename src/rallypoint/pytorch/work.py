@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.futures import Future
 
-from rallypoint.engine.work import EngineWork as EngineWork
+from rallypoint.engine.work import EngineWork
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import CallDetails, ManyWorks, OneWork
 from rallypoint.pytorch.untraced import untraced

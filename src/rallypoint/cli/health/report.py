@@ -79,7 +79,7 @@ def _as_json(finding: Finding, nodes: int) -> dict[str, Any]:
 def _line(word: str, text: str, *, is_colourful: bool) -> str:
     shown = f"{word:<6}"
     if is_colourful:
-        shown = f"\x1b[{_COLOURS[Level[word.upper()]]}m{shown}\x1b[0m"
+        shown = f"\x1b[{_COLOURS[Severity[word.upper()]]}m{shown}\x1b[0m"
     return f"{shown}  {one_line(text)}"
 
 

@@ -43,7 +43,7 @@ _KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE, _KIND_PAUSE, _KIND_RESUME = r
 
 
 class ReportKind(IntEnum):
-    """The kinds of the guardian's reports; protocol.h says what `GuardianReport`'s fields mean for each."""
+    """The kinds of the guardian's reports; protocol.h says what their fields mean for each."""
 
     STARTED = 1
     EXITED = 2
