@@ -16,7 +16,7 @@ from pathlib import Path
 
 from table import human_bytes, need, print_table, save
 
-from rallypoint.cli.calibrate import RANKS, Calibration, calibrate, p95
+from rallypoint.lab.bench.calibrate import RANKS, Calibration, calibrate, p95
 
 
 def report(calibration: Calibration) -> None:

@@ -133,16 +133,15 @@ def variables() -> Iterator[str]:
 
 def flags() -> Iterator[str]:
     """Each flag of each command, as `--help` shows it; those of `run` are variables, too."""
-    from rallypoint.cli import _COMMANDS
+    from rallypoint.cli import _COMMANDS, command_of
     from rallypoint.cli.flags import FLAGS
 
     for command in _COMMANDS:
-        module = importlib.import_module(f"rallypoint.cli.{command}")
         subjects = ("slurm", "jobset") if command == "script" else ("",)
         for subject in subjects:
             words = [*filter(None, [subject]), "--help"]
             with contextlib.redirect_stdout(io.StringIO()) as text:
-                status = getattr(module, command)(words)
+                status = command_of(command)(words)
             called = " ".join(filter(None, ["rallypoint", command, subject]))
             yield f"{called} --help: exits with {status}"
             for match in re.finditer(

@@ -23,7 +23,7 @@ from tests.conftest import EACH_WAY, SOON_S
 from tests.system.conftest import Launch
 
 import rallypoint
-from rallypoint.cli.benchmark.environments import default_cache
+from rallypoint.lab.bench.environments import default_cache
 from rallypoint.testing.hosts import Hosts
 from rallypoint.testing.remote_shell import RemoteShell
 

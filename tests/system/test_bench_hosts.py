@@ -14,7 +14,7 @@ import pytest
 from tests.system.nodes import alive_on
 from tests.system.test_bench_operations import rows_of
 
-from rallypoint.cli.benchmark.environments import default_cache
+from rallypoint.lab.bench.environments import default_cache
 from rallypoint.testing.hosts import Hosts
 from rallypoint.testing.remote_shell import RemoteShell
 

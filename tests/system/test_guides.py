@@ -15,7 +15,7 @@ import pytest
 from tests.pages import Block, blocks_tested_by
 from tests.system.test_launched import LIMIT_S, NOT_OURS
 
-from rallypoint.cli.script import script
+from rallypoint.lab.script import script
 
 pytestmark = pytest.mark.system
 

@@ -21,7 +21,7 @@ from tests.system.everyday import wait_until
 from tests.system.nodes import alive_on
 from tests.unit.cluster.pmi_server import PmiServer
 
-from rallypoint.cli.benchmark.environments import default_cache
+from rallypoint.lab.bench.environments import default_cache
 from rallypoint.testing.hosts import Hosts
 from rallypoint.testing.remote_shell import RemoteShell
 

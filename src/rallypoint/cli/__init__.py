@@ -32,6 +32,8 @@ _COMMANDS = {
     "where": "show what is recognised here, such as a Slurm step, and by which variables",
 }
 
+_STUDIES = {"bench", "script", "simulate", "trace"}  # in rallypoint.lab
+
 # What other programs call it.
 _MEANT = {
     **dict.fromkeys(("cancel", "end", "kill"), "stop"),
@@ -97,13 +99,19 @@ def _refused(error: OSError) -> int:
     return 1
 
 
+def command_of(name: str) -> Callable[[Sequence[str]], int]:
+    """The function that carries out a command."""
+    room = "lab" if name in _STUDIES else "cli"
+    command: Callable[[Sequence[str]], int] = getattr(
+        importlib.import_module(f"rallypoint.{room}.{name}"), name
+    )
+    return command
+
+
 def _dispatch(words: Sequence[str]) -> int:
     name = words[0] if words else "--help"
     if name in _COMMANDS:
-        command: Callable[[Sequence[str]], int] = getattr(
-            importlib.import_module(f"rallypoint.cli.{name}"), name
-        )
-        return command(words[1:])
+        return command_of(name)(words[1:])
     if name in ("--help", "-h", "help"):
         commands = "\n".join(f"  {name:<10}{text}" for name, text in _COMMANDS.items())
         print(_HELP.format(commands=commands), end="")

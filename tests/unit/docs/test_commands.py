@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from tests.pages import ROOT, blocks, pages
 
-from rallypoint.cli import _COMMANDS
+from rallypoint.cli import _COMMANDS, command_of
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import UsageError, parse
 
@@ -58,8 +57,7 @@ def refuse_unknown_flags(name: str, words: Sequence[str]) -> None:
         parse(words, FLAGS, program="rallypoint run", environ={})
         return
     at = int(name in _WITH_A_SUBJECT and not words[0].startswith("-")) if words else 0
-    command = getattr(importlib.import_module(f"rallypoint.cli.{name}"), name)
-    if command([*words[:at], "--help", *words[at:]]) != 0:
+    if command_of(name)([*words[:at], "--help", *words[at:]]) != 0:
         raise UsageError(f"rallypoint {name} refuses {' '.join(words)}")
 
 

@@ -1,1 +1,0 @@
-"""The kinds of script that `rallypoint script` prints, a module for each."""

@@ -1,0 +1,238 @@
+"""The results of `rallypoint simulate` as rows, printed as a table and written as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.cli.quantities import bus_factor, human_bytes, human_time
+from rallypoint.lab.simulate.request import SimulationRequest
+from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
+from rallypoint.schedule.cost.links import LinkModel, read_model
+from rallypoint.schedule.cost.simulation import Simulation
+from rallypoint.schedule.cost.simulation.wave import CALM, Conditions
+from rallypoint.schedule.custom import Custom, is_file, load
+from rallypoint.schedule.program import Collective, Program, ProgramError
+
+# The two algorithms whose times are shown side by side, with their ratio.
+_SLOW, _FAST = "ring", "double_tree"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One prediction. `algbw` and `busbw` as nccl-tests define them."""
+
+    collective: str
+    algorithm: str
+    variant: str
+    ranks: int
+    ranks_per_node: int
+    bytes: int
+    time_us: float
+    p95_us: float | None  # with noise; time_us is then the median
+    steps: int
+    pieces: int
+    busiest_link_bytes: float
+    algbw_gb_s: float
+    busbw_gb_s: float
+    bound: str
+    method: str
+
+
+@dataclass(slots=True)
+class Results:
+    """Rows, and the notes that belong to them."""
+
+    model: LinkModel
+    rows: list[Prediction]
+    notes: list[str]
+
+
+def rows_of(request: SimulationRequest) -> Results:
+    """Simulate everything that was requested.
+
+    Raises:
+        InvalidArgumentError: an unknown collective, algorithm, link model or variant.
+        ProgramError: a custom algorithm is wrong.
+    """
+    model = read_model(request.links)
+    results = Results(model, [], [])
+    collective = collective_of(request.collective)
+    variants = request.variants or list(model.variants)
+    for variant in variants:
+        if variant not in model.variants:
+            raise InvalidArgumentError(
+                f"{model.name} has no variant {variant!r}; it has {', '.join(model.variants)}"
+            )
+    for name in request.algorithms or list(ALGORITHMS[collective]):
+        custom = load(name) if is_file(name) else None
+        if custom is None and name not in ALGORITHMS[collective]:
+            raise InvalidArgumentError(
+                f"{request.collective} has no algorithm {name!r}; it has "
+                f"{', '.join(ALGORITHMS[collective])}, or a file: my_algorithm.py"
+            )
+        for ranks in request.ranks:
+            per_node = min(request.per_node or model.per_node, ranks)
+            try:
+                program = program_of(collective, custom or name, Team(ranks, 0, per_node))
+                results.rows += _rows(request, model, program, variants, per_node)
+            except (InvalidArgumentError, ProgramError) as error:
+                if custom is not None or request.algorithms:
+                    raise
+                results.notes.append(f"left out: {error}")
+        if custom is not None:
+            results.notes.append(f"{custom.name}: {custom.proof}")
+    return results
+
+
+def collective_of(name: str) -> Collective:
+    """A collective by its name."""
+    known = [each for each in Collective if each is not Collective.SEND]
+    for each in known:
+        if each.operation == name:
+            return each
+    names = ", ".join(each.operation for each in known)
+    raise InvalidArgumentError(f"unknown collective {name!r}; choose one of {names}")
+
+
+def program_of(collective: Collective, algorithm: str | Custom, team: Team) -> Program:
+    """The program of a built-in or custom algorithm."""
+    if isinstance(algorithm, str):
+        return build(
+            collective, algorithm, ranks=team.ranks, root=team.root, per_node=team.per_node
+        )
+    program = algorithm.build(team)
+    if program.collective is not collective:
+        raise InvalidArgumentError(
+            f"{algorithm.path} is for {program.collective.operation}, "
+            f"not for {collective.operation}"
+        )
+    return program
+
+
+def _rows(
+    request: SimulationRequest,
+    model: LinkModel,
+    program: Program,
+    variants: Sequence[str],
+    per_node: int,
+) -> Iterator[Prediction]:
+    simulation: Simulation | None = None
+    for variant in variants:
+        links = model.links(variant, program.name).on(per_node)
+        simulation = Simulation(program, links, twin=simulation)
+        for nbytes in request.nbytes:
+            yield _row(request, simulation, variant, nbytes, per_node)
+
+
+def _row(
+    request: SimulationRequest, simulation: Simulation, variant: str, nbytes: int, per_node: int
+) -> Prediction:
+    program = simulation.program
+    block = block_bytes(program.collective, nbytes, program.ranks)
+    conditions = Conditions(
+        noise=request.noise,
+        late_us=request.late_us,
+        slow=request.slow,
+        failed=request.failed,
+        retry_us=request.retry_us,
+        seed=request.seed,
+    )
+    outcome = simulation.run(block, conditions if conditions.is_disturbed else CALM)
+    time_us, p95_us = outcome.time_us, None
+    if request.noise:
+        times = sorted(
+            simulation.run(block, conditions.with_seed(request.seed + run)).time_us
+            for run in range(request.runs)
+        )
+        time_us, p95_us = statistics.median(times), times[math.ceil(0.95 * len(times)) - 1]
+    algbw = nbytes / time_us / 1e3 if time_us else 0.0
+    return Prediction(
+        program.collective.operation,
+        program.name,
+        variant,
+        program.ranks,
+        per_node,
+        nbytes,
+        time_us,
+        p95_us,
+        outcome.steps,
+        outcome.pieces,
+        outcome.busiest_link_bytes,
+        algbw,
+        algbw * bus_factor(program.collective, program.ranks),
+        outcome.bound,
+        outcome.method,
+    )
+
+
+def block_bytes(collective: Collective, nbytes: int, ranks: int) -> float:
+    """Convert the size of the larger buffer, as nccl-tests count it, to the block size that a
+    simulation takes.
+    """
+    if collective is Collective.ALL_TO_ALL or collective is Collective.BARRIER:
+        return 0 if collective is Collective.BARRIER else nbytes
+    return nbytes / collective.most_blocks(ranks)
+
+
+def show(request: SimulationRequest, results: Results) -> None:
+    """Print the table and its notes."""
+    variants = any(row.variant for row in results.rows)
+    noisy = any(row.p95_us is not None for row in results.rows)
+    columns = ["algorithm", *(["variant"] if variants else []), "ranks", "bytes"]
+    columns += ["median" if noisy else "time", *(["p95"] if noisy else [])]
+    columns += ["steps", "busiest link", "algbw GB/s", "busbw GB/s", "bound"]
+    table = [columns]
+    for row in results.rows:
+        cells = [row.algorithm, *([row.variant] if variants else []), str(row.ranks)]
+        cells += [human_bytes(row.bytes), human_time(row.time_us)]
+        cells += [human_time(row.p95_us)] if row.p95_us is not None else []
+        cells += [str(row.steps), human_bytes(row.busiest_link_bytes)]
+        cells += [f"{row.algbw_gb_s:.4g}", f"{row.busbw_gb_s:.4g}", row.bound]
+        table.append(cells)
+    widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
+    for line in table:
+        padded = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        print(line[0].ljust(widths[0]), *padded[1:], sep="  ")
+    print()
+    for text in (*_ratios(results), *results.notes):
+        print(text)
+    model = results.model
+    print(f"Predicted, not measured, with the constants of {model.name} ({model.source}).")
+    if model.measured_ranks and max(request.ranks) > model.measured_ranks:
+        print(f"Extrapolated: the constants were measured with up to {model.measured_ranks} ranks.")
+    sys.stdout.flush()
+
+
+def _ratios(results: Results) -> Iterator[str]:
+    """How much faster the double tree is than the ring, beside published measurements."""
+    times = {
+        (row.algorithm, row.variant, row.ranks, row.bytes): row.time_us for row in results.rows
+    }
+    shown = False
+    for (algorithm, variant, ranks, nbytes), time_us in times.items():
+        slow = times.get((_SLOW, variant, ranks, nbytes))
+        if algorithm == _FAST and slow is not None and len(results.rows) <= 12:
+            where = f" with {variant}" if variant else ""
+            yield f"{_FAST} takes 1/{slow / time_us:.4g} of the time of {_SLOW}{where}."
+            shown = True
+    if shown and results.model.note:
+        yield results.model.note
+
+
+def write_json(path: str, request: SimulationRequest, results: Results) -> None:
+    """Write all results as JSON."""
+    data = {
+        "request": asdict(request),
+        "links": {"name": results.model.name, "source": results.model.source},
+        "notes": results.notes,
+        "rows": [asdict(row) for row in results.rows],
+    }
+    Path(path).write_text(json.dumps(data, indent=2) + "\n")
+    print(f"written to {path}")
