@@ -66,6 +66,32 @@ class Child {
   pid_t pid_;
 };
 
+// Whoever reads the record sees what a thread waits for, however many calls nobody waits for.
+CASE(a_transfer_that_a_thread_waits_for_has_a_place) {
+  const Memory memory;
+  const pid_t pid = fork();  // a process keeps one record
+  if (pid == 0) {
+    bool is_right = open_flight_record(memory.fd(), 0, "{}");
+    GroupRecord group("{}");
+    for (unsigned i = 0; i < kRecordedTransfers; ++i) {
+      const RecordedTransfer posted = group.post(i, 1, 0);
+      is_right &= posted.call != nullptr;
+      if (i != 3) group.await(posted);
+    }
+    is_right &= group.post(99, 1, 0).call == nullptr;
+    const RecordedTransfer taken = group.take_place(99, 1, 0);
+    is_right &= taken.call == &group.page()->transfers[3] && taken.call->what == 99;
+    group.await(taken);
+    is_right &= group.take_place(100, 1, 0).call == nullptr;
+    GroupRecord::leave_place(taken);
+    is_right &= group.post(101, 1, 0).call == taken.call;
+    _exit(is_right ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(pid, &status, 0);
+  CHECK_EQUAL(status, 0);
+}
+
 // Another process would tell the end of this one: it holds the word from its first group on.
 CASE(a_record_is_that_of_one_living_process_whose_end_its_word_tells) {
   const Memory memory;
