@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -129,15 +130,19 @@ def record_of(launch: Launch) -> int:
 
 
 MANY = """
-import glob, threading, time, numpy as np, rallypoint as dist
+import glob, os, threading, time, numpy as np, rallypoint as dist
 dist.init_process_group()
 array = np.zeros(1)
 if dist.get_rank() == 0:
+    open("pid", "w").write(str(os.getpid()))
     opened = [dist.irecv(np.zeros(1), 1, tag=tag) for tag in range(40)]
     waiting = threading.Thread(target=opened[30].wait)
     waiting.start()
     open("ready", "w").close()
-    dist.recv(array, 1, tag=77)
+    try:
+        opened[35].wait()
+    except KeyboardInterrupt:  # it waits for that no more
+        dist.recv(array, 1, tag=77)
     for work in opened: work.wait()
     waiting.join()
 else:
@@ -155,7 +160,10 @@ def test_what_threads_wait_for_is_recorded_however_many_messages_are_open(launch
     def recorded() -> set[int]:
         return {call.root for group in read_groups(record, 0) for call in group.transfers}
 
+    wait_until(lambda: recorded() >= {30, 35})
+    os.kill(int((launch.directory / "pid").read_text()), signal.SIGINT)
     wait_until(lambda: recorded() >= {30, 77})
+    assert 35 not in recorded()
     (launch.directory / "go").touch()
     assert launch.process is not None
     assert launch.process.wait(60) == 0
