@@ -170,9 +170,15 @@ def _is_stateful(value: object) -> bool:
     )
 
 
+def _is_generator(value: object) -> bool:
+    """Of NumPy, which loads that module only for programs that use it: it takes 6 ms."""
+    random = sys.modules.get("numpy.random")
+    return random is not None and isinstance(value, random.Generator)
+
+
 def read(value: Any) -> Any:
     """The value, or the state of an object that has one, as a tree."""
-    if isinstance(value, numpy.random.Generator):
+    if _is_generator(value):
         return value.bit_generator.state
     torch = _torch()
     if torch is not None and isinstance(value, torch.Generator):
@@ -183,7 +189,7 @@ def read(value: Any) -> Any:
 def write(value: Any, tree: Any) -> Any:
     """Give a value what `read` returned elsewhere; returns the value, which may be a new one."""
     torch = _torch()
-    if isinstance(value, numpy.random.Generator):
+    if _is_generator(value):
         value.bit_generator.state = tree
     elif torch is not None and isinstance(value, torch.Generator):
         value.set_state(tree)

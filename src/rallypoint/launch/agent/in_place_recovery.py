@@ -59,6 +59,7 @@ class InPlaceRecovery:
         self._perform, self._stand_by = perform, stand_by
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
+        self._is_prepared = False
         self._lost_standbys: list[Failure] = []  # in this round
         self.began_s = 0.0  # when workers went on (time.time()); 0: all are new
 
@@ -124,10 +125,21 @@ class InPlaceRecovery:
             return self.count_ready()
         if worker.rank >= 0:
             is_on = self._keeps and report.is_elastic
+            if is_on and not self._is_prepared:
+                self._prepare()
             self._perform(self._state.worker_is_elastic(worker.rank, is_on=is_on))
         if report.stage is Stage.LEAVING:
             worker.control.send(Released())
         return self._follow(time.monotonic())
+
+    def _prepare(self) -> None:
+        """Load what is needed when somebody is lost, while nobody waits for it: 1 ms."""
+        import mmap  # noqa: F401
+
+        import rallypoint.base.flight_record
+        import rallypoint.launch.output.failure_report  # noqa: F401
+
+        self._is_prepared = True
 
     def _follow(self, now: float) -> None:
         """How far the workers have come on their way to the next round."""

@@ -121,16 +121,16 @@ class LocalWorkers:
         before = list(self.by_rank.values())
         self.by_rank = {place.rank: worker for place, worker in places}
         self.standbys = [each for each in self.standbys if each not in seated]
-        for worker in before:
-            if worker not in seated:
-                self._make_room(worker)
-        if self.trouble is not None:
-            self.trouble = self.trouble.renewed()
         for place, worker in places:
             worker.take(place, seat, is_urgent=is_urgent)
             if is_urgent or worker.is_stopped:
                 self._expect(worker, now)
         self.wake_at = _earliest(seated)
+        for worker in before:
+            if worker not in seated:
+                self._make_room(worker)
+        if self.trouble is not None:
+            self.trouble = self.trouble.renewed()
 
     def stand_by(self, guardian: Guardian, output: Output, seat: Seat) -> None:
         """Start workers on standby until there is one for each empty place, and the spares.

@@ -366,8 +366,8 @@ class Agent:
         if self._state.phase is Phase.KEEPING:
             self._recorded.clear()
             self._seat = start.seat
-            self._rounds.settle()  # workers that are running need the store at once
-            return self._recovery.begin(start)
+            self._recovery.begin(start)
+            return self._rounds.settle()  # workers that go on are about to need the store
         failed, elsewhere = self._state.group, self._state.stopped_because
         seat, before = start.seat, self._state.round
         ranks = _ranks_of(seat)
