@@ -42,6 +42,8 @@ def main() -> None:
             move_file(path, tests / after.parent / name.format(after.name))
     dotted = re.compile(rf"\brallypoint\.{re.escape(old.replace('/', '.'))}(?![\w])")
     slashed = re.compile(rf"(?<=rallypoint/){re.escape(old)}{re.escape(suffix)}(?![\w])")
+    nearby = re.compile(rf"(?<![\w]){before.parent.name}/{before.name}\.py")
+    alone = re.compile(rf"(?<![\w/]){before.name}\.py")
     by_last_name = re.compile(
         rf"from rallypoint\.{re.escape(str(before.parent).replace('/', '.'))} import .*"
         rf"\b{before.name}\b"
@@ -56,6 +58,10 @@ def main() -> None:
             continue
         moved = dotted.sub(f"rallypoint.{new.replace('/', '.')}", text)
         moved = slashed.sub(f"{new}{suffix}", moved)
+        if not is_package:
+            moved = nearby.sub(f"{after.parent.name}/{after.name}.py", moved)
+            if (SOURCE / after.parent) == path.parent and before.parent == after.parent:
+                moved = alone.sub(f"{after.name}.py", moved)
         for match in by_last_name.finditer(moved):
             print(f"{name}: {match[0]}")
         if moved != text:
