@@ -31,7 +31,7 @@ from workers import answer, is_worker, measured_by
 import rallypoint as dist
 from rallypoint.base import worker_hook
 from rallypoint.base.call_trace import CallTrace
-from rallypoint.engine import communicator, flight_record
+from rallypoint.engine import communicator, recording
 
 CALLS = 2_000  # short: a round that is not disturbed shall be likely
 KINDS = ("without", "again", "with", "traced")
@@ -52,7 +52,7 @@ def groups() -> dict[str, dict[str, Any]]:
 
     The record is opened with the first communicator that asks for it; groups made before have none.
     """
-    keep = flight_record.keep_flight_record
+    keep = recording.keep_flight_record
     vars(communicator)["keep_flight_record"] = lambda *_: None
     dist.init_process_group()
     ranks = dist.get_world_size()

@@ -35,7 +35,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Over,
     Setup,
 )
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Join, NodeReport, Start
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts

@@ -29,6 +29,11 @@ def move_file(old: Path, new: Path) -> None:
     git("mv", str(old), str(new))
 
 
+def test_of(module: Path) -> str:
+    """Where its tests are."""
+    return f"{module.parent}/test_{module.name}.py"
+
+
 def main() -> None:
     """Read the command line."""
     old, new = (each.replace(".", "/") for each in sys.argv[1:])
@@ -58,6 +63,7 @@ def main() -> None:
             continue
         moved = dotted.sub(f"rallypoint.{new.replace('/', '.')}", text)
         moved = slashed.sub(f"{new}{suffix}", moved)
+        moved = moved.replace(f"tests/unit/{test_of(before)}", f"tests/unit/{test_of(after)}")
         if not is_package:
             moved = nearby.sub(f"{after.parent.name}/{after.name}.py", moved)
             if (SOURCE / after.parent) == path.parent and before.parent == after.parent:

@@ -31,7 +31,7 @@ FIELDS = {
     "explain --json": "diagnosis/explanation.py Explanation.to_json",
     "ps --json": "cli/ps.py _row",
     "stacks --json": "cli/stacks.py _print_stacks",
-    "doctor --json": "cli/health/report.py report_of",
+    "doctor --json": "cli/doctor/printed.py report_of",
     "event network": "cluster/network_choice.py NetworkChoice.event",
     "event went_on": "launch/agent/recovery.py Recovery",
     "event summary": "launch/agent/recovery.py Recoveries.summary",
@@ -206,9 +206,8 @@ def layouts() -> Iterator[str]:
 def statuses() -> Iterator[str]:
     """How `rallypoint run` exits."""
     page = (ROOT / "docs/exit-statuses.md").read_text(encoding="utf-8")
-    yield from (
-        f"exit status {each}" for each in re.findall(r"^\| ([^|]+?) \|", page, re.MULTILINE)
-    )
+    for each in re.findall(r"^\| (\d[^|]*?) \|", page, re.MULTILINE):
+        yield f"exit status {each}"
 
 
 def surface() -> Iterator[str]:

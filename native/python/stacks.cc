@@ -1,5 +1,5 @@
 // A signal that makes this process write the stacks of its Python threads, without the GIL: for
-// inspecting a stuck worker from outside (launch/inspection/stacks.py).
+// inspecting a stuck worker from outside (launch/inspection/python_stacks.py).
 //
 // Python's own faulthandler does the writing. It follows pointers of threads that may be running,
 // which are occasionally invalid; in a healthy process that must do no harm. So a fault in it ends

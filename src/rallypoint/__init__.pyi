@@ -110,9 +110,11 @@ from rallypoint.process_group.groups.default import (
     is_torchelastic_launched as is_torchelastic_launched,
 )
 from rallypoint.process_group.groups.default import revoke_process_group as revoke_process_group
+from rallypoint.process_group.groups.default_timeout import default_pg_timeout as default_pg_timeout
+from rallypoint.process_group.groups.distributed_sampler import (
+    DistributedSampler as DistributedSampler,
+)
 from rallypoint.process_group.groups.group import ProcessGroup as ProcessGroup
-from rallypoint.process_group.groups.sampler import DistributedSampler as DistributedSampler
-from rallypoint.process_group.groups.timeouts import default_pg_timeout as default_pg_timeout
 from rallypoint.process_group.memory.arena import empty as empty
 from rallypoint.process_group.operators import PremulSum as PremulSum
 from rallypoint.process_group.operators import premul_sum as premul_sum

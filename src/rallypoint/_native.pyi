@@ -76,7 +76,7 @@ def region_bytes(ranks: int) -> int:
     """Size in bytes of the shared region of a communicator."""
 
 class Work:
-    """An operation under way; see rallypoint.engine.work."""
+    """An operation under way; see rallypoint.engine.engine_work."""
 
     def wait(self, timeout_s: float, /) -> int:
         """Wait until it is done or the time is over (negative: never); returns as `end`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.process_group import ranks
 
-from rallypoint.process_group.formation import communicator
+from rallypoint.process_group.formation import connecting
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -22,6 +22,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     chosen = str(getattr(request, "param", "shm"))
     if chosen == "two hosts":
-        monkeypatch.setattr(communicator, "host_identity", ranks.make_believe_host)
+        monkeypatch.setattr(connecting, "host_identity", ranks.make_believe_host)
     monkeypatch.setattr(ranks, "chosen_backend", "rallypoint" if chosen == "two hosts" else chosen)
     return chosen

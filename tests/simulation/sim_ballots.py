@@ -26,7 +26,7 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.consensus.voter import Voter
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 _ENDPOINT = Endpoint(host="a", port=1)

@@ -42,10 +42,10 @@ from rallypoint.launch.job import Job, OnHang, Rendezvous, Talk
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.consensus.participant import Participant
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.keyvalue.register import KeyValueRegister
-from rallypoint.rendezvous.keyvalue.voter import Answer
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister
+from rallypoint.rendezvous.keyvalue.key_value_voter import Answer
 from rallypoint.rendezvous.timeouts import Timeouts
 
 _SOON_S = 0.0005  # until a process that has been woken runs

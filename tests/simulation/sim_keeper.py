@@ -19,10 +19,9 @@ from tests.simulation.sim_clock import SimClock, SimLoop
 
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.rendezvous.keyvalue.client import Pair, Snapshot
-from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
-from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.voter import (
+from rallypoint.rendezvous.keyvalue.key_value_client import Pair, Snapshot
+from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_voter import (
     Answer,
     Grant,
     KeepAlive,
@@ -32,6 +31,7 @@ from rallypoint.rendezvous.keyvalue.voter import (
     Transact,
     is_same,
 )
+from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
 
 _PATIENCE_S = 2.0  # limit of the agents' client
 

@@ -14,10 +14,10 @@ from tests.simulation.sim_story import story
 from rallypoint.rendezvous.consensus.messages import Agreement, Promise
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.reports import Finish, Outcome
+from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter, Transact
 from rallypoint.rendezvous.keyvalue.keys import JobKeys
 from rallypoint.rendezvous.keyvalue.one_value import OneValue
-from rallypoint.rendezvous.keyvalue.rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.voter import Answer, KeyValueVoter, Transact
 
 SEEDS = range(200)
 MANY_SEEDS = range(3000)

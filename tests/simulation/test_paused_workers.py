@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.sim_cluster import SimCluster
 
 from rallypoint.rendezvous.consensus.messages import Beat, Message
-from rallypoint.rendezvous.job.membership import Gathering
+from rallypoint.rendezvous.job.gathering import Gathering
 from rallypoint.rendezvous.job.reports import Join
 
 SEEDS = 8

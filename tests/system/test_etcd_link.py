@@ -26,12 +26,12 @@ from rallypoint.rendezvous.consensus.messages import (
     Setup,
 )
 from rallypoint.rendezvous.consensus.voter import before_all
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls
-from rallypoint.rendezvous.keyvalue.link import KeyValueLink
-from rallypoint.rendezvous.keyvalue.voter import Answer
+from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
+from rallypoint.rendezvous.keyvalue.key_value_voter import Answer
 from rallypoint.rendezvous.timeouts import Timeouts
 
 pytestmark = pytest.mark.system

@@ -17,7 +17,7 @@ from tests.system.test_flight_record import record_of
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_groups
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.launch.inspection.stacks import ask_for_stacks
+from rallypoint.launch.inspection.python_stacks import ask_for_stacks
 
 pytest.importorskip("torch")
 

@@ -252,7 +252,7 @@ def test_nothing_is_left_when_what_holds_a_launcher_is_killed(starter: Starter) 
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except FileNotFoundError:  # it has ended since, with the one that was killed
             continue
-        if b"rallypoint.cli.remote.node" in command and command[0].endswith(b"python"):
+        if b"rallypoint.cli.remote.remote_node" in command and command[0].endswith(b"python"):
             os.kill(pid, signal.SIGKILL)
     status, _, err = ended(process)
     assert (status, "lost the connection to host1" in err) == (1, True), err

@@ -15,7 +15,7 @@ import pytest
 from tests.system.everyday import wait_until
 
 from rallypoint.diagnosis.facts import Stack
-from rallypoint.launch.inspection.stacks import Answer, ask_for_stacks
+from rallypoint.launch.inspection.python_stacks import Answer, ask_for_stacks
 
 pytestmark = pytest.mark.system
 

@@ -11,16 +11,12 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 
 from rallypoint.base import error_details
 from rallypoint.base.control_message import WorkerError, encode
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from rallypoint.base.worker_hook import ControlSocket
 
 FULL_TRACEBACKS = "RALLYPOINT_FULL_TRACEBACKS"
 
@@ -32,15 +28,19 @@ _LONGEST_CHAIN = 64  # they can be cyclic
 
 
 def tell(
-    error: BaseException, trace: TracebackType | None, agent: ControlSocket, error_file: str
+    error: BaseException,
+    trace: TracebackType | None,
+    write: Callable[[bytes], bool],
+    error_file: str,
 ) -> bool:
     """Report it, and leave this package's frames out of its traceback from now on.
 
-    Returns whether the agent has been told. If that is not possible, as the program has closed the
-    connection or the agent reads nothing, it is left in `error_file`, where the agent looks, too.
+    Returns whether the agent has been told by `write`. If that is not possible, as the program has
+    closed the connection or the agent reads nothing, it is left in `error_file`, where the agent
+    looks, too.
     """
     report = report_of(error, trace)
-    if agent.write(encode(report)):
+    if write(encode(report)):
         return True
     if error_file:
         write_report(error_file, report)

@@ -1,7 +1,7 @@
 """The worker's end of the control socket: reports the exception that ends a worker to the agent.
 
 It also makes a signal write the stacks of all threads, so that the launcher can explain why a job
-is stuck (launch/inspection/stacks.py).
+is stuck (launch/inspection/python_stacks.py).
 
 `rallypoint_worker.pth` installs it at interpreter start; it calls `install` only in processes to
 which a launcher gave a control socket. Rules: it must not slow the start noticeably (hence it
@@ -148,7 +148,7 @@ class _Reporter:
             with _OwnModules(self._path):
                 from rallypoint.base.fatal_error import tell
 
-                return tell(error, trace, self.agent, self._error_file)
+                return tell(error, trace, self.agent.write, self._error_file)
         except BaseException:  # too few descriptors or too little memory for imports
             return self.agent.write(_plain_packet(error))
 

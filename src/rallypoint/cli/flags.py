@@ -7,7 +7,7 @@ differs from torchrun's.
 from __future__ import annotations
 
 from rallypoint.cli.options import HELP, Flag, FlagGroup
-from rallypoint.cli.token import TOKEN_FLAG
+from rallypoint.cli.token_flag import TOKEN_FLAG
 
 # For a launcher that starts launchers on other hosts; see cli/remote/.
 HOSTS = (

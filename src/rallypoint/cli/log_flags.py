@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.numbers import is_whole
+from rallypoint.cli.number_flags import is_whole
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, StreamMap, translate_template
 

@@ -12,10 +12,10 @@ from typing import BinaryIO
 from rallypoint.base.errors import HostError
 from rallypoint.base.regular_file import open_regular
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
-from rallypoint.cli.numbers import is_whole
+from rallypoint.cli.number_flags import is_whole
 from rallypoint.cli.options import Flag, UsageError
+from rallypoint.launch.inspection.agent_client import NoAnswerError
 from rallypoint.launch.inspection.agent_status import AgentStatus, ask_status
-from rallypoint.launch.inspection.client import NoAnswerError
 from rallypoint.launch.inspection.entries import Found
 
 PROGRAM = "rallypoint logs"

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.cli.numbers import is_whole, whole
+from rallypoint.cli.number_flags import is_whole, whole
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import Nodes, Rendezvous
 from rallypoint.rendezvous.job.round import Endpoint

@@ -14,10 +14,10 @@ from rallypoint.base.worker_env import AS_GLOO, HANG_AFTER_S, SHUTDOWN_TIMEOUT, 
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.log_flags import notes_of, read_logs
 from rallypoint.cli.nodes import read_place
-from rallypoint.cli.numbers import seconds, whole
+from rallypoint.cli.number_flags import seconds, whole
 from rallypoint.cli.options import FlagGroup, UsageError, describe_groups, inherited_note, parse
 from rallypoint.cli.surroundings import fill_in
-from rallypoint.cli.token import VARIABLE, read_token
+from rallypoint.cli.token_flag import VARIABLE, read_token
 from rallypoint.cli.workers import bind_workers, count_workers, worker_program
 from rallypoint.launch.job import STOP_SIGNALS, Job, OnHang, Talk
 
@@ -80,7 +80,7 @@ def perform(
 def _starter_elsewhere(values: Mapping[str, str]) -> Callable[..., int] | None:
     """The function that starts launchers on other machines, if the flags ask for that."""
     if values.get("--on") == "ray":
-        from rallypoint.cli.ray.entry import run_on_ray
+        from rallypoint.cli.ray.on_ray import run_on_ray
 
         return run_on_ray
     if "--hosts" in values or "--hostfile" in values:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
-from rallypoint.cli.token import TOKEN_FLAG, read_token
+from rallypoint.cli.token_flag import TOKEN_FLAG, read_token
 
 PROGRAM = "rallypoint store"
 

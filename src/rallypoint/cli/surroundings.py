@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.nodes import read_nnodes
-from rallypoint.cli.numbers import whole
+from rallypoint.cli.number_flags import whole
 from rallypoint.cli.options import UsageError
 from rallypoint.cluster.places import VARIABLE, recognize
-from rallypoint.cluster.places.reading import HostFacts, Reading
+from rallypoint.cluster.places.variables import HostFacts, Reading
 
 PROGRAM = "rallypoint run"
 _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr")

@@ -15,7 +15,7 @@ from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cli.where_network import network_text
 from rallypoint.cluster.places import KINDS, VARIABLE
 from rallypoint.cluster.places.process import ENV, LaunchedProcess, recognize_process
-from rallypoint.cluster.places.reading import Reading
+from rallypoint.cluster.places.variables import Reading
 
 PROGRAM = "rallypoint where"
 ON = Flag("--on", f"look only for this: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"

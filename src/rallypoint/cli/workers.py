@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from rallypoint.cli.numbers import is_whole
+from rallypoint.cli.number_flags import is_whole
 from rallypoint.cli.options import UsageError
 from rallypoint.launch.job import LOCAL_RANK_MACRO
 

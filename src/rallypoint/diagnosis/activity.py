@@ -109,7 +109,7 @@ _FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
     ("rallypoint/process_group/calls/(?!call|parts)\\w+.py", "[a-z].*", Doing.COLLECTIVE,
      "waits in {}"),
     ("rallypoint/process_group/work.py", "wait.*", Doing.CALLS, "waits for a call"),
-    ("rallypoint/pytorch/work.py", "wait", Doing.CALLS, "waits for a call"),
+    ("rallypoint/pytorch/torch_work.py", "wait", Doing.CALLS, "waits for a call"),
     ("rallypoint/store/\\w+.py", "[a-z].*", Doing.STORE, "waits for a key of the store"),
     ("torch/autograd/graph.py", "_engine_run_backward", Doing.CALLS, "is in backward"),
     ("torch/nn/parallel/distributed.py", "", Doing.CALLS, "is in DistributedDataParallel"),

@@ -6,7 +6,7 @@ It would go on with wrong ranks after a loss, without an error. PyTorch is not i
 from __future__ import annotations
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.elastic.participant import UpdateParticipant
+from rallypoint.elastic.update_participant import UpdateParticipant
 
 _OURS = "use rallypoint.pytorch.elastic"
 _FIXED = {  # by the name of the class

@@ -16,8 +16,8 @@ from rallypoint.base.errors import (
 from rallypoint.elastic.agreement import RankReport, Settlement
 from rallypoint.elastic.fixed_sizes import refuse_fixed_size
 from rallypoint.elastic.membership import LOSSES, View, membership
-from rallypoint.elastic.participant import UpdateParticipant
 from rallypoint.elastic.transfer import synchronize
+from rallypoint.elastic.update_participant import UpdateParticipant
 from rallypoint.elastic.values import copied, read, restore
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce

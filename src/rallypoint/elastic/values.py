@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 import numpy.typing
 
-from rallypoint.elastic.participant import UpdateParticipant
+from rallypoint.elastic.update_participant import UpdateParticipant
 
 Bytes = numpy.typing.NDArray[numpy.uint8]
 _BYTE = numpy.dtype(numpy.uint8)  # as an object, it saves a third of a `view`

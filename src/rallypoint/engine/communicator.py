@@ -23,7 +23,7 @@ from rallypoint.base.errors import (
     PeerLostError,
     RevokedError,
 )
-from rallypoint.engine.flight_record import keep_flight_record
+from rallypoint.engine.recording import keep_flight_record
 
 # In the same order as in native/engine/reduce.h.
 DTYPES = (

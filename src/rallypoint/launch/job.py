@@ -25,7 +25,7 @@ from rallypoint.base.worker_env import (
 )
 from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD, FLIGHT_RECORD_BYTES
 from rallypoint.launch.log_spec import LogSpec
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member, Placement, Seat
 
 TOKEN = "RALLYPOINT_TOKEN"  # the name of the variable

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 from rallypoint import _native
 from rallypoint.base.errors import RallypointError
+from rallypoint.engine.engine_work import EngineWork, report
 from rallypoint.engine.interruption import LOOK_S
-from rallypoint.engine.work import EngineWork, report
 from rallypoint.process_group.groups.accounts import Site, failure
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import describe

@@ -43,6 +43,6 @@ def wrapped(group: ProcessGroup, options: Any) -> Any:  # noqa: ANN401 - of torc
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)
     # Its backend's class does not exist before.
-    from rallypoint.pytorch.group import RallypointGroup
+    from rallypoint.pytorch.rallypoint_group import RallypointGroup
 
     return RallypointGroup(group, options.store, options.process_group)

@@ -1,7 +1,7 @@
 """What our process groups have in common in all versions of PyTorch, apart from their calls:
 creation, subgroups and shutdown.
 
-group.py and lone_group.py define the two forms.
+rallypoint_group.py and lone_group.py define the two forms.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
-from rallypoint.pytorch.devices import DeviceGroups
+from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.operations import Operations
+from rallypoint.pytorch.torch_work import DoneWork, RunningWork, RunningWorks, joined
 from rallypoint.pytorch.untraced import untraced
-from rallypoint.pytorch.work import DoneWork, RunningWork, RunningWorks, joined
 
 
 @untraced

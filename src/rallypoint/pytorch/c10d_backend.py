@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d as c10d
 
 from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.devices import DeviceGroups
+from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.events import recorded
 from rallypoint.pytorch.operations import Operations
 from rallypoint.pytorch.routes import hand

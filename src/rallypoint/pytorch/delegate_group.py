@@ -19,7 +19,7 @@ from rallypoint.base import worker_hook
 from rallypoint.base.errors import HostError
 from rallypoint.process_group.delegated.delegate import LibraryMember
 from rallypoint.pytorch import other_backends
-from rallypoint.pytorch.devices import RankDevices, why_staged
+from rallypoint.pytorch.device_groups import RankDevices, why_staged
 from rallypoint.pytorch.store_adapter import StoreAdapter
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers, may_run_handlers
-from rallypoint.process_group.formation.communicator import form_communicator
+from rallypoint.process_group.formation.connecting import form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms

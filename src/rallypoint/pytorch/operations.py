@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.pytorch.calls import only
-from rallypoint.pytorch.collectives import Collectives
 from rallypoint.pytorch.routes import routed
+from rallypoint.pytorch.torch_calls import only
+from rallypoint.pytorch.torch_collectives import Collectives
 from rallypoint.pytorch.untraced import untraced
 
 _ANY = -1

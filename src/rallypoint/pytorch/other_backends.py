@@ -71,7 +71,7 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
     import torch.distributed as dist
 
     from rallypoint import _native
-    from rallypoint.engine.flight_record import describe, keep_record_of_others
+    from rallypoint.engine.recording import describe, keep_record_of_others
 
     if not isinstance(group, dist.ProcessGroup) or id(group) in _groups:
         return  # this rank is not a member, or the group was requested again

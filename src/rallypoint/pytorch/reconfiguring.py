@@ -17,7 +17,7 @@ from typing import Any
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
-from rallypoint.process_group.formation.network import network_of
+from rallypoint.process_group.formation.own_interface import network_of
 from rallypoint.process_group.formation.reforming import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore

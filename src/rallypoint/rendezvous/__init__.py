@@ -19,11 +19,6 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
     )
     from rallypoint.launch.api.store_handler import DynamicRendezvousHandler, create_handler
-    from rallypoint.rendezvous.api.handler import (
-        RendezvousHandler,
-        RendezvousInfo,
-        RendezvousStoreInfo,
-    )
     from rallypoint.rendezvous.api.parameters import RendezvousParameters, RendezvousTimeout
     from rallypoint.rendezvous.api.registry import (
         RendezvousHandlerCreator,
@@ -31,6 +26,11 @@ if TYPE_CHECKING:
         get_rendezvous_handler,
         register,
         rendezvous_handler_registry,
+    )
+    from rallypoint.rendezvous.api.rendezvous_handler import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousStoreInfo,
     )
     from rallypoint.rendezvous.api.static import StaticTCPRendezvous
 
@@ -58,7 +58,7 @@ __all__ = [
 
 # module -> names; all others are errors
 _MODULES = {
-    "rendezvous.api.handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
+    "rendezvous.api.rendezvous_handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
     "rendezvous.api.parameters": "RendezvousParameters RendezvousTimeout",
     "rendezvous.api.registry": (
         "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler register "

@@ -13,7 +13,7 @@ from rallypoint.schedule.algorithms import (
     double_tree,
     halving_doubling,
     hierarchical,
-    prefix,
+    prefix_reduction,
     recursive_doubling,
     ring,
     two_level,
@@ -90,9 +90,9 @@ ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
         "two_level": lambda team: two_level.barrier(team.ranks, team.per_node),
     },
     Collective.SCAN: {
-        "direct": lambda team: prefix.direct(team.ranks),
-        "recursive_doubling": lambda team: prefix.recursive_doubling(team.ranks),
-        "chain": lambda team: prefix.chain(team.ranks),
+        "direct": lambda team: prefix_reduction.direct(team.ranks),
+        "recursive_doubling": lambda team: prefix_reduction.recursive_doubling(team.ranks),
+        "chain": lambda team: prefix_reduction.chain(team.ranks),
     },
     Collective.SEND: {"direct": lambda _: direct.send()},
 }

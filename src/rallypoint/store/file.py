@@ -25,6 +25,7 @@ from rallypoint.base.errors import (
     StoreTimeoutError,
 )
 from rallypoint.base.regular_file import open_regular
+from rallypoint.store.counters import number_in, wrapped
 from rallypoint.store.file_log import (
     MAGIC,
     Change,
@@ -36,7 +37,6 @@ from rallypoint.store.file_log import (
     encode_record,
 )
 from rallypoint.store.member import Liveness, identity, liveness_of
-from rallypoint.store.numbers import number_in, wrapped
 from rallypoint.store.store import (
     DEFAULT_TIMEOUT,
     Store,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from rallypoint.base.errors import InvalidArgumentError, StoreError, StoreTimeoutError
-from rallypoint.store.numbers import number_in, wrapped
+from rallypoint.store.counters import number_in, wrapped
 from rallypoint.store.store import (
     DEFAULT_TIMEOUT,
     Store,

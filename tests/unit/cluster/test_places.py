@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.places import KINDS, recognize
-from rallypoint.cluster.places.reading import HostFacts, Reading
+from rallypoint.cluster.places.variables import HostFacts, Reading
 
 HOST = HostFacts("box")
 POD = HostFacts(

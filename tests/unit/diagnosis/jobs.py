@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
-from rallypoint.diagnosis.explain import explanation_of
+from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import Explanation
 from rallypoint.diagnosis.facts import (
     Facts,

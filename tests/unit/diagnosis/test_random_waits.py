@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
-from rallypoint.diagnosis.explain import explanation_of, needs_of
+from rallypoint.diagnosis.answer import explanation_of, needs_of
 from rallypoint.diagnosis.explanation import Cause, Verdict
 from rallypoint.diagnosis.facts import Facts, WorkerEnd, WorkerFacts
 from rallypoint.diagnosis.graph import Node, reduce_graph

@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import RecordedGroup
-from rallypoint.diagnosis.explain import explanation_of
+from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import (
     MOST_CHARACTERS,
     MOST_EVIDENCE,

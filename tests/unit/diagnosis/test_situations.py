@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.diagnosis.explain import explanation_of
+from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Verdict
 from rallypoint.diagnosis.facts import Facts, Node, Thread
 from tests.unit.diagnosis.jobs import (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.elastic.participant import UpdateParticipant
 from rallypoint.elastic.transfer import _check, _pack, _room, _unpack
+from rallypoint.elastic.update_participant import UpdateParticipant
 from rallypoint.elastic.values import Outline, Spec, fill, leaf_of, outline, spec_of, write
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rallypoint.engine.communicator import BAD_BUFFER, BAD_OPERATOR, DTYPES, Communicator, ReduceOp
-from rallypoint.engine.work import EngineWork
+from rallypoint.engine.engine_work import EngineWork
 from rallypoint.schedule.program import Collective
 from tests.unit.engine.ranks import begin, run_ranks
 

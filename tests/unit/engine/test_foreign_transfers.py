@@ -17,7 +17,7 @@ from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 KEEPER = """
 import json, sys
 from rallypoint import _native
-from rallypoint.engine.flight_record import describe
+from rallypoint.engine.recording import describe
 said = json.loads(describe("pairs", "torch pairs", [4, 5, 9]))
 said |= {"backend": "gloo", "is_complete": True}
 assert _native.open_flight_record(int(sys.argv[1]), 0, '{"operations": [], "dtypes": []}')

@@ -18,7 +18,7 @@ from rallypoint.base.errors import (
     PeerLostError,
 )
 from rallypoint.engine.communicator import BAD_BUFFER, FAILED, Communicator
-from rallypoint.engine.work import EngineWork
+from rallypoint.engine.engine_work import EngineWork
 from rallypoint.schedule.program import Collective
 from tests.unit.engine.ranks import post, run_ranks
 

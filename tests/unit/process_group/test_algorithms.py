@@ -13,7 +13,7 @@ import pytest
 
 import rallypoint as dist
 from rallypoint.process_group import planning
-from rallypoint.process_group.formation import communicator
+from rallypoint.process_group.formation import connecting
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.schedule.catalogue import ALGORITHMS
 from rallypoint.schedule.choose import OWN_CORES_FEW_RANKS, Choice
@@ -134,7 +134,7 @@ def test_what_ranks_with_a_core_each_choose(
         return choice
 
     monkeypatch.setattr(planning, "choose", choose)
-    monkeypatch.setattr(communicator, "own_cores", lambda: f"{(1 << ranks) - 1:x}")
+    monkeypatch.setattr(connecting, "own_cores", lambda: f"{(1 << ranks) - 1:x}")
     sizes = [1 << bits for bits in (1, 8, 10, 12, 15, 16)]  # of float32
 
     def main(group: ProcessGroup) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rallypoint.base.errors import HostError
-from rallypoint.cli.numbers import is_whole
+from rallypoint.cli.number_flags import is_whole
 from rallypoint.cli.ray.channel import Channel, first_line
 from rallypoint.cli.ray.need import Need
 from rallypoint.cli.ray.placement import AgentRequest, RayFacts, RayNode

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.record import Record
-from rallypoint.cli.numbers import whole
+from rallypoint.cli.number_flags import whole
 from rallypoint.cli.options import UsageError
 
 PROGRAM = "rallypoint run"

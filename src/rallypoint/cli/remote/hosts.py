@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.record import Record
-from rallypoint.cli.numbers import is_whole
+from rallypoint.cli.number_flags import is_whole
 from rallypoint.cli.options import UsageError
 from rallypoint.cluster.remote_shell import is_host_name
 

@@ -13,7 +13,7 @@ from rallypoint.cli.flags import FLAGS, HOSTS, RAY
 from rallypoint.cli.nodes import new_run_id, read_nnodes
 from rallypoint.cli.options import Flag, UsageError
 from rallypoint.cli.remote.hosts import RemoteHost, read_hosts
-from rallypoint.cli.token import TOKEN_FLAG, VARIABLE, read_token
+from rallypoint.cli.token_flag import TOKEN_FLAG, VARIABLE, read_token
 from rallypoint.cluster.remote_shell import SSH, forwarded
 from rallypoint.launch.job import LOCAL_RANK_MACRO, Job
 from rallypoint.rendezvous.timeouts import read_timeouts

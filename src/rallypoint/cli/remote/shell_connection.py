@@ -1,5 +1,5 @@
 """A connection to a host through a process: ssh, or the command that --rsh names, which runs
-node.py there.
+remote_node.py there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ShellConnection:
 
     Args:
         name: of the host.
-        command: runs node.py there.
+        command: runs remote_node.py there.
 
     Raises:
         HostError: the command does not exist.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rallypoint.cli.options import Flag
+from rallypoint.cli.remote.host_connection import HostConnection
 from rallypoint.cli.remote.job_on_hosts import (
     Action,
     Drop,
@@ -23,7 +24,6 @@ from rallypoint.cli.remote.job_on_hosts import (
     SendSignal,
     StartLauncher,
 )
-from rallypoint.cli.remote.link import HostConnection
 from rallypoint.cli.remote.plan import JobReader, Plan, read_plan
 from rallypoint.cli.remote.shell_connection import ShellConnection
 from rallypoint.cluster.remote_shell import command_on
@@ -38,10 +38,10 @@ from rallypoint.launch.output.terminal import print_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.cli.remote.link import Connection
+    from rallypoint.cli.remote.host_connection import Connection
 
 PROGRAM = "rallypoint run"
-NODE = "rallypoint.cli.remote.node"
+NODE = "rallypoint.cli.remote.remote_node"
 _MANY = 100  # each has three descriptors, and most systems limit a process to 1,024
 _PATIENCE_S = 30.0  # for a blocked reader of the output, at the end
 _PATIENCE_WHEN_STOPPED_S = 1.0
@@ -120,7 +120,7 @@ class Starter:
             link.close()
 
     def _open_link(self, number: int, connection: Connection, directory: str) -> None:
-        """Open a link to node.py on a host, which will work in that directory."""
+        """Open a link to remote_node.py on a host, which will work in that directory."""
         order = {
             "directory": directory,
             "script": self._plan.script,

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.reading import HostFacts, Reading
+from rallypoint.cluster.places.variables import HostFacts, Reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

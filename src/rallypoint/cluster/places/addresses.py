@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import HostFacts, Reading, numbered
+from rallypoint.cluster.places.variables import HostFacts, Reading, numbered
 
 # By kind: the name, the prefix of the variables, and the suffixes of those with the addresses and
 # the run.

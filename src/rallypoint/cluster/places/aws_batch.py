@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import PORT, HostFacts, Reading, whole
+from rallypoint.cluster.places.variables import PORT, HostFacts, Reading, whole
 
 _RANK, _NODES = "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"
 _MAIN = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"

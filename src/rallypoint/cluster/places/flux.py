@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.cluster.places.process import LaunchedProcess
-from rallypoint.cluster.places.reading import HostFacts, Reading, optional, whole
+from rallypoint.cluster.places.variables import HostFacts, Reading, optional, whole
 
 _LOCAL = "FLUX_TASK_LOCAL_ID"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import MOST_ENDPOINTS, PORT, HostFacts, Reading, whole
+from rallypoint.cluster.places.variables import MOST_ENDPOINTS, PORT, HostFacts, Reading, whole
 
 _INDEX = "JOB_COMPLETION_INDEX"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.cluster.places.reading import PORT, HostFacts, Reading, whole
+from rallypoint.cluster.places.variables import PORT, HostFacts, Reading, whole
 
 
 def read(environ: Mapping[str, str], host: HostFacts) -> Reading:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from rallypoint.base.record import Record
 from rallypoint.cluster.places.process import LaunchedProcess
-from rallypoint.cluster.places.reading import HostFacts, Reading, optional, whole
+from rallypoint.cluster.places.variables import HostFacts, Reading, optional, whole
 
 
 class _Launcher(Record):

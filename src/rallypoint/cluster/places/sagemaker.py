@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.reading import HostFacts, Reading, numbered
+from rallypoint.cluster.places.variables import HostFacts, Reading, numbered
 
 _HOSTS, _ME = "SM_HOSTS", "SM_CURRENT_HOST"
 

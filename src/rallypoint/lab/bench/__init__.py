@@ -17,9 +17,9 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.cli.options import HELP, Flag, FlagGroup, UsageError, describe_groups, parse
 
 if TYPE_CHECKING:
+    from rallypoint.lab.bench.bench_request import BenchmarkRequest
     from rallypoint.lab.bench.here import Here
-    from rallypoint.lab.bench.hosts import ContenderHosts
-    from rallypoint.lab.bench.request import BenchmarkRequest
+    from rallypoint.lab.bench.on_hosts import ContenderHosts
 
 PROGRAM = "rallypoint bench"
 
@@ -107,10 +107,10 @@ def bench(words: Sequence[str]) -> int:
 
 
 def _compare(operation: str, values: Mapping[str, str]) -> int:
+    from rallypoint.lab.bench.bench_request import environments_named, request_of
     from rallypoint.lab.bench.contenders import OURS
     from rallypoint.lab.bench.contest import Contest
-    from rallypoint.lab.bench.report import Table, write_json
-    from rallypoint.lab.bench.request import environments_named, request_of
+    from rallypoint.lab.bench.results import Table, write_json
 
     request = request_of(operation, values)
     named = environments_named(values.get("--mpi-env", os.environ.get("RALLYPOINT_MPI_ENV", "")))
@@ -146,7 +146,7 @@ def _place(
     make = "--get-mpi" in values
     if request.hosts:
         from rallypoint.cluster.remote_shell import SSH
-        from rallypoint.lab.bench.hosts import ContenderHosts
+        from rallypoint.lab.bench.on_hosts import ContenderHosts
 
         begin = {
             "contenders": request.peers,

@@ -13,7 +13,7 @@ from rallypoint.lab.bench.environments import Environments, is_mpi
 
 OURS = "rallypoint"
 PEERS = ("gloo", "mpich", "openmpi", "intelmpi", "ucx")
-_WORKER = str(Path(__file__).with_name("worker.py"))
+_WORKER = str(Path(__file__).with_name("contender_worker.py"))
 
 
 @dataclass(frozen=True, slots=True)

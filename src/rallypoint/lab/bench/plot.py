@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rallypoint.lab.bench.bench_request import BenchmarkRequest
 from rallypoint.lab.bench.contest import Row
-from rallypoint.lab.bench.report import describe
-from rallypoint.lab.bench.request import BenchmarkRequest
+from rallypoint.lab.bench.results import describe
 from rallypoint.lab.figure import figure, logarithmic
 
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import HELP, UsageError, describe, parse
-from rallypoint.lab.script import jobset, slurm
-from rallypoint.lab.script.request import ScriptRequest
+from rallypoint.lab.script import jobset, sbatch
+from rallypoint.lab.script.script_request import ScriptRequest
 
-_KINDS = {"slurm": slurm, "jobset": jobset}
+_KINDS = {"slurm": sbatch, "jobset": jobset}
 _NOT_HERE = (HELP.name, "--print-completion")
 _USAGE = """\
 usage: rallypoint script KIND [FLAGS] SCRIPT [ARGUMENTS...]

@@ -9,7 +9,7 @@ import json
 import re
 
 from rallypoint.cli.options import Flag, UsageError
-from rallypoint.lab.script.request import COMMON_FLAGS, ScriptRequest
+from rallypoint.lab.script.script_request import COMMON_FLAGS, ScriptRequest
 
 USAGE = """\
 usage: rallypoint script jobset --image IMAGE [FLAGS] SCRIPT [ARGUMENTS...]

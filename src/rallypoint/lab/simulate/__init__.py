@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.errors import CallerError
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
-from rallypoint.lab.simulate.request import PROGRAM, SimulationRequest, request_of
+from rallypoint.lab.simulate.simulation_request import PROGRAM, SimulationRequest, request_of
 
 FLAGS = (
     Flag("--ranks", "number of ranks (default 8)", "N"),

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 from rallypoint.cli.quantities import human_bytes, human_time
 from rallypoint.lab.figure import figure, logarithmic
-from rallypoint.lab.simulate.request import SimulationRequest
 from rallypoint.lab.simulate.rows import Results
+from rallypoint.lab.simulate.simulation_request import SimulationRequest
 
 
 def plot(path: str, request: SimulationRequest, results: Results) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from rallypoint.launch.agent.call_timeouts import TimedOutCalls
 from rallypoint.launch.agent.lost_contact import LostContacts
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.agent.timeouts import TimedOutCalls
 from rallypoint.launch.inspection.relay import ContactLost, TimedOut
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.rendezvous.job.decision import Decision

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from rallypoint.diagnosis.facts import Facts, Node, WorkerEnd, WorkerFacts
 from rallypoint.launch.inspection.kept import KeptJob
 from rallypoint.launch.inspection.look import Whereabouts
-from rallypoint.launch.inspection.stacks import Answer
+from rallypoint.launch.inspection.python_stacks import Answer
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.flight_report import FlightRecords
 from rallypoint.launch.worker_group import WorkerGroup, signal_name

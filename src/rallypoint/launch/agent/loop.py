@@ -21,6 +21,7 @@ from rallypoint.base.control_message import (
     WorkerReport,
 )
 from rallypoint.launch.agent.entry import make_entry
+from rallypoint.launch.agent.final_reports import Reports
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error, make_room
@@ -36,7 +37,6 @@ from rallypoint.launch.agent.node import (
     SignalWorkers,
     Tell,
 )
-from rallypoint.launch.agent.reports import Reports
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.stuck_ranks import StuckRanks

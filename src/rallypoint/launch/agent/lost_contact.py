@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from rallypoint.launch.agent.timeouts import GRACE_S
+from rallypoint.launch.agent.call_timeouts import GRACE_S
 
 
 class LostContacts:

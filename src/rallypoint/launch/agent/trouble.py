@@ -69,7 +69,7 @@ class RoundEvidence:
         """Why a job that someone ended was hanging, if it was, and ran on this node only."""
         if not self._whereabouts or seat.nodes > 1:
             return ""
-        from rallypoint.diagnosis.explain import explanation_of
+        from rallypoint.diagnosis.answer import explanation_of
         from rallypoint.diagnosis.explanation import Verdict
         from rallypoint.launch.agent.facts_at_end import job_at_end
 

@@ -17,7 +17,7 @@ from rallypoint.launch.api.elastic_launch import Entrypoint, launch
 from rallypoint.launch.api.launch_config import LaunchConfig
 from rallypoint.launch.child_failure import ProcessFailure, process_failures
 from rallypoint.launch.rounds.plug_in import rounds_through
-from rallypoint.rendezvous.api.handler import RendezvousHandler
+from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler
 
 
 class WorkerState(Enum):

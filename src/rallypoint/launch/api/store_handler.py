@@ -34,7 +34,6 @@ from rallypoint.launch.api.program_node import ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import listen
-from rallypoint.rendezvous.api.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.api.node_handler import NodeHandler
 from rallypoint.rendezvous.api.parameters import (
     RendezvousParameters,
@@ -42,12 +41,13 @@ from rallypoint.rendezvous.api.parameters import (
     check_numbers,
     read_timeouts,
 )
+from rallypoint.rendezvous.api.rendezvous_handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.consensus.messages import Setup
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Member, Seat
+from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
+from rallypoint.rendezvous.keyvalue.key_value_rules import StoreRules
 from rallypoint.rendezvous.keyvalue.keys import JobKeys
-from rallypoint.rendezvous.keyvalue.link import KeyValueLink
-from rallypoint.rendezvous.keyvalue.rules import StoreRules
 from rallypoint.rendezvous.keyvalue.store_client import StoreClient
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.store.client import TCPStore

@@ -19,11 +19,11 @@ import sys
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.launch.inspection.client import Asking
+from rallypoint.launch.inspection.agent_client import Asking
 from rallypoint.launch.inspection.facts_json import encode
 from rallypoint.launch.inspection.look import BETWEEN_S, look_twice
+from rallypoint.launch.inspection.tracing.call_packing import LATE_S, pack
 from rallypoint.launch.inspection.tracing.collect import trace_node
-from rallypoint.launch.inspection.tracing.packing import LATE_S, pack
 
 _NODE_AT_MOST_S = 5  # after that nobody waits for it any more
 _JOB_AT_MOST_S = 15
@@ -63,9 +63,9 @@ def _node() -> dict[str, object]:
 
 
 def _job(pid: int, between_s: float = BETWEEN_S) -> dict[str, object]:
-    from rallypoint.diagnosis.explain import explanation_of
+    from rallypoint.diagnosis.answer import explanation_of
     from rallypoint.launch.inspection.entries import running_agents
-    from rallypoint.launch.inspection.everywhere import look_everywhere
+    from rallypoint.launch.inspection.look_everywhere import look_everywhere
 
     agents = running_agents()
     jobs = {agent.job for agent in agents if agent.pid == pid}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rallypoint.base.errors import HostError
-from rallypoint.launch.inspection.client import ask
+from rallypoint.launch.inspection.agent_client import ask
 from rallypoint.launch.inspection.entries import Found
 
 

@@ -20,11 +20,11 @@ from rallypoint.base.flight_record import read_groups
 from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.facts import Node, Process, WorkerEnd, WorkerFacts
+from rallypoint.launch.inspection.agent_client import Asking
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
-from rallypoint.launch.inspection.client import Asking
 from rallypoint.launch.inspection.flows import waiting_flows
 from rallypoint.launch.inspection.processes import Look
-from rallypoint.launch.inspection.stacks import Answer, ask_for_stacks
+from rallypoint.launch.inspection.python_stacks import Answer, ask_for_stacks
 
 BETWEEN_S = 0.5
 _BRIEFLY_S = 0.05

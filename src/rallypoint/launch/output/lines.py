@@ -21,13 +21,17 @@ TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from rallypoint.launch.output.tee import Tee
-
     class Reader(Protocol):
         """What gives its input to an outlet."""
 
         def pause(self, paused: bool) -> None:
             """The outlet is full, or is so no longer."""
+
+    class Rest(Protocol):
+        """What a dead worker has left in a file."""
+
+        def show_rest(self) -> bool:
+            """Give the outlet what it takes; whether that was all."""
 
 
 _READ_BYTES = 64 << 10
@@ -47,7 +51,7 @@ class Outlet:
         self._sink = sink
         self._selector = selector
         self._files = files
-        self._rests: deque[Tee] = deque()  # of dead workers; shown before anything of the living
+        self._rests: deque[Rest] = deque()  # of dead workers; shown before anything of the living
         self._is_showing_rests = False
         self._is_sink_full = False
         self._has_told_full = False
@@ -60,7 +64,7 @@ class Outlet:
         """Whether readers should hold back."""
         return self._is_sink_full or bool(self._rests)
 
-    def has_room_for(self, reader: LineReader) -> bool:
+    def has_room_for(self, reader: object) -> bool:
         """Whether that reader may give more; of dead workers, the first one goes first."""
         return not self._is_sink_full and (not self._rests or self._rests[0] is reader)
 
@@ -71,7 +75,7 @@ class Outlet:
         self._sink.write(data)
         self.update()
 
-    def show_rest(self, rest: Tee) -> None:
+    def show_rest(self, rest: Rest) -> None:
         """Show what is waiting in its file, as soon as there is room."""
         self._rests.append(rest)
         self.update()

@@ -32,6 +32,6 @@ def rounds_of(job: Job) -> RoundSource:
         return plug_in.rounds_of(job, job.rendezvous)
     if job.nodes.count == 1:
         return LocalRounds(job)
-    from rallypoint.launch.rounds import static
+    from rallypoint.launch.rounds import static_rounds
 
-    return static.rounds_of(job)
+    return static_rounds.rounds_of(job)

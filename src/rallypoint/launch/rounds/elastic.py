@@ -30,7 +30,7 @@ from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.peer_register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import (
@@ -44,7 +44,7 @@ from rallypoint.rendezvous.transport.codec import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.keyvalue.link import KeyValueLink
+    from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
 
 _STALLED = 0.4  # of a lease; the rest is for a new connection, and for what it has to say first
 _STRANGE_AFTER = 2
@@ -137,7 +137,7 @@ def setup_of(
 
 def _etcd(setup: Setup, configuration: Mapping[str, str]) -> KeyValueLink:
     from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls  # http: only here
-    from rallypoint.rendezvous.keyvalue.link import KeyValueLink
+    from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
 
     places = [(each.host, each.port) for each in setup.endpoints]
     client = EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=read_tls(configuration))

@@ -2,7 +2,7 @@
 
 rendezvous/consensus/participant.py decides what to send and when to start and end workers; this
 module has its connections and clock, and performs its orders. How the agents find each other, and
-where a round's store is, differs: elastic.py, static.py.
+where a round's store is, differs: elastic.py, static_rounds.py.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class LinkedRounds(RoundSource, Receiver):
         has_met = finish.was_cut_off or self._core.round_before >= 0
         if finish.outcome is not Outcome.GIVEN_UP or has_met or self._setup.limits.max_nodes == 1:
             return finish
-        from rallypoint.cluster.health.quick import told_with
+        from rallypoint.doctor.quick import told_with
 
         if not self._findings:
             self._find_out()
@@ -333,7 +333,7 @@ class LinkedRounds(RoundSource, Receiver):
         return self._first_findings == []
 
     def _look_first(self) -> None:
-        from rallypoint.cluster.health.quick import first_finding
+        from rallypoint.doctor.quick import first_finding
 
         finding = first_finding(
             [(each.host, each.port) for each in self._setup.endpoints if each.port],
@@ -345,8 +345,8 @@ class LinkedRounds(RoundSource, Receiver):
         self._first_findings.append(finding)
 
     def _find_out(self) -> None:
-        from rallypoint.cluster.health.facts import MEETING
-        from rallypoint.cluster.health.quick import finding_about
+        from rallypoint.doctor.cluster_facts import MEETING
+        from rallypoint.doctor.quick import finding_about
 
         agent = self._agent_in_question()
         looked_at = self._setup.endpoints if agent is None else (agent,)

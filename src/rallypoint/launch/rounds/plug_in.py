@@ -31,9 +31,9 @@ from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import StoreHost
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
-from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.api.parameters import RendezvousParameters
 from rallypoint.rendezvous.api.registry import rendezvous_handler_registry
+from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.job.reports import (
     Finish,
     NodeReport,

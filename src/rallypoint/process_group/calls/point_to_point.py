@@ -18,9 +18,9 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import DTYPES, TOO_MANY
 from rallypoint.process_group.calls.call import packed, room_of
 from rallypoint.process_group.calls.short_way import Form, short_way
-from rallypoint.process_group.delegated import calls as delegated
+from rallypoint.process_group.delegated import library_calls as delegated
 from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.work import DelegatedWork
+from rallypoint.process_group.delegated.library_work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -220,7 +220,7 @@ def post_message(
 ) -> OneWork | DelegatedWork:
     """Start a send or receive, as `operation` says. `other` is a rank in the group, or -1.
 
-    `results`, `then` and `kind` are as in `calls.run`.
+    `results`, `then` and `kind` are as in `library_calls.run`.
     """
     if not (isinstance(tag, SupportsIndex) and -_TAGS <= tag.__index__() < _TAGS):
         raise InvalidArgumentError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.delegated.registry import ENGINES, parse_backend, why_absent
+from rallypoint.process_group.delegated.plug_ins import ENGINES, parse_backend, why_absent
 
 _DEFAULTS = {"cpu": ENGINES[0], "cuda": "nccl", "npu": "hccl"}
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
 from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.registry import ENGINES, parse_backend
-from rallypoint.process_group.formation.communicator import form_communicator, say_formed
+from rallypoint.process_group.delegated.plug_ins import ENGINES, parse_backend
+from rallypoint.process_group.formation.connecting import form_communicator, say_formed
 from rallypoint.process_group.formation.ends import form_ends
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
@@ -62,9 +62,9 @@ def begin_early(backend: str) -> None:
     Open MPI was seen to hang at its end if PMIx had been used before its initialization.
     """
     if "mpi" in parse_backend(backend).values():
-        from rallypoint.process_group.delegated import mpi  # most programs never need it
+        from rallypoint.process_group.delegated import mpi_library  # most programs never need it
 
-        mpi.initialize()  # what is missing is told once all ranks are there
+        mpi_library.initialize()  # what is missing is told once all ranks are there
 
 
 def join(

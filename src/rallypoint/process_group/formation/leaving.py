@@ -6,7 +6,7 @@ import atexit
 import os
 import weakref
 
-from rallypoint.engine import work as _work  # noqa: F401 - see leave_at_exit
+from rallypoint.engine import engine_work as _work  # noqa: F401 - see leave_at_exit
 from rallypoint.process_group.groups.group import ProcessGroup
 
 _leaving_at_exit = weakref.WeakSet[ProcessGroup]()

@@ -38,7 +38,7 @@ from rallypoint.engine.communicator import FarPeer, LateMesh
 from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.control_graph import neighbours
 from rallypoint.process_group.formation.descriptor_limit import make_room
-from rallypoint.process_group.formation.finding import NetworkLook
+from rallypoint.process_group.formation.explain_network import NetworkLook
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 GREETING = b"RLYMSH1\n"

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from rallypoint.base.control_link import existing_link
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
 from rallypoint.cluster.meeting import open_launched
-from rallypoint.process_group.formation.finding import raise_with_finding
+from rallypoint.process_group.formation.explain_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.formation.places import CONNECT, ROUND, connect_timeout, is_superseded
 from rallypoint.process_group.formation.worlds import closing, find_world, formed_key, meet
+from rallypoint.process_group.groups.default_timeout import check_timeout, default_pg_timeout
 from rallypoint.process_group.groups.group import DEFAULT_GROUP, ProcessGroup, World
-from rallypoint.process_group.groups.timeouts import check_timeout, default_pg_timeout
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.schedule.choose import check_override
 from rallypoint.schedule.cost.links import parse_model, read_model_text

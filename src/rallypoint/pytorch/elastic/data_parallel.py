@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch.nn import parallel
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.elastic.participant import UpdateParticipant
+from rallypoint.elastic.update_participant import UpdateParticipant
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.groups.default import resolve
 from rallypoint.pytorch.elastic.buffers import Buffers
 from rallypoint.pytorch.elastic.reduction import Reduction, future_of
+from rallypoint.pytorch.torch_work import DoneWork
 from rallypoint.pytorch.untraced import untraced
-from rallypoint.pytorch.work import DoneWork
 
 __all__ = ["DistributedDataParallel"]
 

@@ -16,9 +16,9 @@ from rallypoint.base.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.api.node_thread import NodeThread, SeatT
 from rallypoint.rendezvous.api.parameters import RendezvousTimeout
+from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler, RendezvousInfo
 
 NodeT = TypeVar("NodeT", bound=NodeThread[Any])
 

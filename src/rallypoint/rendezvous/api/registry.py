@@ -12,8 +12,8 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from rallypoint.base.errors import InvalidArgumentError, RendezvousError
-from rallypoint.rendezvous.api.handler import RendezvousHandler
 from rallypoint.rendezvous.api.parameters import RendezvousParameters
+from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler
 
 GROUP, TORCH_GROUP = "rallypoint.rendezvous", "torchrun.handlers"
 _OWN = "rallypoint"  # the distribution's name

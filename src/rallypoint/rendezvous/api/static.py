@@ -16,8 +16,12 @@ from rallypoint.base.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from rallypoint.rendezvous.api.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.api.parameters import RendezvousParameters
+from rallypoint.rendezvous.api.rendezvous_handler import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.store.client import TCPStore
 from rallypoint.store.prefix import PrefixStore

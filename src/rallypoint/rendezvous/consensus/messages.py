@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Refuse, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts

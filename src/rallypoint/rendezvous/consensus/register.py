@@ -10,7 +10,7 @@ after the last confirmation, counted from when that was *sent*; afterwards nobod
 permission.
 
 Subclasses keep it: the agents themselves (peer_register.py), or a key-value store
-(keyvalue/register.py). Leader and follower are the same for all. Pure.
+(keyvalue/key_value_register.py). Leader and follower are the same for all. Pure.
 """
 
 from __future__ import annotations

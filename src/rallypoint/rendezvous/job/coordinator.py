@@ -5,7 +5,7 @@
         \\--restart, resize-------------------------------------------/
 
 What agents report and `now` go in; orders to all agents and their reason come out. One agent runs
-this for all; a job of one machine runs it too. Who takes part is membership.py's, and what
+this for all; a job of one machine runs it too. Who takes part is gathering.py's, and what
 comes after a round restart_policy.py's. No socket, clock or process here.
 """
 
@@ -17,7 +17,7 @@ from rallypoint.base.durations import brief
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.flapping import Flapping, ShortLives
-from rallypoint.rendezvous.job.membership import Gathering, Limits
+from rallypoint.rendezvous.job.gathering import Gathering, Limits
 from rallypoint.rendezvous.job.reports import (
     Ending,
     Finish,

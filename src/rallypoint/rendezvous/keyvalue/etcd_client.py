@@ -20,7 +20,7 @@ from typing import Any
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreError
-from rallypoint.rendezvous.keyvalue.client import KeyValueClient, Pair, Snapshot
+from rallypoint.rendezvous.keyvalue.key_value_client import KeyValueClient, Pair, Snapshot
 
 TRY_TIMEOUT_S = 0.5
 TIMEOUT_S = 10.0

@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.keyvalue.client import Pair, Snapshot
+from rallypoint.rendezvous.keyvalue.key_value_client import Pair, Snapshot
 
 _FORMAT = "rallypoint 1"
 

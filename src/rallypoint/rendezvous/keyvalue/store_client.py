@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from rallypoint.rendezvous.keyvalue.client import KeyValueClient, Snapshot
+from rallypoint.rendezvous.keyvalue.key_value_client import KeyValueClient, Snapshot
 from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
 from rallypoint.store.store import Store
 

@@ -11,8 +11,8 @@ import pytest
 
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.options import parse
-from rallypoint.cli.ray.entry import RayStarter
 from rallypoint.cli.ray.need import Need
+from rallypoint.cli.ray.on_ray import RayStarter
 from rallypoint.cli.ray.placement import AgentRequest, RayFacts, RayNode
 from rallypoint.cli.remote.plan import make_plan
 from rallypoint.cli.run import read_job

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from rallypoint.launch.agent.call_timeouts import GRACE_S
 from rallypoint.launch.agent.lost_contact import LostContacts
-from rallypoint.launch.agent.timeouts import GRACE_S
 
 
 def judged(*complaints: tuple[int, int], per_node: int = 1, had_formed: bool = False) -> list[int]:

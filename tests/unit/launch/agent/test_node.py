@@ -27,7 +27,7 @@ from rallypoint.launch.agent.node import (
 from rallypoint.launch.worker_group import Exit
 from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
 from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Stop
 from rallypoint.rendezvous.job.round import Member
 

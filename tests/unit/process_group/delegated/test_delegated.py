@@ -17,7 +17,7 @@ import pytest
 import rallypoint as dist
 from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.delegated import calls, mpi, registry
+from rallypoint.process_group.delegated import library_calls, mpi_library, plug_ins
 from rallypoint.process_group.delegated.delegate import (
     Block,
     Delegate,
@@ -26,7 +26,7 @@ from rallypoint.process_group.delegated.delegate import (
     Pending,
 )
 from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.work import DelegatedWork
+from rallypoint.process_group.delegated.library_work import DelegatedWork
 from rallypoint.process_group.formation.joining import check_backend
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
@@ -253,7 +253,7 @@ def test_what_libraries_combine_is_what_the_guide_says(row: str) -> None:
         "gloo": [libraries.why_not("gloo", *case) for case in cases],
         "nccl": [libraries.why_not("nccl", *case) for case in cases],
         "hccl": [libraries.why_not("hccl", *case) for case in cases],
-        "mpi": [mpi.why_not(*case) for case in cases],
+        "mpi": [mpi_library.why_not(*case) for case in cases],
     }
     said = [_cell(cases, why) for why in refused.values()]
     assert f"| {row} | yes | {' | '.join(said)} |" in GUIDE.read_text()
@@ -332,19 +332,29 @@ class Slow(Never):
 
 def test_messages_that_are_one_operation_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Slow()
-    monkeypatch.setattr(calls, "time", part)
-    calls._Several([part, part, part]).wait(0.5)
-    assert part.given_s == [0.5, calls._SHORTEST_S, calls._SHORTEST_S]
+    monkeypatch.setattr(library_calls, "time", part)
+    library_calls._Several([part, part, part]).wait(0.5)
+    assert part.given_s == [0.5, library_calls._SHORTEST_S, library_calls._SHORTEST_S]
 
 
 def test_a_tag_that_collectives_use_is_refused() -> None:
     group = type("Group", (), {"ranks": (0, 2, 4)})()
     end = ends(Library(), HashStore())[0]
-    for tag in (calls._TAG - 1, calls._TAG + 1):
-        calls.post(group, end, "send", 1, tag, np.ones(1), timeout=None, results=[], then=None)
+    for tag in (library_calls._TAG - 1, library_calls._TAG + 1):
+        library_calls.post(
+            group, end, "send", 1, tag, np.ones(1), timeout=None, results=[], then=None
+        )
     with pytest.raises(dist.InvalidArgumentError, match=r"send: tag=21153 belongs to gather and"):
-        calls.post(
-            group, end, "send", 1, calls._TAG, np.ones(1), timeout=None, results=[], then=None
+        library_calls.post(
+            group,
+            end,
+            "send",
+            1,
+            library_calls._TAG,
+            np.ones(1),
+            timeout=None,
+            results=[],
+            then=None,
         )
 
 
@@ -370,7 +380,7 @@ class Communicator:
 def test_mpi_frees_what_nobody_uses(*, is_open: bool, is_finalized: bool) -> None:
     library = SimpleNamespace(TAG_UB=0, Is_finalized=lambda: is_finalized)
     communicator = Communicator()
-    delegate = mpi.MpiDelegate(library, communicator)
+    delegate = mpi_library.MpiDelegate(library, communicator)
     if is_open:
         delegate._pending(SimpleNamespace(Test=lambda _: False))
     delegate.close()
@@ -395,7 +405,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sequence[Alone]]:
         made.append(Alone())
         return made[-1]
 
-    monkeypatch.setattr(registry, "_added", lambda: {"alone": _EntryPoint(make)})
+    monkeypatch.setattr(plug_ins, "_added", lambda: {"alone": _EntryPoint(make)})
     dist.init_process_group("alone", store=HashStore(), rank=0, world_size=1)
     yield made
     dist.destroy_process_group()

@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.rendezvous.consensus.admission import why_not
 from rallypoint.rendezvous.consensus.messages import Setup
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Join, NodeReport
 from rallypoint.rendezvous.job.round import Endpoint, Member
 

@@ -17,7 +17,7 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.consensus.voter import before_all, slot_key
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 MEMBERS = {

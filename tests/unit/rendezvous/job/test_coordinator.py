@@ -23,7 +23,7 @@ from rallypoint.rendezvous.job.coordinator import (
     next_notice,
 )
 from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.membership import Limits
+from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import (
     Ending,
     Finish,

@@ -15,8 +15,8 @@ from rallypoint.base.errors import HostError
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_pages
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
+from rallypoint.launch.inspection.agent_client import Asking
 from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
-from rallypoint.launch.inspection.client import Asking
 from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
 
 _BETWEEN_S = 0.005

@@ -1,0 +1,125 @@
+"""`rallypoint doctor`: whether a job with these flags could start, and what prevents it.
+
+    examiner.py --orders--> examined_node.py on each node --answers--> ClusterFacts
+    ClusterFacts --> doctor/checks/ --> printed.py
+
+The orders are the same for all nodes; how they travel differs (node_links.py): through the standard
+input of a process that ssh started (--hosts), through a connection to the endpoint
+(at_endpoint.py), or as a call in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.cli.doctor.arguments import (
+    ALL_FLAGS,
+    DOCTOR_FLAGS,
+    PROGRAM,
+    DoctorRequest,
+    read_request,
+)
+from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint, own_node
+from rallypoint.cli.doctor.examiner import Examiner
+from rallypoint.cli.doctor.node_links import NodeLink, OwnLink, ShellLink
+from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
+from rallypoint.cli.options import HELP, UsageError, describe, inherited_note, parse
+from rallypoint.doctor.cluster_facts import ClusterFacts
+from rallypoint.launch.output.terminal import is_terminal
+
+_USAGE = f"""\
+usage: {PROGRAM} [FLAGS OF rallypoint run] [FLAGS] [SCRIPT]
+
+Find out why a job would not start, or would be slow. Write `doctor` instead of `run`: it examines
+the nodes that the job would use, and starts no workers. It checks names, ports, firewalls in both
+directions, network interfaces, large messages, slow links, versions, GPUs and CPUs, what the
+scheduler says, the token, clocks, limits, disks, paths, the kernel's network, other jobs, and
+settings known to be wrong. It prints a line for each finding, with what to do about it: red if a
+job would fail, yellow if it might. It changes nothing.
+
+This machine:
+  rallypoint doctor --path /data --nproc-per-node 8 train.py
+
+Three machines with one command, over ssh, which also works when the network between them does not:
+  rallypoint doctor --hosts node1,node2,node3 --path /data --path /checkpoints
+
+The same command on each of two machines, as with `rallypoint run`; also with srun or in pods, where
+these flags are not needed. They meet at the endpoint, and each prints the findings of both:
+  rallypoint doctor --nnodes 2 --node-rank 0 --master-addr 10.0.0.1
+
+The exit status is 0 if nothing is red, 1 if something is, and 2 if the command line is wrong.
+`rallypoint run --help` lists the flags that choose the nodes; docs/guides/doctor.md says what each
+check does. Further flags:
+"""
+
+
+def doctor(words: Sequence[str]) -> int:
+    """Run `rallypoint doctor WORDS`; returns the exit status."""
+    try:
+        values, command = parse(words, ALL_FLAGS, program=PROGRAM, environ=os.environ)
+        if "--help" in values:
+            print(_USAGE, describe((*DOCTOR_FLAGS, HELP)), sep="\n")
+            return 0
+        request = read_request(values, command, os.environ)
+    except (UsageError, InvalidArgumentError) as error:
+        text = str(error).removeprefix(f"{PROGRAM}: ").removeprefix("rallypoint run: ")
+        note = inherited_note(text, words, ALL_FLAGS, os.environ)
+        print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
+        return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ended)  # programs started on other hosts end first
+    began = time.monotonic()
+    if is_terminal():
+        _tell_progress(request)
+    try:
+        if request.meets:
+            report = examine_at_endpoint(request, began)
+        else:
+            report = report_of(_examine(request), time.monotonic() - began)
+    except HostError as error:  # the command that --rsh names does not exist
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    if "--json" in values:
+        print(as_json(report))
+    else:
+        is_colourful = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(as_text(report, is_colourful=is_colourful, is_verbose="--verbose" in values))
+    return exit_status(report)
+
+
+def _tell_progress(request: DoctorRequest) -> None:
+    """Show progress on a terminal, where a person waits."""
+    if request.hosts:
+        what = f"examining {len(request.hosts)} hosts"
+    elif request.meets:
+        what = f"waiting for up to {request.wait_s:g} s for {request.most} nodes"
+    else:
+        what = "examining this machine"
+    print(f"{PROGRAM}: {what} ...", file=sys.stderr)
+
+
+def _examine(request: DoctorRequest) -> ClusterFacts:
+    """Examine the hosts, or this machine alone."""
+    links: list[NodeLink] = []
+    try:
+        for host in request.hosts:
+            links.append(ShellLink(host.name, request.rsh))
+        if not request.hosts:
+            links.append(OwnLink(own_node(request)))
+        return Examiner(request, links).examine()
+    finally:
+        for link in links:
+            link.leave()
+        for link in links:
+            link.close()
+
+
+def _ended(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

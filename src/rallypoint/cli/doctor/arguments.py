@@ -1,0 +1,201 @@
+"""Derives what to examine from the flags of `rallypoint doctor`, which are mostly those of
+`run`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rallypoint.base.address import is_loopback
+from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.base.port_range import read_port_range
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.nodes import DEFAULT_PORTS, read_endpoints, read_nnodes, read_place
+from rallypoint.cli.number_flags import seconds
+from rallypoint.cli.options import Flag, UsageError
+from rallypoint.cli.remote.hosts import RemoteHost, read_hosts
+from rallypoint.cli.remote.plan import FORWARDED, named_variables, read_rsh
+from rallypoint.cli.surroundings import fill_in, recognized
+from rallypoint.cli.token_flag import VARIABLE as TOKEN
+from rallypoint.cli.token_flag import read_token
+from rallypoint.cluster.remote_shell import forwarded
+from rallypoint.doctor.cluster_facts import NOWHERE, Surroundings
+
+PROGRAM = "rallypoint doctor"
+PATH = Flag("--path", "look whether PATH can be read and written on every node, as for data and\n"
+            "checkpoints; may be given again", "PATH", repeats=True)  # fmt: skip
+WAIT = Flag(
+    "--wait",
+    "time to wait for the nodes at the endpoint (default 10)",
+    "SECONDS",
+)
+JSON = Flag("--json", "print everything as one JSON object, for programs")
+_WAIT_S = 10.0
+_OWN_MEETING = ("--standalone", "--on", "--node-rank", "--local-addr")
+# For these, the endpoint is a separate server, or a directory.
+_SERVERS = ("etcd", "etcd-v2")
+_DIRECTORY = "/"
+_HERE = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorRequest:
+    """What to examine.
+
+    Attributes:
+        hosts: those of --hosts; empty if each node examines itself and they meet at the endpoint.
+        rsh: the command that starts another on a host.
+        environ: variables for all hosts.
+        fewest, most: the number of nodes that the job needs, and may have.
+        node_rank: this node's rank; None if it has none yet.
+        endpoints: where the nodes meet.
+        meets: whether nodes meet at the first endpoint; otherwise that is a separate server.
+        is_static: whether node 0 is at the endpoint, whatever name the endpoint has.
+        token: the secret by which nodes know each other.
+        paths, script, log_dir, workers, port_range, local_addr: as the flags give them.
+        wait_s: how long to wait for other nodes.
+        surroundings: the environment that is recognised around this node.
+    """
+
+    hosts: tuple[RemoteHost, ...] = ()
+    rsh: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    fewest: int = 1
+    most: int = 1
+    node_rank: int | None = None
+    endpoints: tuple[tuple[str, int], ...] = ()
+    meets: bool = False
+    is_static: bool = False
+    token: bytes = b""
+    paths: tuple[str, ...] = ()
+    script: str = ""
+    log_dir: str = ""
+    workers: str = ""
+    port_range: str = ""
+    local_addr: str = ""
+    wait_s: float = _WAIT_S
+    surroundings: Surroundings = NOWHERE
+
+
+def read_request(
+    values: Mapping[str, str], command: Sequence[str], environ: Mapping[str, str]
+) -> DoctorRequest:
+    """Read the flags.
+
+    Raises:
+        UsageError, InvalidArgumentError: the flags are invalid.
+    """
+    port_range = values.get("--port-range", environ.get(PORT_RANGE, ""))
+    read_port_range(port_range)
+    token = read_token(values, environ) or b""
+    paths = [path for path in values.get(PATH.name, "").split(",") if path]
+    common = DoctorRequest(
+        token=token,
+        paths=tuple(dict.fromkeys(paths)),
+        script=_script(values, command),
+        log_dir=values.get("--log-dir", ""),
+        workers=values.get("--nproc-per-node", ""),
+        port_range=port_range,
+        local_addr=values.get("--local-addr", ""),
+        wait_s=seconds(values, WAIT.name, _WAIT_S),
+        environ={TOKEN: os.fsdecode(token)} if token else {},
+    )
+    if values.get("--on") == "ray":
+        raise UsageError(
+            f"{PROGRAM}: it cannot reach nodes through Ray (--on ray); name them with --hosts, or "
+            "run the same command on each of them with --nnodes and --rdzv-endpoint."
+        )
+    if "--hosts" in values or "--hostfile" in values:
+        return _on_hosts(values, environ, common)
+    return _at_endpoint(values, environ, common)
+
+
+def _script(values: Mapping[str, str], command: Sequence[str]) -> str:
+    """The file that the command line names, if it names one."""
+    is_file = not {"--module", "--no-python"} & values.keys()
+    return command[0] if command and is_file and command[0] != "-" else ""
+
+
+def _on_hosts(
+    values: Mapping[str, str], environ: Mapping[str, str], common: DoctorRequest
+) -> DoctorRequest:
+    for name in _OWN_MEETING:
+        if name in values:
+            raise UsageError(
+                f"{PROGRAM}: --hosts already says which machines take part; leave out {name}."
+            )
+    hosts = read_hosts(values)
+    endpoints = _endpoints(values)
+    return replace(
+        common,
+        hosts=hosts,
+        rsh=read_rsh(values),
+        environ={
+            **forwarded(environ, FORWARDED),
+            **named_variables(values, environ),
+            **common.environ,
+        },
+        fewest=len(hosts),
+        most=len(hosts),
+        endpoints=endpoints,
+    )
+
+
+def _endpoints(values: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    """The endpoints that --rdzv-endpoint or --master-addr names."""
+    backend = values.get("--rdzv-backend", "static")
+    found = read_endpoints(values.get("--rdzv-endpoint", ""), backend)
+    if not found and "--master-addr" in values:
+        port = values.get("--master-port", str(DEFAULT_PORTS["static"]))
+        found = read_endpoints(f"{values['--master-addr']}:{port}", "static")
+    return tuple((each.host, each.port) for each in found if not _is_directory(each.host))
+
+
+def _at_endpoint(
+    values: Mapping[str, str], environ: Mapping[str, str], common: DoctorRequest
+) -> DoctorRequest:
+    surroundings = NOWHERE
+    if not any(name in values for name in ("--standalone", "--rdzv-endpoint", "--master-addr")):
+        found = recognized(values.get("--on", ""), environ)
+        if found is not None:
+            note = found.note if found.nodes == 1 and not found.wrong else ""
+            surroundings = Surroundings(place=found.place, wrong=found.wrong, note=note)
+            if found.wrong:
+                return replace(common, surroundings=surroundings)
+    values, _ = fill_in(values, environ)
+    fewest, most = read_nnodes(values.get("--nnodes", "1"))
+    read = read_place(values, common.token)
+    rendezvous, nodes = read.rendezvous, read.nodes
+    if most == 1 and rendezvous is None:  # nobody else is to come, but its port may be taken
+        own = ((_HERE, nodes.master_port),) if nodes.master_port else ()
+        return replace(common, endpoints=own, surroundings=surroundings)
+    if rendezvous is None:
+        endpoints: tuple[tuple[str, int], ...] = ((nodes.master_addr, nodes.master_port),)
+        node_rank: int | None = nodes.node_rank
+    else:
+        endpoints = tuple((each.host, each.port) for each in rendezvous.endpoints)
+        node_rank = rendezvous.node_rank
+    directories = tuple(host for host, _ in endpoints if _is_directory(host))
+    meets = not directories and (rendezvous is None or rendezvous.backend not in _SERVERS)
+    meets = meets and most > 1
+    return replace(
+        common,
+        paths=(*common.paths, *directories),
+        fewest=fewest,
+        most=most,
+        node_rank=node_rank,
+        endpoints=tuple(each for each in endpoints if not _is_directory(each[0])),
+        meets=meets and not is_loopback(endpoints[0][0]),
+        is_static=rendezvous is None,
+        surroundings=surroundings,
+    )
+
+
+def _is_directory(host: str) -> bool:
+    return host.startswith(_DIRECTORY)
+
+
+DOCTOR_FLAGS = (PATH, JSON, WAIT)
+ALL_FLAGS = (*FLAGS, *DOCTOR_FLAGS)

@@ -1,0 +1,188 @@
+"""One node of an examination: carries out the examiner's orders.
+
+    python -P -m rallypoint.cli.doctor.examined_node       started by ssh, or by what --rsh names
+
+    clock   what time it is
+    look    facts about this node; from then on it listens for probes
+    probe   how well it reaches the others
+
+Orders are read from standard input and answers written to standard output, as JSON, one to a line.
+When the input ends, for whatever reason, so does this program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rallypoint.base.errors import HostError, RallypointError
+from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.cli.token_flag import VARIABLE as TOKEN
+from rallypoint.cluster.remote_shell import greeting
+from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
+from rallypoint.doctor.collect import LookOrder, look, take_ports
+from rallypoint.doctor.facts_as_json import pack, unpack
+from rallypoint.doctor.listener import ProbeListener, listen
+from rallypoint.doctor.lookups import is_this_node
+from rallypoint.doctor.paths import look_at_path
+from rallypoint.doctor.probe import Target, probe_all, probe_endpoints, secret_of
+from rallypoint.launch.inspection.entries import running_agents
+
+GREETING = "rallypoint doctor"  # anything printed before it comes from a login shell
+MODULE = "rallypoint.cli.doctor.examined_node"
+
+
+class ExaminedNode:
+    """Carries out orders.
+
+    Args:
+        surroundings: the environment that is recognised around this node.
+        has_token: whether it was given the job's token; otherwise RALLYPOINT_TOKEN decides.
+    """
+
+    def __init__(self, surroundings: Surroundings = NOWHERE, *, has_token: bool = False) -> None:
+        self._surroundings = surroundings
+        self._has_token = has_token
+        self._listener: ProbeListener | None = None
+        self._number = 0
+
+    def perform(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out an order; returns the answer, which has `error` if that failed."""
+        words = dict(order)
+        orders: dict[str, Callable[..., dict[str, Any]]] = {
+            "clock": self.clock,
+            "look": self.look,
+            "probe": self.probe,
+        }
+        try:
+            answer = orders[words.pop("do")](**words)
+        except (RallypointError, OSError) as error:
+            return {"error": str(error)}
+        return answer
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def clock(self) -> dict[str, Any]:
+        """The time on this node."""
+        return {"time_s": time.time()}
+
+    def look(
+        self,
+        *,
+        look: dict[str, Any],
+        secret: str,
+        environ: dict[str, str],
+        directory: str,
+        port_range: str,
+        endpoints: list[list[Any]],
+    ) -> dict[str, Any]:
+        """Facts about this node."""
+        os.environ.update(environ)
+        if port_range:
+            os.environ[PORT_RANGE] = port_range
+        order = unpack(LookOrder, look)
+        self._number = order.number
+        lost = _enter(directory)
+        facts = _look(_without_relative_paths(order) if lost else order)
+        facts = self._listen(facts, secret, [(host, int(port)) for host, port in endpoints])
+        facts = replace(
+            facts,
+            paths=(*facts.paths, *lost),
+            has_token=self._has_token or bool(os.environ.get(TOKEN)),
+            jobs=_jobs(),
+            surroundings=self._surroundings,
+        )
+        return {"facts": pack(facts)}
+
+    def probe(
+        self, *, targets: list[dict[str, Any]], secret: str, endpoints: list[list[Any]]
+    ) -> dict[str, Any]:
+        """Measure how well this node reaches the others and the meeting points."""
+        others = [unpack(Target, each) for each in targets]
+        places = [(str(host), int(port)) for host, port in endpoints]
+        at_endpoints = probe_endpoints(self._number, places)
+        probes = probe_all(self._number, others, bytes.fromhex(secret))
+        return {"probes": pack(probes), "endpoints": pack(at_endpoints)}
+
+    def _listen(self, facts: NodeFacts, secret: str, endpoints: list[tuple[str, int]]) -> NodeFacts:
+        lookups = {each.host: each for each in facts.names}
+        here = [each for each in endpoints if is_this_node(lookups[each[0]])]
+        if not secret:  # nobody will probe it
+            return take_ports(facts, here, lambda port: listen(port).close())
+        try:
+            self._listener = ProbeListener()
+        except HostError as error:
+            return replace(facts, probe_error=_of_range(str(error)))
+        self._listener.allow(secret_of(bytes.fromhex(secret), self._number))
+        facts = replace(facts, probe_port=self._listener.port)
+        return take_ports(facts, here, self._listener.listen_too)
+
+
+def _of_range(text: str) -> str:
+    """The error text, with the holder of the first port."""
+    from rallypoint.base.port_range import read_port_range
+    from rallypoint.store.port_holder import holder_of
+
+    first = read_port_range(os.environ.get(PORT_RANGE, ""))[0]
+    return f"{text.partition(';')[0]} ({first} by {holder_of(first)})"
+
+
+def _look(order: LookOrder) -> NodeFacts:
+    return look(order, os.environ)
+
+
+def _enter(directory: str) -> tuple[PathLook, ...]:
+    """Change to that directory, as a job would; a child process first tries whether it hangs."""
+    if not directory:
+        return ()
+    found = look_at_path(directory)
+    if found.state is PathState.HANGS:
+        return (found,)
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        why = error.strerror or ""
+        return (PathLook(path=directory, state=PathState.MISSING, detail=why),)
+    return ()
+
+
+def _without_relative_paths(order: LookOrder) -> LookOrder:
+    """What can be examined without the job's directory."""
+    return replace(
+        order,
+        paths=tuple(filter(os.path.isabs, order.paths)),
+        script=order.script if os.path.isabs(order.script) else "",
+        log_dir=order.log_dir if os.path.isabs(order.log_dir) else "",
+    )
+
+
+def _jobs() -> tuple[str, ...]:
+    return tuple(f"{agent.run_id} (process {agent.pid})" for agent in running_agents())
+
+
+def main() -> int:
+    """Carry out orders until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input tells it
+    node = ExaminedNode()
+    print(greeting(GREETING, {}), end="", flush=True)
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        for line in sys.stdin:
+            print(json.dumps(node.perform(json.loads(line))), flush=True)
+    node.close()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(0)  # a thread may hang in what it inspects
+
+
+if __name__ == "__main__":
+    main()

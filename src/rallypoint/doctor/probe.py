@@ -1,0 +1,289 @@
+"""How well one node reaches another: connecting, small messages, a large one, and a stream of them.
+
+    caller                                             listener (listener.py)
+    the challenge of store/token.py, with the secret of this examination
+    how many small messages, how many bytes
+    afterwards, and for how long              ->
+    small messages, a byte each               ->  <-   the byte
+    the bytes                                 ->  <-   how many came, in how many microseconds
+
+Only one direction carries much data, so each direction between two nodes is measured by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rallypoint.doctor.cluster_facts import ConnectOutcome, EndpointProbe, Probe
+from rallypoint.doctor.lookups import NAME_S, look_up
+from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
+
+GREETING = b"RLYEXAM1"
+# The number of small messages; the number of bytes, or 0 for a stream; the stream's milliseconds.
+HEAD = struct.Struct("<IQI")
+RECEIVED = struct.Struct("<QQ")  # bytes, microseconds
+_PINGS = 8
+LARGE = 64 << 10
+CONNECT_S = 1.5
+STALL_S = 1.5
+TALK_S = 5.0  # limit for a small message to a node that may be busy
+STREAM_S = 0.2
+_ROUND_TRIPS = 20  # the least length of a stream, in round trips: it starts slowly
+_LONGEST_STREAM_S = 2.0
+SLOW_MBIT_S = 250.0  # slower streams are measured again: this machine may have been busy
+_TRIES = 3
+_MOST_STREAMS = 8  # for each node, so that many nodes take no longer
+_CHUNK = bytes(1 << 18)
+_MOST_AT_ONCE = 64
+_MOST_ADDRESSES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A node to reach: the address that it gives to others, and its other addresses."""
+
+    number: int
+    address: str
+    port: int
+    others: tuple[str, ...] = ()
+
+
+def probe_all(me: int, targets: Sequence[Target], secret: bytes) -> list[Probe]:
+    """Probe all targets: concurrently with small and large messages, one after the other with
+    streams.
+
+    Node i begins with node i + 1, so that each node sends to one node and receives from one at a
+    time.
+    """
+    found: dict[int, Probe] = {}
+    limit = threading.Semaphore(_MOST_AT_ONCE)
+
+    def reach(target: Target) -> None:
+        with limit:
+            found[target.number] = _reach(me, target, secret_of(secret, target.number))
+
+    _side_by_side([lambda target=target: reach(target) for target in targets])  # type: ignore[misc]
+    count = 1 + max([me, *(target.number for target in targets)])
+    for target in sorted(targets, key=lambda each: (each.number - me) % count)[:_MOST_STREAMS]:
+        probe = found[target.number]
+        if probe.latency_us and not probe.stalls:
+            address = probe.other_address or target.address
+            stream_s = STREAM_S + _ROUND_TRIPS * probe.latency_us / 1e6
+            own = secret_of(secret, target.number)
+            mbit_s = _stream(address, target.port, own, min(stream_s, _LONGEST_STREAM_S))
+            found[target.number] = replace(probe, mbit_s=mbit_s)
+    return [found[target.number] for target in targets]
+
+
+def probe_endpoint(
+    me: int, host: str, port: int, wait_s: float = CONNECT_S, name_s: float = NAME_S
+) -> EndpointProbe:
+    """Whether something listens at an endpoint."""
+    lookup = look_up(host, name_s)
+    if lookup.error:
+        return EndpointProbe(
+            source=me, host=host, port=port, outcome=ConnectOutcome.UNKNOWN, detail=lookup.error
+        )
+    results: dict[str, ConnectOutcome] = {}
+    details: dict[str, str] = {}
+
+    def reach(address: str) -> None:
+        (results[address], details[address]), sock = _connect(address, port, wait_s)
+        if sock is not None:
+            sock.close()
+
+    tried = lookup.addresses[:_MOST_ADDRESSES]
+    _side_by_side([lambda address=address: reach(address) for address in tried])  # type: ignore[misc]
+    best = next((each for each in tried if results[each] is ConnectOutcome.REACHED), tried[0])
+    return EndpointProbe(
+        source=me, host=host, port=port, outcome=results[best], detail=details[best]
+    )
+
+
+def probe_endpoints(
+    me: int,
+    endpoints: Sequence[tuple[str, int]],
+    wait_s: float = CONNECT_S,
+    name_s: float = NAME_S,
+) -> list[EndpointProbe]:
+    """Whether something listens at each of several endpoints, all tried at once."""
+    found: list[EndpointProbe] = []
+
+    def reach(host: str, port: int) -> None:
+        found.append(probe_endpoint(me, host, port, wait_s, name_s))
+
+    _side_by_side([partial(reach, host, port) for host, port in endpoints])
+    return sorted(found, key=lambda each: endpoints.index((each.host, each.port)))
+
+
+def secret_of(secret: bytes, number: int) -> bytes:
+    """The secret that identifies one node of an examination: its address may also belong to another
+    one.
+    """
+    return b"%s/%d" % (secret, number)
+
+
+def prove(sock: socket.socket, token: bytes) -> bool:
+    """Take the caller's part in the challenge; returns whether the other side knows the token.
+
+    Raises:
+        OSError: the connection broke, or the other side refused us.
+    """
+    ours = os.urandom(NONCE)
+    sock.sendall(GREETING + ours)
+    theirs = receive(sock, NONCE)
+    sock.sendall(client_proof(token, ours, theirs))
+    return is_server_proof(receive(sock, PROOF), token, ours, theirs)
+
+
+def receive(sock: socket.socket, count: int) -> bytes:
+    """Receive exactly that many bytes.
+
+    Raises:
+        OSError: they did not arrive.
+    """
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        data += part
+    return data
+
+
+def _side_by_side(work: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _reach(me: int, target: Target, secret: bytes) -> Probe:
+    """Connect to a node, if necessary at another address, and send small and large messages."""
+    address = target.address
+    sock, outcome, detail = _meet(address, target.port, secret)
+    probe = Probe(source=me, target=target.number, outcome=outcome, detail=detail)
+    for other in target.others if sock is None else ():
+        sock, _, _ = _meet(other, target.port, secret)
+        if sock is not None:
+            probe = replace(probe, other_address=other)
+            break
+    if sock is None:
+        return probe
+    try:
+        latency_us, count = _exchange(sock)
+        if not count:  # this machine may have been busy
+            sock, _, _ = _meet(probe.other_address or address, target.port, secret)
+            latency_us, count = _exchange(sock) if sock is not None else (latency_us, 0)
+    except OSError as error:
+        why = "it fell silent" if isinstance(error, TimeoutError) else error.strerror
+        return replace(probe, outcome=ConnectOutcome.DROPPED, detail=why or str(error))
+    return replace(probe, latency_us=latency_us, stalls=count == 0)
+
+
+def _exchange(sock: socket.socket) -> tuple[float, int]:
+    """Exchange small messages and a large one; returns the latency, and how many bytes of the large
+    one arrived.
+    """
+    with sock:
+        sock.sendall(HEAD.pack(_PINGS, LARGE, 0))
+        latency_us = min(_ping(sock) for _ in range(_PINGS))
+        count, _ = _send(sock, 0.0)
+    return latency_us, count
+
+
+def _meet(
+    address: str, port: int, secret: bytes
+) -> tuple[socket.socket | None, ConnectOutcome, str]:
+    """A connection to the node itself, or the reason why there is none."""
+    (outcome, detail), sock = _connect(address, port, CONNECT_S)
+    if sock is None:
+        return None, outcome, detail
+    try:
+        if prove(sock, secret):
+            return sock, outcome, detail
+    except TimeoutError:
+        outcome, detail = ConnectOutcome.DROPPED, "it was silent after connecting"
+    except OSError as error:
+        outcome, detail = ConnectOutcome.STRANGER, error.strerror or str(error)
+    else:
+        outcome = ConnectOutcome.STRANGER
+    sock.close()
+    return None, outcome, detail
+
+
+def _connect(
+    address: str, port: int, wait_s: float
+) -> tuple[tuple[ConnectOutcome, str], socket.socket | None]:
+    """A connection, or the way in which connecting failed."""
+    try:
+        sock = socket.create_connection((address, port), wait_s)
+    except ConnectionRefusedError as error:
+        return (ConnectOutcome.REFUSED, error.strerror or ""), None
+    except TimeoutError:
+        return (ConnectOutcome.DROPPED, f"no answer within {wait_s:g} s"), None
+    except OSError as error:
+        return (ConnectOutcome.UNREACHABLE, error.strerror or str(error)), None
+    sock.settimeout(TALK_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return (ConnectOutcome.REACHED, ""), sock
+
+
+def _ping(sock: socket.socket) -> float:
+    """The time until the answer, in microseconds."""
+    began = time.perf_counter()
+    sock.sendall(b"p")
+    receive(sock, 1)
+    return (time.perf_counter() - began) * 1e6
+
+
+def _send(sock: socket.socket, stream_s: float) -> tuple[int, int]:
+    """Send a large message, or a stream for that long; returns how many bytes arrived, in how many
+    microseconds.
+    """
+    until = time.monotonic() + stream_s
+    sock.settimeout(STALL_S)
+    # On a time-out, the other side reports what has arrived; after an error, it already has.
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        if not stream_s:
+            sock.sendall(_CHUNK[:LARGE])
+        while time.monotonic() < until:
+            sock.sendall(_CHUNK)
+    if stream_s:
+        sock.shutdown(socket.SHUT_WR)  # the listener's clock began later: it would wait for more
+    sock.settimeout(STALL_S + stream_s + 1.0)
+    count, microseconds = RECEIVED.unpack(receive(sock, RECEIVED.size))
+    return count, microseconds
+
+
+def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
+    """The rate in Mbit/s; 0 if it could not be measured."""
+    best = 0.0
+    for _ in range(_TRIES):
+        _, sock = _connect(address, port, CONNECT_S)
+        if sock is None:
+            break
+        with sock:
+            try:
+                if not prove(sock, secret):
+                    break
+                sock.sendall(HEAD.pack(0, 0, round(stream_s * 1000)))
+                count, microseconds = _send(sock, stream_s)
+                # Data still in transit must not disturb the next measurement.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            except OSError:
+                continue
+        best = max(best, 8 * count / microseconds if microseconds else 0.0)
+        if best > SLOW_MBIT_S:
+            break
+    return best

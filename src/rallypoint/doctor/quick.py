@@ -1,0 +1,181 @@
+"""What separates a node from the others, as far as can be found out within two seconds, for an
+error that is about to be raised: names, the endpoint's port, and the interface that a variable
+selects.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rallypoint.base.address import endpoint_of, is_loopback
+from rallypoint.base.errors import RallypointError
+from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, is_here
+from rallypoint.doctor.check_result import Severity
+from rallypoint.doctor.checks import diagnose
+from rallypoint.doctor.checks.interfaces import another_interface
+from rallypoint.doctor.cluster_facts import (
+    MEETING,
+    ClusterFacts,
+    ConnectOutcome,
+    EndpointProbe,
+    Lookup,
+    NodeFacts,
+)
+from rallypoint.doctor.collect import choose, look_at_network
+from rallypoint.doctor.own_interfaces import interface_of
+from rallypoint.doctor.probe import probe_endpoints
+from rallypoint.store.port_holder import holder_of, is_launcher
+
+# Whatever hangs, a finding about it comes within the limit: a name is resolved, then called.
+LIMIT_S = 1.8
+_NAME_S, _CONNECT_S = 0.7, 1.0
+
+
+def finding_about(
+    endpoints: Sequence[tuple[str, int]],
+    environ: Mapping[str, str],
+    *,
+    count: int,
+    role: str = MEETING,
+    is_caller: bool = True,
+    is_early: bool = False,
+) -> str:
+    """The first cause that is found, with the advice; empty if none is found.
+
+    Args:
+        endpoints: where this node tried to connect, as (host, port).
+        count: the number of nodes that the job has.
+        role: the kind of the endpoints.
+        is_caller: whether this node tried to connect there; otherwise the others tried to connect
+            here.
+        is_early: the others may not have been started yet, so nobody has to listen anywhere.
+    """
+    found: list[str] = []
+
+    def look() -> None:
+        told = _first(endpoints, environ, count, role, is_caller=is_caller, is_early=is_early)
+        found.append(told)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    return found[0] if found else ""
+
+
+def first_finding(
+    endpoints: Sequence[tuple[str, int]],
+    environ: Mapping[str, str],
+    *,
+    count: int,
+    is_listener: bool,
+) -> str:
+    """As `finding_about`, for nodes that have just been started: only what waiting does not change.
+
+    Args:
+        is_listener: whether this node listens at one of the endpoints.
+    """
+    if all(is_loopback(host) for host, _ in endpoints):
+        one = endpoints[0] if len(endpoints) == 1 else None  # several: of `run --hosts`, all here
+        return _at_loopback(*one, is_listener=is_listener) if one else ""
+    if is_listener and len(endpoints) == 1 and (found := _is_elsewhere(endpoints[0][0])):
+        return found
+    return finding_about(endpoints, environ, count=count, is_early=True)
+
+
+def _at_loopback(host: str, port: int, *, is_listener: bool) -> str:
+    """Other machines cannot come there, and what is there may be somebody else's."""
+    endpoint = endpoint_of(host, port)
+    holder = "" if is_listener else holder_of(port)
+    if holder.startswith("process") and not is_launcher(holder):
+        return (
+            f"{endpoint} is held by {holder}, which is not a launcher of this job; end"
+            " that process, or choose another port (--master-port, or that of --rdzv-endpoint)"
+        )
+    return (
+        f"{endpoint}, where they are to meet, can only be reached from this machine; for nodes on"
+        " others, give the first node's name or address (--master-addr or --rdzv-endpoint)"
+    )
+
+
+def _is_elsewhere(host: str) -> str:
+    """What to say where this node listens for the others, but they look for it elsewhere."""
+    try:
+        if is_here(host):
+            return ""
+    except UnknownHostError:
+        return ""
+    return (
+        f"this node waits for the others, who are to find it at {host}, which is no address of this"
+        " machine; give each node its own --node-rank (0 is the first), or correct the address"
+        " (--master-addr or --rdzv-endpoint)"
+    )
+
+
+def told_with(error: str, finding: str) -> str:
+    """An error's message together with the finding."""
+    if not finding:
+        return error
+    return f"{error.rstrip('.')}; found on {os.uname().nodename}: {finding}"
+
+
+def _first(
+    endpoints: Sequence[tuple[str, int]],
+    environ: Mapping[str, str],
+    count: int,
+    role: str,
+    *,
+    is_caller: bool,
+    is_early: bool,
+) -> str:
+    hosts = [host for host, _ in endpoints]
+    probes: list[EndpointProbe] = []
+    prober = threading.Thread(
+        target=lambda: probes.extend(probe_endpoints(0, endpoints, _CONNECT_S, _NAME_S)),
+        daemon=True,
+    )
+    prober.start()
+    try:
+        node = look_at_network(0, hosts, environ, _NAME_S)
+    except (RallypointError, OSError):  # an error is about to be raised already
+        return ""
+    prober.join()
+    if is_early:
+        probes = [each for each in probes if each.outcome is not ConnectOutcome.REFUSED]
+    # What a node's name resolves to on the node itself matters only if the others meet there.
+    node = replace(node, own_name=Lookup(host=node.own_name.host, addresses=("0.0.0.0",)))
+    cluster = ClusterFacts(
+        count=count,
+        nodes=(node,),
+        endpoint_probes=tuple(replace(each, role=role) for each in probes),
+        endpoints=tuple(endpoints),
+        port_range=environ.get("RALLYPOINT_PORT_RANGE", ""),
+    )
+    found = another_interface(node, _by_route(node, hosts, environ), hosts)
+    findings = [each for each in diagnose(cluster) if each.level is Severity.RED]
+    findings += [found] if found is not None else []
+    if findings:
+        return findings[0].text(1)
+    reached = [each for each in probes if each.outcome is ConnectOutcome.REACHED]
+    return "" if is_caller or is_early or not reached else _one_way(reached[0])
+
+
+def _one_way(probe: EndpointProbe) -> str:
+    return (
+        f"this host can connect to {endpoint_of(probe.host, probe.port)}, so a firewall may "
+        f"block the other direction; allow TCP from {probe.host} to this host"
+    )
+
+
+def _by_route(node: NodeFacts, hosts: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The interface that this node would use if no variable selected another one."""
+    if not node.choice.by:
+        return node.choice.interface
+    for lookup in node.names:
+        own = next((each for each in lookup.addresses if each in node.addresses), "")
+        if own:  # the others connect to this node
+            return interface_of(own)
+    left = {name: text for name, text in environ.items() if name not in IFNAME_VARIABLES}
+    return choose(hosts, left, {each.host: each for each in node.names}).interface

@@ -1,0 +1,121 @@
+"""The results of a contest: nccl-tests' table with a column for each contender, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rallypoint.cli.quantities import bus_factor
+from rallypoint.lab.bench.bench_request import BenchmarkRequest
+from rallypoint.lab.bench.contenders import OURS
+from rallypoint.lab.bench.contest import Row
+
+_OURS_COLUMNS = (("bytes", ""), ("count", ""), ("type", ""), ("op", ""), ("time", "us"),
+                 ("algbw", "GB/s"), ("busbw", "GB/s"), ("#wrong", ""))  # fmt: skip
+_WIDTHS = (11, 10, 8, 8, 10, 8, 8, 7)
+_PEER_WIDTH = 11
+
+
+class Table:
+    """Prints rows as they come."""
+
+    def __init__(self, request: BenchmarkRequest, versions: Mapping[str, str], place: str) -> None:
+        self._request = request
+        self._peers = [name for name in versions if name != OURS]
+        self._remarks: list[str] = []
+        print(f"# {describe(request)}; {', '.join(f'{n} ({v})' for n, v in versions.items())}")
+        print(f"# {place}")
+        columns = [*_OURS_COLUMNS, *((name, "us") for name in self._peers)]
+        if self._peers:
+            columns.append(("ahead", "times"))
+        self._print([name for name, _ in columns])
+        self._print([unit for _, unit in columns])
+
+    def add(self, row: Row) -> None:
+        """Print a row."""
+        found = {name: result_of(self._request, row, name) for name in (OURS, *self._peers)}
+        ours = found[OURS]
+        op = self._request.op if self._request.is_reducing else "-"
+        cells = [str(row.nbytes), str(row.count), self._request.dtype, op]
+        cells += [_short(ours["time_us"]), _short(ours["algbw_gb_s"]), _short(ours["busbw_gb_s"])]
+        cells.append(str(ours["wrong"]))
+        for name in self._peers:
+            mark = "!" if found[name]["wrong"] else ""
+            cells.append(_short(found[name]["time_us"]) + mark)
+            if mark:
+                remark = f"! {name}: {found[name]['wrong']} wrong items at {row.nbytes} bytes"
+                self._remarks.append(remark)
+        times = [found[name]["time_us"] for name in self._peers if found[name]["time_us"]]
+        if self._peers:
+            cells.append(f"{min(times) / ours['time_us']:.2f}" if times else "-")
+        self._print(cells)
+
+    def end(self, load: str) -> None:
+        """Print the lines below the table; `load` describes how busy the machine was."""
+        for remark in self._remarks:
+            print(remark)
+        if self._peers:
+            print("# ahead: the time of the fastest peer over ours")
+        if load:
+            print(f"# {load}: other work on the machine distorts the times")
+
+    def _print(self, cells: Sequence[str]) -> None:
+        widths = [*_WIDTHS, *[_PEER_WIDTH] * len(cells)]
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=False)]
+        print("".join(padded), flush=True)
+
+
+def result_of(request: BenchmarkRequest, row: Row, name: str) -> dict[str, Any]:
+    """One contender's result at one size; bandwidths as nccl-tests define them."""
+    time_us = row.time_us(name)
+    algbw = row.nbytes / time_us / 1e3 if time_us and row.nbytes else None
+    factor = bus_factor(request.collective, request.ranks)
+    return {
+        "time_us": time_us,
+        "algbw_gb_s": algbw,
+        "busbw_gb_s": algbw * factor if algbw else None,
+        "wrong": row.wrong.get(name),
+        "times_us": row.times_us.get(name, []),
+    }
+
+
+def write_json(
+    path: str,
+    request: BenchmarkRequest,
+    versions: Mapping[str, str],
+    place: str,
+    rows: Sequence[Row],
+) -> None:
+    """Write all results, including each turn's time."""
+    data = {
+        "request": asdict(request),
+        "contenders": dict(versions),
+        "place": place,
+        "rows": [
+            {
+                "bytes": row.nbytes,
+                "count": row.count,
+                "results": {name: result_of(request, row, name) for name in versions},
+            }
+            for row in rows
+        ],
+    }
+    Path(path).write_text(json.dumps(data, indent=2) + "\n")
+
+
+def describe(request: BenchmarkRequest) -> str:
+    """What was measured, in a few words."""
+    hosts = f" on {len(request.hosts)} hosts" if request.hosts else ""
+    words = [f"{request.operation}, {request.ranks} ranks{hosts}"]
+    words += [request.algorithm] if request.algorithm else []
+    words += [request.backend] if request.backend != OURS else []
+    words.append("each rank pinned to a core" if request.pin else "default placement")
+    words.append(f"medians of {request.rounds} rounds")
+    return ", ".join(words)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 1e5 else f"{value:.0f}"

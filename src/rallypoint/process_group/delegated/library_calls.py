@@ -1,0 +1,321 @@
+"""One call of a collective or message at another backend: arrays to blocks, and results back.
+
+Blocks of different lengths, and data that a library would overwrite, are handled here, so a library
+only has to serve one form of each collective:
+
+    given                                       passed to the library
+    lists, or one large array                   a flat block for each rank
+    not contiguous, or overlapping              a copy, and back
+    all_gather of unequal blocks                blocks padded to the longest
+    reduce_scatter of unequal blocks            an all_reduce of all of them
+    gather, scatter of lengths that only        messages
+    the root knows
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from rallypoint.base.collective import Collective
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pending
+from rallypoint.process_group.delegated.end import LibraryGroup
+from rallypoint.process_group.delegated.library_work import DelegatedWork
+from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.memory.arrays import Array, dtype_name
+from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group.operators import Operator
+from rallypoint.store.store import seconds_of
+
+_TAG = 0x52A1  # for messages that implement a collective; refused to users
+_SHORTEST_S = 0.001  # gloo takes 0 for "no limit"
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """Blocks, and what to do after the call with those that are copies."""
+
+    inputs: list[Block]
+    outputs: list[Block]
+    finish: Callable[[], None] = _nothing
+
+
+class _Several:
+    """Messages as one operation."""
+
+    def __init__(self, parts: Sequence[Pending]) -> None:
+        self._parts = parts
+
+    def wait(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        for part in self._parts:
+            part.wait(max(until - time.monotonic(), _SHORTEST_S))
+
+    def is_done(self) -> bool:
+        return all(part.is_done() for part in self._parts)
+
+    def source(self) -> int:
+        return -1
+
+
+def run(
+    group: ProcessGroup,
+    end: LibraryGroup,
+    collective: Collective,
+    operation: str,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    *,
+    op: Operator | None,
+    root: int,
+    uneven: bool,
+    async_op: bool,
+    timeout: timedelta | None,
+    algorithm: str | None,
+    results: Sequence[Any] | None,
+    then: Callable[[], None] | None,
+) -> DelegatedWork | None:
+    """Run a collective, or start it; arguments and errors are those of calls.call.run.
+
+    Raises:
+        InvalidTypeError: the library does not support it; the message says what does.
+        InvalidArgumentError: an algorithm is requested, which libraries do not offer.
+    """
+    if algorithm is not None:
+        raise InvalidArgumentError(
+            f"{operation}: {end.name} chooses its algorithms itself; algorithm={algorithm!r} is "
+            "for backend='rallypoint'"
+        )
+    dtype = dtype_name([*inputs, *outputs][0])
+    operator = op if collective.reduces else None
+    if why := end.why_not(collective, dtype, operator):
+        raise InvalidTypeError(f"{operation}: {why}")
+    timeout_s = end.timeout_s if timeout is None else seconds_of(timeout)
+    ready = _prepare(end, group, collective, root, inputs, outputs)
+    pending: Pending
+    if uneven and collective in (Collective.GATHER, Collective.SCATTER):
+        pending = _by_messages(end, group, collective, root, ready, operation)
+    else:
+        request = LibraryCall(
+            collective=_made_even(end, group, collective, ready),
+            dtype=dtype,
+            inputs=ready.inputs,
+            outputs=ready.outputs,
+            operator=operator,
+            root=root,
+            timeout_s=timeout_s,
+        )
+        pending = end.begin(request, operation)
+
+    def finish() -> None:
+        ready.finish()
+        if then is not None:
+            then()
+
+    work = DelegatedWork(
+        group, end, pending, operation, outputs if results is None else results, finish, timeout_s
+    )
+    if async_op:
+        return work
+    if group.deferred is None:
+        work.wait()
+    else:
+        group.deferred.append(work)
+    return None
+
+
+def post(
+    group: ProcessGroup,
+    end: LibraryGroup,
+    operation: str,
+    other: int,
+    tag: int,
+    array: Array,
+    *,
+    timeout: timedelta | None,
+    results: Sequence[Any],
+    then: Callable[[], None] | None,
+) -> DelegatedWork:
+    """Start a send or receive; `other` is a rank in the group, or -1."""
+    if type(tag) is not int or tag < 0:
+        raise InvalidArgumentError(f"{operation}: tag={tag!r} must be an integer >= 0")
+    if tag == _TAG:
+        raise InvalidArgumentError(
+            f"{operation}: tag={tag} belongs to gather and scatter at {end.name}; use another tag"
+        )
+    sends = operation in ("send", "isend")
+    memory = _contiguous(array)
+
+    def finish() -> None:
+        if not sends and memory is not array:
+            _put_back(array, memory)
+        if then is not None:
+            then()
+
+    timeout_s = end.timeout_s if timeout is None else seconds_of(timeout)
+    pending = end.transfer(
+        sends=sends, peer=other, tag=tag, block=end.adopt(memory), operation=operation
+    )
+    return DelegatedWork(group, end, pending, operation, results, finish, timeout_s)
+
+
+def _prepare(
+    end: LibraryGroup,
+    group: ProcessGroup,
+    collective: Collective,
+    root: int,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+) -> _Prepared:
+    """The blocks for the library, and how to return its output to the caller's arrays."""
+    if collective is Collective.BARRIER:
+        return _Prepared([], [])
+    is_root = group.own_rank == root
+    if collective.has_one_block:
+        return _in_place(end, inputs, outputs)
+    rooms = [_contiguous(array) for array in outputs]
+    sources = [_contiguous(array) for array in inputs]
+    if _overlap(sources, rooms):
+        sources = [_copied(array) for array in sources]
+    ranks = group.size()
+    count_in = collective.input_blocks(ranks, is_root=is_root)
+    count_out = collective.output_blocks(ranks, is_root=is_root)
+
+    def finish() -> None:
+        for array, room in zip(outputs, rooms, strict=True):
+            if room is not array:
+                _put_back(array, room)
+
+    return _Prepared(
+        _cut([end.adopt(array) for array in sources], count_in),
+        _cut([end.adopt(array) for array in rooms], count_out),
+        finish,
+    )
+
+
+def _in_place(end: LibraryGroup, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Prepared:
+    """One block for input and output; without an output, a copy that the library may overwrite."""
+    if not outputs:
+        return _Prepared([], [end.adopt(_copied(inputs[0]))])
+    array, room = outputs[0], _contiguous(outputs[0])
+    if inputs and (inputs[0] is not array or room is not array):
+        _put_back(room, inputs[0])
+
+    def finish() -> None:
+        if room is not array:
+            _put_back(array, room)
+
+    return _Prepared([], [end.adopt(room)], finish)
+
+
+def _cut(blocks: list[Block], count: int) -> list[Block]:
+    """A block for each rank, cut from one that holds them all."""
+    if len(blocks) != 1 or count <= 1:
+        return blocks
+    items = len(blocks[0]) // count
+    return [blocks[0][place * items : (place + 1) * items] for place in range(count)]
+
+
+def _made_even(
+    end: LibraryGroup, group: ProcessGroup, collective: Collective, ready: _Prepared
+) -> Collective:
+    """Blocks of equal length instead of unequal ones; the collective that serves these."""
+    blocks = ready.outputs if collective is Collective.ALL_GATHER else ready.inputs
+    sizes = [len(block) for block in blocks]
+    if len(set(sizes)) <= 1 or collective is Collective.ALL_TO_ALL:
+        return collective
+    before, finish = ready.outputs, ready.finish
+    if collective is Collective.ALL_GATHER:
+        most = max(sizes)
+        source = end.empty(ready.inputs[0], most)
+        source[: len(ready.inputs[0])] = ready.inputs[0]
+        targets = [end.empty(source, most) for _ in sizes]
+
+        def shorten() -> None:
+            for block, target in zip(before, targets, strict=True):
+                block[:] = target[: len(block)]
+            finish()
+
+        ready.inputs, ready.outputs, ready.finish = [source], targets, shorten
+        return collective
+    whole = end.empty(ready.inputs[0], sum(sizes))
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    for start, block in zip(starts, ready.inputs, strict=True):
+        whole[start : start + len(block)] = block
+    start = starts[group.own_rank]
+
+    def take_own() -> None:
+        before[0][:] = whole[start : start + len(before[0])]
+        finish()
+
+    ready.inputs, ready.outputs, ready.finish = [], [whole], take_own
+    return Collective.ALL_REDUCE
+
+
+def _by_messages(
+    end: LibraryGroup,
+    group: ProcessGroup,
+    collective: Collective,
+    root: int,
+    ready: _Prepared,
+    operation: str,
+) -> _Several:
+    """A gather or scatter of blocks whose lengths only the root and their owners know."""
+    gathers, own = collective is Collective.GATHER, group.own_rank
+    if own != root:
+        block = ready.inputs[0] if gathers else ready.outputs[0]
+        return _Several(
+            [end.transfer(sends=gathers, peer=root, tag=_TAG, block=block, operation=operation)]
+        )
+    blocks = ready.outputs if gathers else ready.inputs
+    if gathers:
+        blocks[own][:] = ready.inputs[0]
+    else:
+        ready.outputs[0][:] = blocks[own]
+    return _Several(
+        [
+            end.transfer(sends=not gathers, peer=peer, tag=_TAG, block=block, operation=operation)
+            for peer, block in enumerate(blocks)
+            if peer != own
+        ]
+    )
+
+
+def _contiguous(array: Array) -> Array:
+    """Contiguous memory with the same items; the array itself if it is contiguous."""
+    return array if array.flags.c_contiguous else _copied(array)
+
+
+def _copied(array: Any) -> Any:  # noqa: ANN401 - an Array, or a DeviceArray
+    if isinstance(array, DeviceArray):
+        tensor = array.tensor
+        copy = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+        return DeviceArray(copy, array.dtype)
+    return np.array(array, order="C")
+
+
+def _put_back(array: Any, memory: Any) -> None:  # noqa: ANN401 - as above
+    if isinstance(array, DeviceArray):
+        array.tensor.copy_(memory.tensor.reshape(array.tensor.shape))
+    else:
+        array[...] = memory.reshape(array.shape)
+
+
+def _overlap(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    def may(one: Any, other: Any) -> bool:  # noqa: ANN401 - as above
+        if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
+            pair = [each.tensor.untyped_storage().data_ptr() for each in (one, other)]
+            return bool(pair[0] == pair[1])
+        return isinstance(one, np.ndarray) and np.may_share_memory(one, other)
+
+    return any(may(one, other) for one in sources for other in targets)

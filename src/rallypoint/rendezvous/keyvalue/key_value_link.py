@@ -1,0 +1,170 @@
+"""An agent's link to its keeper: a thread that performs its voter's requests, message by message.
+
+    send(message) --> newest of each kind --> KeyValueVoter <--> KeyValueClient --> take()
+
+A waiting message is replaced by a newer one of its kind: candidates and coordinators repeat
+themselves, and only the latest counts. Only the thread uses the voter and the client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+from rallypoint.rendezvous.consensus.messages import Message, Setup
+from rallypoint.rendezvous.keyvalue.key_value_client import KeyValueClient
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister
+from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_voter import (
+    Answer,
+    Grant,
+    KeepAlive,
+    KeyValueVoter,
+    Read,
+    Request,
+    Transact,
+    is_same,
+)
+from rallypoint.rendezvous.lease_clock import lease_time
+
+_CLOSING_S = 0.2
+
+
+class KeyValueLink:
+    """The keeper, as one agent's driver uses it. Its key among agents is rules.KEEPER.
+
+    Args:
+        client: owned by the link from now on.
+        rules: the agent's.
+        is_needed: whether the first failure of the client, which `take` then raises, ends the
+            agent's part; otherwise the keeper may be unavailable for a while.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        client: KeyValueClient,
+        rules: type[KeyValueRules] = KeyValueRules,
+        *,
+        is_needed: bool = False,
+    ) -> None:
+        self._rules = rules
+        self._voter = KeyValueVoter(setup, rules)
+        self._client = client
+        self._is_needed = is_needed
+        self._awake = threading.Condition()  # guards what follows
+        self._waiting: dict[type, Message] = {}
+        self._at_work: Message | None = None
+        self._lost: list[str] = []
+        self._answers: list[Answer] = []
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rendezvous keeper", daemon=True)
+        self._thread.start()
+
+    def register(self, setup: Setup) -> KeyValueRegister:
+        """The agent's end of what the keeper keeps."""
+        return KeyValueRegister(setup, self._rules)
+
+    def fileno(self) -> int:
+        """For a selector: readable when `take` has something."""
+        return self._bell.fileno()
+
+    def send(self, message: Message) -> None:
+        """A Participant's message to the key KEEPER, or to the keeper's endpoints."""
+        with self._awake:
+            if not is_same(message, self._at_work):
+                self._waiting[type(message)] = message
+                self._awake.notify()
+
+    def lost(self, key: str) -> None:
+        """An agent has ended; `Participant.closed` is told as well."""
+        with self._awake:
+            self._lost.append(key)
+
+    def take(self) -> list[Answer]:
+        """The keeper's answers so far, without waiting."""
+        try:
+            while self._bell.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        with self._awake:
+            answers, self._answers = self._answers, []
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return answers
+
+    def close(self) -> None:
+        """End; waiting messages are lost."""
+        with self._awake:
+            self._is_closed = True
+            self._awake.notify()
+        # A request that hangs ends with the process; its conditions keep it from doing harm.
+        self._thread.join(_CLOSING_S)
+        self._bell.close()
+        self._rope.close()
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._awake:
+                self._at_work = None
+                while not self._waiting and not self._is_closed:
+                    self._awake.wait()
+                if self._is_closed:
+                    break
+                message = self._at_work = self._waiting.pop(next(iter(self._waiting)))
+                lost, self._lost = self._lost, []
+            for key in lost:
+                self._voter.lost(key)
+            self._work(message)
+            self._hand_over(self._voter.take())
+        with contextlib.suppress(Exception):  # the next one has to wait then
+            request = self._voter.resign()
+            if request is not None:
+                self._carry_out(request)
+        self._client.close()
+
+    def _work(self, message: Message) -> None:
+        try:
+            request = self._voter.ask(message, lease_time())
+            while request is not None:
+                request = self._voter.go_on(self._carry_out(request), lease_time())
+        except Exception as error:  # the keeper is unavailable, or its data or answer is invalid
+            self._voter.failed(str(error))
+            if self._is_needed:
+                with self._awake:
+                    self._error = error
+
+    def _carry_out(self, request: Request) -> object:
+        client = self._client
+        match request:
+            case Read(prefix=prefix):
+                return client.read(prefix)
+            case Transact():
+                return client.transact(
+                    revisions=request.revisions,
+                    puts=request.puts,
+                    deletes=request.deletes,
+                    lease=request.lease,
+                    leases=request.leases,
+                )
+            case Grant(ttl_s=ttl_s):
+                return client.grant(ttl_s)
+            case KeepAlive(lease=lease):
+                return client.keep_alive(lease)
+
+    def _hand_over(self, answers: list[Answer]) -> None:
+        if not answers:
+            return
+        with self._awake:
+            self._answers += answers
+        with contextlib.suppress(OSError):  # full, and therefore readable anyway; or closed
+            self._rope.send(b"!")
