@@ -43,7 +43,7 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102 - torch's
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         query, key, value = (
             each.view(batch, length, self.heads, -1).transpose(1, 2)
@@ -66,7 +66,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.scores = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, characters))
 
-    def forward(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    def forward(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         places = torch.arange(text.shape[1], device=text.device)
         scores = self.scores(self.blocks(self.characters(text) + self.positions(places)))
         return functional.cross_entropy(scores.flatten(0, 1), following.flatten())

@@ -27,20 +27,20 @@ class Digits(pytorch_lightning.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
-    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:  # noqa: D102 - Lightning's
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
         images, labels = batch
         return nn.functional.cross_entropy(self.layers(images), labels)
 
-    def validation_step(self, batch: list[torch.Tensor]) -> None:  # noqa: D102
+    def validation_step(self, batch: list[torch.Tensor]) -> None:
         images, labels = batch
         right = (self.layers(images).argmax(dim=1) == labels).float().mean()
         self.log("accuracy", right, sync_dist=True)  # the mean over all workers
 
-    def on_validation_epoch_end(self) -> None:  # noqa: D102
+    def on_validation_epoch_end(self) -> None:
         accuracy = self.trainer.callback_metrics["accuracy"]
         self.print(f"epoch {self.current_epoch + 1}  test accuracy {accuracy:.4f}", flush=True)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:  # noqa: D102
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 

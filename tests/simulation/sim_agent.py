@@ -101,12 +101,10 @@ class SimAgent(Process):
     # Calls from the network.
 
     def hear(self, sender: str, message: Message) -> None:
-        """See Process."""
         if self.is_alive and not self._waits(lambda: self.hear(sender, message)):
             self.perform(self.core.received(sender, message, self.clock.now()))
 
     def hear_closed(self, key: str) -> None:
-        """See Process."""
         if self.is_alive and not self._waits(lambda: self.hear_closed(key)):
             self.told_ended.add(key)
             if self.keeper is not None:
@@ -114,7 +112,6 @@ class SimAgent(Process):
             self.perform(self.core.closed(key, "its connection closed", self.clock.now()))
 
     def hear_unreachable(self, at: Endpoint) -> None:
-        """See Process."""
         if self.is_alive and not self._waits(lambda: self.hear_unreachable(at)):
             self.perform(self.core.unreachable(at, "connection refused", self.clock.now()))
 

@@ -488,17 +488,14 @@ class SimNode(Process):
     # Process.
 
     def hear(self, sender: str, message: Message) -> None:
-        """See Process."""
         payload = cast(bytes, message)
         self.rounds.board.came(lambda: self.rounds.heard(sender, payload))
 
     def hear_closed(self, key: str) -> None:
-        """See Process."""
         if self.is_alive:
             self.rounds.board.came(lambda: self.rounds.gone(key, "its connection closed"))
 
     def hear_unreachable(self, at: Endpoint) -> None:
-        """See Process."""
         if self.is_alive:
             self.rounds.board.came(lambda: self.rounds.unreachable(at, "connection refused"))
 

@@ -95,7 +95,6 @@ class SimServer(SimKeeper):
         answered: Callable[[list[Answer]], None],
         rules: type[KeyValueRules] = KeyValueRules,
     ) -> SimLink:
-        """See SimKeeper."""
         return SimKeyValueLink(setup, clock, self, answered, rules)
 
     @abstractmethod
@@ -150,7 +149,6 @@ class SimEtcd(SimServer):
         self._leases: dict[int, tuple[int, float]] = {}  # lease -> seconds, end
 
     def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
-        """See SimKeeper."""
         return (yield request)
 
     def forget(self) -> None:
@@ -160,7 +158,6 @@ class SimEtcd(SimServer):
         self.revision = 1
 
     def apply(self, request: Request) -> object:
-        """See SimKeeper."""
         self._expire()
         match request:
             case Read(prefix=prefix):
@@ -206,7 +203,6 @@ class SimStore(SimServer):
         self.held = b""
 
     def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
-        """See SimKeeper."""
         match request:
             case Read(prefix=prefix):
                 return (yield from value.read(prefix))
@@ -218,7 +214,6 @@ class SimStore(SimServer):
                 return True
 
     def forget(self) -> None:
-        """See SimKeeper."""
         self.held = b""
 
     def apply(self, request: Swap) -> bytes:
@@ -253,17 +248,14 @@ class SimKeyValueLink(SimLink):
         self._at_work: Message | None = None
 
     def send(self, message: Message) -> None:
-        """See SimLink."""
         if not (self._is_busy and is_same(message, self._at_work)):
             self._waiting[type(message)] = message
         self._next()
 
     def lost(self, key: str) -> None:
-        """See SimLink."""
         self._voter.lost(key)
 
     def close(self) -> None:
-        """See SimLink."""
         request = self._voter.resign()
         if request is None:
             return

@@ -54,7 +54,6 @@ class SimRegister(SimKeeper):
         self.forget()
 
     def forget(self) -> None:
-        """See SimKeeper."""
         self.ballot, self.leader = NO_BALLOT, Member(key="", host="", local_world_size=0)
         self.host = ""  # the key of the agent that began the job
         self.newest: Agreement | None = None
@@ -67,7 +66,6 @@ class SimRegister(SimKeeper):
         answered: Callable[[list[Answer]], None],
         rules: type[KeyValueRules] = KeyValueRules,
     ) -> SimLink:
-        """See SimKeeper."""
         return SimRegisterLink(self, setup, answered)
 
     def soon(self, event: Callable[[], None]) -> None:

@@ -30,8 +30,8 @@ pytestmark = [
     ),
 ]
 
-# Before 2.14, PyTorch asks for gloo by name in its function; tests/unit/pytorch/test_group.py has
-# ours.
+# Before 2.14, PyTorch asks for gloo by name in its function; ours is in
+# tests/unit/pytorch/test_rallypoint_group.py.
 GLOO_ONLY = (
     set()
     if HAS_BACKENDS

@@ -118,7 +118,6 @@ class OneWork(EngineWork):
         self._outputs = outputs
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See Work."""
         if timeout is not None:
             seconds_of(timeout)  # refuses invalid values
         return super().wait(timeout)

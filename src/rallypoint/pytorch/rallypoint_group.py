@@ -92,7 +92,6 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         return self.kept(handed(lambda: getattr(group, name)(*given, **named)))
 
     def has_watchers(self) -> bool:
-        """See BaseGroup."""
         return bool(self._hooks or self._recorder or self._is_wrapped or is_nan_check_asked_for())
 
     # Its members, which may change.

@@ -39,45 +39,35 @@ class TorchStore(Store):
         self._store.set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self._call("set", key, lambda: self._store.set(key, value))
 
     def get(self, key: str) -> bytes:
-        """See Store."""
         return self._call("get", key, lambda: bytes(self._store.get(key)))
 
     def add(self, key: str, amount: int) -> int:
-        """See Store."""
         return self._call("add", key, lambda: int(self._store.add(key, amount)))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self._call("append", key, lambda: self._store.append(key, value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See Store."""
         return self._call(
             "compare_set", key, lambda: bytes(self._store.compare_set(key, expected, desired))
         )
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See Store."""
         return self._call("check", keys[0], lambda: bool(self._store.check(list(keys))))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """See Store."""
         self._call("wait", keys[0], lambda: self._store.wait(list(keys), timeout or self.timeout))
 
     def delete_key(self, key: str) -> bool:
-        """See Store."""
         return self._call("delete_key", key, lambda: bool(self._store.delete_key(key)))
 
     def num_keys(self) -> int:
-        """See Store."""
         return self._call("num_keys", "", lambda: int(self._store.num_keys()))
 
     def list_keys(self) -> list[str]:
-        """See Store."""
         return self._call("list_keys", "", lambda: list(self._store.list_keys()))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -89,26 +79,21 @@ class TorchStore(Store):
         )
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """See Store."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self._call("queue_push", key, lambda: self._store.queue_push(key, value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """See Store."""
         if not block and self.queue_len(key) == 0:
             raise empty_queue(key, self._endpoint)
         return self._call("queue_pop", key, lambda: bytes(self._store.queue_pop(key, block)))
 
     def queue_len(self, key: str) -> int:
-        """See Store."""
         return self._call("queue_len", key, lambda: int(self._store.queue_len(key)))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """See Store."""
         if self.add(f"{key}/count", 1) >= world_size:
             self.set(f"{key}/all", "")
         self.wait([f"{key}/all"], timeout)

@@ -1,7 +1,5 @@
 """Our store in the form of PyTorch's, for PyTorch's backends that serve our groups."""
 
-# ruff: noqa: D102 - the methods of torch.distributed.Store
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -60,6 +58,7 @@ class StoreAdapter(dist.Store):
         self._store.multi_set(list(keys), list(values))
 
     def has_extended_api(self) -> bool:
+        """Whether it has append, multi_get and multi_set."""
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -139,11 +139,9 @@ class TCPStore(Store):
         self._post("set", key, request)
 
     def get(self, key: str) -> bytes:
-        """See Store."""
         return self.multi_get([key])[0]
 
     def add(self, key: str, amount: int) -> int:
-        """See Store."""
         request = b"\x04" + pack_key(key) + pack_number("add", amount)
         return self._session.exchange_number("add", key, request, _I64)
 
@@ -156,24 +154,20 @@ class TCPStore(Store):
         self._post("append", key, b"\x09" + pack_key(key) + pack_value(key, value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See Store."""
         request = b"\x02" + pack_key(key) + pack_value(key, expected) + pack_value(key, desired)
         return self._session.exchange("compare_set", key, request, Connection.receive_blob)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See Store."""
         request = b"\x05" + pack_keys(keys)
         return self._session.exchange_number("check", _first(keys), request, _U8) == wire.READY
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """See Store."""
         timeout_s = seconds_of(timeout) if timeout is not None else self._own.timeout_s
         self._session.wait(
             "wait", keys, b"\x06" + pack_keys(keys), Connection.receive_u8, timeout_s
         )
 
     def delete_key(self, key: str) -> bool:
-        """See Store."""
         return self._session.exchange_number("delete_key", key, b"\x08" + pack_key(key), _I64) > 0
 
     def delete_keys(self, keys: Sequence[str]) -> int:
@@ -191,12 +185,10 @@ class TCPStore(Store):
         return self._session.exchange_number("num_keys", None, b"\x07", _I64)
 
     def list_keys(self) -> list[str]:
-        """See Store."""
         raw = self._session.exchange("list_keys", None, b"\x11", _receive_list)
         return [key[1:].decode(errors="surrogateescape") for key in raw if key.startswith(b"/")]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See Store."""
         count, packed = len(keys), pack_keys(keys)
         operation = "get" if count == 1 else "multi_get"
 
@@ -227,7 +219,6 @@ class TCPStore(Store):
         self._post("queue_push", key, b"\x0e" + pack_key(key) + pack_value(key, value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """See Store."""
         packed = pack_key(key)
         if block and self.is_ours:
             request = b"\x41" + packed
@@ -248,11 +239,9 @@ class TCPStore(Store):
                 raise empty_queue(key, self._endpoint)
 
     def queue_len(self, key: str) -> int:
-        """See Store."""
         return self._session.exchange_number("queue_len", key, b"\x10" + pack_key(key), _I64)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """See Store."""
         timeout_s = seconds_of(timeout) if timeout is not None else self._own.timeout_s
         request = b"\x12" + pack_key(key) + pack_number("barrier", world_size)
         self._session.wait("barrier", [key], request, Connection.receive_u8, timeout_s)

@@ -95,12 +95,10 @@ class FileStore(Store):
     # Keys.
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         change = Change(ChangeKind.SET, encode_key(key), encode_value(value))
         self._change("set", key, lambda _: ([change], None))
 
     def add(self, key: str, amount: int) -> int:
-        """See Store."""
         raw = encode_key(key)
 
         def decide(contents: LogState) -> tuple[list[Change], int]:
@@ -114,7 +112,6 @@ class FileStore(Store):
         return self._change("add", key, decide)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         raw, more = encode_key(key), encode_value(value)
 
         def decide(contents: LogState) -> tuple[list[Change], None]:
@@ -123,7 +120,6 @@ class FileStore(Store):
         self._change("append", key, decide)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See Store."""
         raw, old, new = encode_key(key), encode_value(expected), encode_value(desired)
 
         def decide(contents: LogState) -> tuple[list[Change], bytes]:
@@ -137,12 +133,9 @@ class FileStore(Store):
         return self._change("compare_set", key, decide)
 
     def get(self, key: str) -> bytes:
-        """See Store."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See Store."""
-
         def found(contents: LogState) -> list[bytes] | None:
             if not all(map(contents.has, keys)):
                 return None
@@ -151,7 +144,6 @@ class FileStore(Store):
         return self._await("get", keys, found, None)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """See Store."""
         if len(keys) != len(values):
             raise InvalidArgumentError(
                 f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
@@ -161,15 +153,12 @@ class FileStore(Store):
         self._change("multi_set", _first(keys), lambda _: (changes, None))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See Store."""
         return self._read("check", _first(keys), lambda c: all(map(c.has, keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """See Store."""
         self._await("wait", keys, lambda c: all(map(c.has, keys)) or None, timeout)
 
     def delete_key(self, key: str) -> bool:
-        """See Store."""
         raw = encode_key(key)
 
         def decide(contents: LogState) -> tuple[list[Change], bool]:
@@ -179,22 +168,18 @@ class FileStore(Store):
         return self._change("delete_key", key, decide)
 
     def num_keys(self) -> int:
-        """See Store."""
         return self._read("num_keys", None, lambda contents: len(contents.values))
 
     def list_keys(self) -> list[str]:
-        """See Store."""
         return self._read("list_keys", None, lambda contents: list(contents.values))
 
     # Queues and barriers.
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         change = Change(ChangeKind.PUSH, encode_key(key), encode_value(value))
         self._change("queue_push", key, lambda _: ([change], None))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """See Store."""
         raw = encode_key(key)
 
         def decide(contents: LogState) -> tuple[list[Change], bytes | None]:
@@ -211,11 +196,9 @@ class FileStore(Store):
         return value
 
     def queue_len(self, key: str) -> int:
-        """See Store."""
         return self._read("queue_len", key, lambda c: len(c.queues.get(key, ())))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """See Store."""
         self.add(key, 1)
         self._await("barrier", [key], lambda c: int(c.values[key]) >= world_size or None, timeout)
 

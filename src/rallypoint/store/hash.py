@@ -42,12 +42,9 @@ class HashStore(Store):
         self._shared = _Shared()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self._put(key, lambda _: encode_value(value))
 
     def add(self, key: str, amount: int) -> int:
-        """See Store."""
-
         def added(before: bytes | None) -> bytes:
             number = 0 if before is None else number_in(before)
             if number is None:
@@ -62,11 +59,9 @@ class HashStore(Store):
         return int(self._put(key, added))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self._put(key, lambda before: (before or b"") + encode_value(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See Store."""
         old, new = encode_value(expected), encode_value(desired)
         with self._shared.changed:
             before = self._shared.values.get(key)
@@ -77,40 +72,32 @@ class HashStore(Store):
             return before
 
     def get(self, key: str) -> bytes:
-        """See Store."""
         return self.multi_get([key])[0]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See Store."""
         with self._shared.changed:
             return all(self._shared.has(key) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """See Store."""
         self._await("wait", keys, lambda: all(map(self._shared.has, keys)), timeout)
 
     def delete_key(self, key: str) -> bool:
-        """See Store."""
         with self._shared.changed:
             return self._shared.values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """See Store."""
         return len(self._shared.values)
 
     def list_keys(self) -> list[str]:
-        """See Store."""
         with self._shared.changed:
             return list(self._shared.values)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See Store."""
         with self._shared.changed:
             self._await("get", keys, lambda: all(map(self._shared.has, keys)), None)
             return [self._shared.values.get(key, b"") for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """See Store."""
         if len(keys) != len(values):
             raise InvalidArgumentError(
                 f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
@@ -120,14 +107,12 @@ class HashStore(Store):
                 self.set(key, value)
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         encode_key(key)
         with self._shared.changed:
             self._shared.queues.setdefault(key, deque()).append(encode_value(value))
             self._shared.changed.notify_all()
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """See Store."""
         with self._shared.changed:
             if block:
                 self._await("queue_pop", [key], lambda: bool(self._shared.queues.get(key)), None)
@@ -140,11 +125,9 @@ class HashStore(Store):
             return value
 
     def queue_len(self, key: str) -> int:
-        """See Store."""
         return len(self._shared.queues.get(key, ()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """See Store."""
         with self._shared.changed:
             self.add(key, 1)
             self._await(
@@ -152,7 +135,6 @@ class HashStore(Store):
             )
 
     def clone(self) -> HashStore:
-        """See Store."""
         other = HashStore(self._timeout)
         other._shared = self._shared
         return other

@@ -29,39 +29,30 @@ class PrefixStore(Store):
         self.underlying_store.set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self.underlying_store.set(self._full(key), value)
 
     def get(self, key: str) -> bytes:
-        """See Store."""
         return self.underlying_store.get(self._full(key))
 
     def add(self, key: str, amount: int) -> int:
-        """See Store."""
         return self.underlying_store.add(self._full(key), amount)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self.underlying_store.append(self._full(key), value)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See Store."""
         return self.underlying_store.compare_set(self._full(key), expected, desired)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See Store."""
         return self.underlying_store.check([self._full(key) for key in keys])
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """See Store."""
         self.underlying_store.wait([self._full(key) for key in keys], timeout)
 
     def delete_key(self, key: str) -> bool:
-        """See Store."""
         return self.underlying_store.delete_key(self._full(key))
 
     def delete_keys(self, keys: Sequence[str]) -> int:
-        """See Store."""
         return self.underlying_store.delete_keys([self._full(key) for key in keys])
 
     def num_keys(self) -> int:
@@ -69,34 +60,27 @@ class PrefixStore(Store):
         return self.underlying_store.num_keys()
 
     def list_keys(self) -> list[str]:
-        """See Store."""
         start = self._full("")
         return [
             k.removeprefix(start) for k in self.underlying_store.list_keys() if k.startswith(start)
         ]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See Store."""
         return self.underlying_store.multi_get([self._full(key) for key in keys])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """See Store."""
         self.underlying_store.multi_set([self._full(key) for key in keys], values)
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         self.underlying_store.queue_push(self._full(key), value)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """See Store."""
         return self.underlying_store.queue_pop(self._full(key), block)
 
     def queue_len(self, key: str) -> int:
-        """See Store."""
         return self.underlying_store.queue_len(self._full(key))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """See Store."""
         self.underlying_store.barrier(self._full(key), world_size, timeout)
 
     def clone(self) -> PrefixStore:

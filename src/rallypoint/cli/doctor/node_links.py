@@ -61,11 +61,9 @@ class OwnLink(NodeLink):
         """See NodeLink."""
 
     def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-        """See NodeLink."""
         return self._node.perform(order)
 
     def close(self) -> None:
-        """See NodeLink."""
         self._node.close()
 
 
@@ -81,23 +79,19 @@ class ShellLink(NodeLink):
         self._link = OrderLink(host, command_on(host, rsh, MODULE), log)
 
     def begin(self) -> None:
-        """See NodeLink."""
         self._link.greet(GREETING)
         trouble = version_trouble(self._link.found)
         if trouble:
             raise HostError(trouble)
 
     def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-        """See NodeLink."""
         self._link.tell(order)
         return self._link.read(wait_s)
 
     def leave(self) -> None:
-        """See NodeLink."""
         self._link.close()
 
     def close(self) -> None:
-        """See NodeLink."""
         self._link.end(time.monotonic() + _LEAVE_S)
         os.close(self._log)
 
@@ -114,7 +108,6 @@ class SocketLink(NodeLink):
         """See NodeLink."""
 
     def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-        """See NodeLink."""
         self._socket.settimeout(wait_s)
         try:
             send_line(self._socket, order)
@@ -131,7 +124,6 @@ class SocketLink(NodeLink):
             send_line(self._socket, order)
 
     def close(self) -> None:
-        """See NodeLink."""
         self._lines.close()
         self._socket.close()
 

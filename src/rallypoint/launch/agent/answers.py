@@ -67,7 +67,6 @@ class AgentAnswers(Answers):
         self.conversations.close()
 
     def status(self) -> dict[str, object]:
-        """See Answers."""
         state, seat, pids = self._state, self._seat(), self._pids()
         return {
             "run_id": self._job.run_id,
@@ -94,15 +93,12 @@ class AgentAnswers(Answers):
         }
 
     def records(self) -> Sequence[int]:
-        """See Answers."""
         return self._records()
 
     def stop(self, why: str) -> None:
-        """See Answers."""
         self._stop(why)
 
     def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
-        """See Answers."""
         self.relay.ask(reply, trace_s=trace_s)
 
     def _look(self, reply: Reply, trace_s: float) -> None:

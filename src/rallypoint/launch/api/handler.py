@@ -77,7 +77,6 @@ class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
                 )
 
     def shutdown(self) -> bool:
-        """See RendezvousHandler."""
         self._close_store()
         node, self._node = self._node, None
         if node is None:

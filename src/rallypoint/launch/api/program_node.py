@@ -70,12 +70,10 @@ class ProgramNode(NodeThread[Seat]):
 
     @property
     def is_spare(self) -> bool:
-        """See NodeThread."""
         rounds = self._rounds
         return self._wants and self.seat is None and rounds.waiting > 0 and not rounds.is_stopping
 
     def take_seat(self) -> Seat | None:
-        """See NodeThread."""
         if self.seat is None or self.seat.number <= self.round or self.stopped:
             return None
         self._wants = False
@@ -83,7 +81,6 @@ class ProgramNode(NodeThread[Seat]):
         return self.seat
 
     def want_round(self) -> None:
-        """See NodeThread."""
         self._call(self._leave_round)
 
     def close(self) -> None:
@@ -91,7 +88,6 @@ class ProgramNode(NodeThread[Seat]):
         self._call(lambda: self._say_last(stop_asked=f"{CLOSED}{self._name}"))
 
     def withdraw(self) -> None:
-        """See NodeThread."""
         self._call(lambda: self._say_last(leaves="it waited too long"))
         self.end()
 

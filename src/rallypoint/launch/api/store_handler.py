@@ -66,7 +66,6 @@ class StoreNode(ProgramNode):
     """
 
     def withdraw(self) -> None:
-        """See NodeThread."""
         self.end()
 
 
@@ -170,7 +169,6 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
             self._token = self._own.compare_set(f"{self._root}/token", b"", token)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """See RendezvousHandler."""
         with self._reaching():
             why = self._why_closed()
         if why:
@@ -182,12 +180,10 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
             return super().next_rendezvous()
 
     def is_closed(self) -> bool:
-        """See RendezvousHandler."""
         with self._reaching():
             return super().is_closed() or bool(self._why_closed())
 
     def set_closed(self) -> None:
-        """See RendezvousHandler."""
         why = f"node {os.uname().nodename} closed it"
         with self._reaching():
             self._value.transact(revisions={self._closed: 0}, puts={self._closed: why.encode()})
@@ -202,7 +198,6 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         return super().num_nodes_waiting()
 
     def shutdown(self) -> bool:
-        """See RendezvousHandler."""
         try:
             self.set_closed()
             is_told = True

@@ -120,7 +120,6 @@ class Tee(LineReader):
         return True
 
     def pause(self, paused: bool) -> None:
-        """See LineReader."""
         self._go_on()
 
     def close(self) -> None:

@@ -188,7 +188,6 @@ class ElasticRounds(LinkedRounds):
     # RoundSource.
 
     def tick(self) -> None:
-        """See RoundSource."""
         self._hear_keeper()
         super().tick()
 
@@ -199,7 +198,6 @@ class ElasticRounds(LinkedRounds):
             self._stores.pop(number).close()
 
     def close(self) -> None:
-        """See RoundSource."""
         super().close()
         if self._keeper is not None:
             self._keeper.close()
@@ -239,7 +237,6 @@ class ElasticRounds(LinkedRounds):
     # Receiver.
 
     def gone(self, key: str, why: str) -> None:
-        """See Receiver."""
         if self._keeper is not None:
             self._keeper.lost(key)
         super().gone(key, why)

@@ -132,7 +132,6 @@ class LinkedRounds(RoundSource, Receiver):
 
     @property
     def wake_at(self) -> float | None:
-        """See RoundSource."""
         alarms = [self._examine_at] if self._examine_at < inf else []
         alarms += [] if self._board.wake_at is None else [self._board.wake_at]
         core_wakes_at = self._core.wake_at
@@ -142,12 +141,10 @@ class LinkedRounds(RoundSource, Receiver):
 
     @property
     def fence_at(self) -> float | None:
-        """See RoundSource."""
         fence_at = self._core.fence_at
         return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.kill_s
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See RoundSource."""
         self._watch(selector)
         wait_s, now = self._setup.timeouts.join_timeout_s, time.monotonic()
         self._last_look_at = now + max(wait_s - _EXAMINE_BEFORE_S, wait_s / 2)
@@ -155,11 +152,9 @@ class LinkedRounds(RoundSource, Receiver):
         self._begin()
 
     def tell(self, report: NodeReport) -> None:
-        """See RoundSource."""
         self._happened(lambda now: self._core.reported(report, now))
 
     def tick(self) -> None:
-        """See RoundSource."""
         self._look_if_due()
         self._board.poll()
         self._happened(self._core.tick)
@@ -168,7 +163,6 @@ class LinkedRounds(RoundSource, Receiver):
         """See RoundSource."""
 
     def roster(self) -> Roster:
-        """See RoundSource."""
         core, now = self._core, lease_time()
         members = [
             Colleague(member.key, member.node_rank, member.host, member.size, silent_s)
@@ -177,11 +171,9 @@ class LinkedRounds(RoundSource, Receiver):
         return Roster(me=self.key, leader=core.leader_key, members=tuple(members), why=self.news)
 
     def inquire(self, key: str, payload: bytes) -> None:
-        """See RoundSource."""
         self._board.send(key, None, _INQUIRY + payload)
 
     def fenced(self) -> None:
-        """See RoundSource."""
         self._happened(self._core.fenced)
 
     def close(self) -> None:
@@ -199,7 +191,6 @@ class LinkedRounds(RoundSource, Receiver):
     # Receiver.
 
     def heard(self, key: str, payload: bytes) -> None:
-        """See Receiver."""
         if payload[:1] == _INQUIRY:
             if self.inquired is not None:
                 self.inquired(key, payload[1:])
@@ -236,15 +227,12 @@ class LinkedRounds(RoundSource, Receiver):
         return self._finish is None
 
     def gone(self, key: str, why: str) -> None:
-        """See Receiver."""
         self._happened(lambda now: self._core.closed(key, why, now))
 
     def failed(self, address: str, what: str) -> None:
-        """See Receiver."""
         self._say(f"the agent at {address}: {what}.")
 
     def unreachable(self, at: Endpoint, why: str) -> None:
-        """See Receiver."""
         if why == TOKEN_REFUSED and not self._core.job:
             because = f"{self._name_of(at)} refused this node: {why}"
             self.orders.append(Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True))

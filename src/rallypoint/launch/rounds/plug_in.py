@@ -131,13 +131,11 @@ class PlugInRounds(RoundSource):
     # RoundSource.
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See RoundSource."""
         selector.register(self._ear, selectors.EVENT_READ, self._hear)
         self._calls.put(lambda: self._meet(""))
         self._thread.start()
 
     def tell(self, report: NodeReport) -> None:
-        """See RoundSource."""
         before, self._told = self._told, report
         is_current = report.round == self._round
         if is_current and report.broken and not before.broken:

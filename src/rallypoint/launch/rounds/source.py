@@ -142,21 +142,17 @@ class LocalRounds(RoundSource):
 
     @property
     def wake_at(self) -> float | None:
-        """See RoundSource."""
         return self._coordinator.wake_at
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See RoundSource."""
         now = time.monotonic()
         self._perform(self._coordinator.opened(now))
         self._perform(self._coordinator.joined(self._job.member, now))
 
     def tell(self, report: NodeReport) -> None:
-        """See RoundSource."""
         self._perform(self._coordinator.reported(self.key, report, time.monotonic()))
 
     def tick(self) -> None:
-        """See RoundSource."""
         self._perform(self._coordinator.tick(time.monotonic()))
 
     def settle(self) -> None:
@@ -168,7 +164,6 @@ class LocalRounds(RoundSource):
             self._store.serve()
 
     def close(self) -> None:
-        """See RoundSource."""
         for store in (self._old_store, self._store):
             if store is not None:
                 store.close()

@@ -76,7 +76,6 @@ class StaticHost(LinkedRounds):
         )
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """See RoundSource."""
         self.network = _choose(self._nodes)
         try:
             self._store = StoreHost(self._interface, self._endpoint.port)
@@ -95,7 +94,6 @@ class StaticHost(LinkedRounds):
         super().open(selector)
 
     def close(self) -> None:
-        """See RoundSource."""
         super().close()
         if self._store is not None:
             self._store.close()
@@ -133,18 +131,15 @@ class StaticGuest(LinkedRounds):
 
     @property
     def wake_at(self) -> float | None:
-        """See RoundSource."""
         if self._look_at is None:
             return super().wake_at
         return self._examine_at if self._is_looking_first else min(self._look_at, self._examine_at)
 
     def tell(self, report: NodeReport) -> None:
-        """See RoundSource."""
         if self._agent is not None:  # else nobody is there to be told
             super().tell(report)
 
     def tick(self) -> None:
-        """See RoundSource."""
         if self._look_at is None:
             super().tick()
             return

@@ -125,17 +125,14 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
         dist._register_comm_hook(self.reducer, reduction, _reduce)
 
     def prepare(self) -> None:
-        """See UpdateParticipant."""
         self._assign_modules_buffers()
         if self._has_equal_buffers:
             self._kept_buffers.make_equal(self.modules_buffers, resolve(None))
 
     def commit(self) -> None:
-        """See UpdateParticipant."""
         self._kept_buffers.keep(self.modules_buffers)
 
     def rollback(self) -> None:
-        """See UpdateParticipant."""
         self._reduction.abandon()
         self.reducer._reset_state()
         for parameter in self._module_parameters:

@@ -156,16 +156,13 @@ class HybridShard(UpdateParticipant):
         self.module.load_state_dict(state)
 
     def prepare(self) -> None:
-        """See UpdateParticipant."""
         if self._has_equal_buffers:
             self._kept_buffers.make_equal(list(self.module.buffers()), self._replicas.group)
 
     def commit(self) -> None:
-        """See UpdateParticipant."""
         self._kept_buffers.keep(list(self.module.buffers()))
 
     def rollback(self) -> None:
-        """See UpdateParticipant."""
         if self._has_begun:
             for each in _sharded(self.module):
                 _end_gathers(each)

@@ -37,7 +37,6 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
         self._node: NodeT | None = None
 
     def get_backend(self) -> str:
-        """See RendezvousHandler."""
         return self._backend
 
     @property
@@ -46,11 +45,9 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
         return True
 
     def get_run_id(self) -> str:
-        """See RendezvousHandler."""
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """See RendezvousHandler."""
         deadline = time.monotonic() + self._join_s + self._grace_s
         node = self._node
         if node is None:

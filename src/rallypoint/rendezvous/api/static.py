@@ -65,16 +65,13 @@ class StaticTCPRendezvous(RendezvousHandler):
         self._store: TCPStore | None = None
 
     def get_backend(self) -> str:
-        """See RendezvousHandler."""
         return "static"
 
     @property
     def use_agent_store(self) -> bool:
-        """See RendezvousHandler."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """See RendezvousHandler."""
         try:
             return self._meet(self._open())
         except StoreError as error:
@@ -83,14 +80,12 @@ class StaticTCPRendezvous(RendezvousHandler):
             ) from error
 
     def is_closed(self) -> bool:
-        """See RendezvousHandler."""
         try:
             return self._store is not None and self._store.check([self._key("closed")])
         except StoreError:
             return True  # node 0 has ended, and nothing can begin without it
 
     def set_closed(self) -> None:
-        """See RendezvousHandler."""
         if self._store is not None:
             self._store.set(self._key("closed"), str(self.rank))
 
@@ -99,7 +94,6 @@ class StaticTCPRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """See RendezvousHandler."""
         return self.run_id
 
     def shutdown(self) -> bool:

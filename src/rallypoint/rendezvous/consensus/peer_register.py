@@ -29,17 +29,14 @@ class PeerRegister(Register):
         return self.voter.has_vote()
 
     def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
-        """See Register."""
         assert self.voter.decided is not None
         return self.rules.heirs(self.voter.decided)
 
     def claim(self, ballot: Ballot, now: float) -> Campaign:
-        """See Register."""
         assert self.voter.decided is not None
         return Campaign(self.setup, self.rules, ballot, self.voter.decided, now)
 
     def agreements(self, campaign: Campaign) -> Agreements:
-        """See Register."""
         return Agreements(
             self.setup, self.rules, campaign.ballot, campaign.decided, campaign.slots()
         )

@@ -27,20 +27,16 @@ class KeyValueRegister(Register):
         self._looked_at = float("-inf")
 
     def leave_job(self) -> None:
-        """See Register."""
         super().leave_job()
         self.voter.learn(before_all(self.setup.endpoints))
 
     def may_claim(self) -> bool:
-        """See Register."""
         return True
 
     def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
-        """See Register."""
         return told
 
     def claim(self, ballot: Ballot, now: float) -> Campaign:
-        """See Register."""
         decided = self.voter.decided
         assert decided is not None
         if not decided.host:
@@ -48,21 +44,17 @@ class KeyValueRegister(Register):
         return _Claim(self.setup, self.rules, ballot, decided, now)
 
     def looks_at(self, heard_at: float) -> float | None:
-        """See Register."""
         beat_s = self.setup.timeouts.beat_s
         return max(self._looked_at, heard_at + beat_s) + beat_s
 
     def look(self, join: Join, now: float) -> list[Action]:
-        """See Register."""
         self._looked_at = now
         return [SendMessage(to=KEEPER, at=None, message=join)]
 
     def is_kept_by(self, key: str) -> bool:
-        """See Register."""
         return key == KEEPER
 
     def agreements(self, campaign: Campaign) -> Agreements:
-        """See Register."""
         return _Agreements(self.setup, self.rules, campaign.ballot, campaign.decided, {})
 
 

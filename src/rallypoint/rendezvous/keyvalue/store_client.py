@@ -34,7 +34,6 @@ class StoreClient(KeyValueClient):
         self._value = OneValue()
 
     def read(self, prefix: str) -> Snapshot:
-        """See KeyValueClient."""
         return self._perform(self._value.read(prefix))
 
     def transact(
@@ -46,21 +45,17 @@ class StoreClient(KeyValueClient):
         lease: int = 0,
         leases: Mapping[str, int] = MappingProxyType({}),
     ) -> int | None:
-        """See KeyValueClient."""
         del lease, leases
         return self._perform(self._value.transact(revisions, puts, deletes))
 
     def grant(self, ttl_s: int) -> int:
-        """See KeyValueClient."""
         del ttl_s
         return 0
 
     def keep_alive(self, lease: int) -> bool:
-        """See KeyValueClient."""
         return not lease
 
     def close(self) -> None:
-        """See KeyValueClient."""
         self._store.close()
 
     def _perform(self, swaps: Generator[Swap, bytes, T]) -> T:

@@ -275,14 +275,12 @@ class PeerConnections(ConnectionListener):
     # ConnectionListener.
 
     def opened(self, link: Link) -> None:
-        """See ConnectionListener."""
         self._keys[link] = ""
         replaced = [call.replaces for call in self._calls.values() if call.link is link]
         names = [old.name for links in replaced for old in links]
         link.send(",".join([self._key, *names]).encode())
 
     def received(self, link: Link, payload: bytes) -> None:
-        """See ConnectionListener."""
         key = self._keys[link]
         if key:
             self._receiver.heard(key, payload)
@@ -331,7 +329,6 @@ class PeerConnections(ConnectionListener):
                 self._receiver.gone(to, "another agent answers at its address")
 
     def closed(self, link: Link, why: str) -> None:
-        """See ConnectionListener."""
         if self._is_closing:
             return
         key = self._keys.get(link, "")
@@ -346,7 +343,6 @@ class PeerConnections(ConnectionListener):
             self._receiver.gone(key, why)
 
     def failed(self, link: Link, what: str) -> None:
-        """See ConnectionListener."""
         if not self._is_closing:
             self._receiver.failed(link.peer, what)
 
