@@ -37,6 +37,7 @@ from tests.system.test_in_place_hosts import RALLYPOINT, WATCHFUL, WORKER
 PATIENCE_S = 60.0  # longer than anybody waits in docs/timeouts.md for a rank that is not lost
 CALM_S = 12.0  # after a disturbance of a process, until nothing can follow from it any more
 KEPT_STEPS = 20_000
+READ_S = 5.0  # within which all that was told by then has been read, on a busy machine
 PER_HOST = 10_000_000  # in_place.py's numbers of processes
 PROGRAM_WORDS = ("1000000000", "0.005", "until", "shape=512", "timeout_s=30")
 
@@ -57,6 +58,7 @@ class History:
         # By host: until when its processes may tell late of what they did before they were stopped.
         self.late: dict[int, float] = {}
         self.last: dict[int, tuple[int, float]] = {}  # step and time, of processes that live
+        self._newer: deque[tuple[float, int]] = deque()  # when a step was the newest
         self._digests: dict[int, str] = {}
         self._read: dict[Path, int] = {}
         self._directory, self._is_alive = directory, is_alive
@@ -90,7 +92,7 @@ class History:
         if self._digests.setdefault(step, digest) != digest:
             raise BrokenPromiseError(f"step {step} has two states; one is that of {process}")
         is_late = at_s < self.late.get(process // PER_HOST, 0.0)
-        if process not in self.last and step < self.newest - 1 and not is_late:
+        if process not in self.last and step < self._newest_by(at_s - READ_S) - 1 and not is_late:
             raise BrokenPromiseError(f"{process} begins with step {step} after {self.newest}")
         if process in self.last and step <= self.last[process][0]:
             raise BrokenPromiseError(f"{process} does step {step} after {self.last[process][0]}")
@@ -100,8 +102,15 @@ class History:
         if step > self.newest:
             self.longest_gap_s = max(self.longest_gap_s, at_s - self.newest_at)
             self.newest, self.newest_at = step, at_s
+            self._newer.append((at_s, step))
             self.sizes[size] += 1
             self._digests.pop(step - KEPT_STEPS, None)
+
+    def _newest_by(self, at_s: float) -> int:
+        """The newest step then."""
+        while len(self._newer) > 1 and self._newer[1][0] <= at_s:
+            self._newer.popleft()
+        return self._newer[0][1] if self._newer and self._newer[0][0] <= at_s else 0
 
     def _ended(self, process: int) -> None:
         if process in self.last and process not in self.disturbed:
@@ -406,6 +415,8 @@ def main() -> None:
                     told = time.monotonic()
         except BrokenPromiseError:
             print("\n".join(chaos.story))
+            columns = ["-eo", "pid,ppid,stat,etimes,wchan:20,args", "--cols", "160"]
+            subprocess.run(["ps", *columns], check=False)
             raise
         finally:
             chaos.report()

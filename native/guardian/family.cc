@@ -251,6 +251,7 @@ void Family::stay_paused() {
 }
 
 void Family::resume() {
+  if (!is_paused_) return;  // what somebody else has stopped stays so
   is_paused_ = false;
   signal_all(SIGCONT);
 }

@@ -287,6 +287,8 @@ class SimGuardian(_Inbox):
             each.pause()
 
     def resume(self) -> None:
+        if not self._is_paused:
+            return
         self._is_paused = False
         for each in list(self.workers.values()):
             each.resume()

@@ -118,6 +118,11 @@ def test_a_round_that_begins_as_a_node_without_ranks_is_being_ended() -> None:
     story(400)
 
 
+def test_a_guardian_that_has_paused_nobody_lets_the_next_round_run() -> None:
+    """Its agent did not know of that."""
+    story(3574, SimEtcd)
+
+
 def wait_for_a_node(job: SimJob) -> None:
     """For longer than a survivor waits that does not hear that it is kept."""
     job.nodes[1].kill()

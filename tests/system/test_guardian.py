@@ -114,6 +114,9 @@ def test_workers_that_others_stop_are_told(guardian: Guardian) -> None:
     assert read(guardian, 1)[0].kind is ReportKind.CONTINUED
     os.kill(started.pid, signal.SIGSTOP)
     assert read(guardian, 1)[0].kind is ReportKind.STOPPED
+    guardian.resume()  # of nothing that it has paused
+    time.sleep(0.1)
+    assert state_of(started.pid) == "T"
     os.kill(started.pid, signal.SIGKILL)  # ends it although it is stopped
     assert read(guardian, 1)[0].kind is ReportKind.EXITED
 
@@ -261,6 +264,21 @@ def test_what_is_paused_stays_so_until_it_is_resumed(guardian: Guardian) -> None
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     spawn(guardian, 1, "true")  # and nothing is paused any more
     assert read(guardian, 2)[1].kind is ReportKind.EXITED
+
+
+def test_a_fence_that_pauses_nobody_pauses_who_comes_after_it(guardian: Guardian) -> None:
+    """Until it is resumed, with which each round begins."""
+    guardian.end()
+    guardian.fence(boot_time(), pauses=True)
+    kinds = {report.kind for report in read(guardian, 2)}
+    assert kinds == {ReportKind.ENDED, ReportKind.FENCED}
+    guardian.fence(boot_time() + 60.0, pauses=True)
+    spawn(guardian, 1, *SLEEP)
+    (started,) = read(guardian, 1)
+    spawn(guardian, 2, "true")  # the first end of a child
+    await_state([started.pid], "T")
+    guardian.resume()
+    await_state([started.pid], "SR")
 
 
 def test_past_a_fence_that_pauses_nothing_is_lost(guardian: Guardian) -> None:

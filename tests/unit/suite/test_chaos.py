@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.chaos import CALM_S, PER_HOST, BrokenPromiseError, History
+from tests.chaos import CALM_S, PER_HOST, READ_S, BrokenPromiseError, History
 
 
 class Job:
@@ -68,8 +68,16 @@ def test_a_step_is_done_twice(job: Job) -> None:
         job.history.read()
 
 
+def test_a_newcomer_is_read_late(job: Job) -> None:
+    """It began before what others did since was read."""
+    job.tell(3, 3)
+    job.tell(3, 6)
+    job.history.read()
+    assert job.history.newest == 6
+
+
 def test_all_begin_anew(job: Job) -> None:
-    job.tell(3, 1)
+    job.tell(3, 1, after_s=READ_S + 1)
     with pytest.raises(BrokenPromiseError, match="3 begins with step 1 after 5"):
         job.history.read()
 

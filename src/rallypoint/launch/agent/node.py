@@ -180,13 +180,13 @@ class NodeState:
         self._hang_cause = None
         self.group = WorkerGroup(ranks, local_ranks)
         self.group.started()
-        resume = (ResumeEverything(),) if self.is_paused else ()
         self.is_paused = False
+        resume = ResumeEverything()  # the guardian may have paused by itself what has ended since
         reason = f"round {round_number} with {len(ranks)} workers here"
         if ranks:
-            return Decision(resume, reason)
+            return Decision((resume,), reason)
         self._move(Phase.KEEPING)  # what is to be here is on standby, or is not ready yet
-        return Decision((*resume, self._tell()), reason)
+        return Decision((resume, self._tell()), reason)
 
     def round_stopped(self, stop: Stop, now: float) -> Decision:
         """The coordinator ends the round on all nodes, or this node has lost it."""

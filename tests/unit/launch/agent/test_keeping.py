@@ -178,7 +178,8 @@ def test_without_survivors_nobody_is_paused() -> None:
 
 def test_a_round_without_workers_here() -> None:
     state = kept()
-    (told,) = state.started(5, range(3, 3)).actions
+    resume, told = state.started(5, range(3, 3)).actions
+    assert resume == ResumeEverything()
     assert isinstance(told, Tell)
     assert told.report.is_over
     assert (told.report.succeeded, told.report.survivors) == (True, 0)
