@@ -572,6 +572,11 @@ class SimJob:
         """Let that much time pass."""
         self.loop.run(self.loop.now + seconds)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks that there can be train together."""
+        return self.training.size == len(self.nodes) * self.workers
+
     def cut(self, node: SimNode, seconds: float) -> None:
         """Cut the node off for so long."""
         node.say(f"is cut off for {seconds:.2f} s")

@@ -56,6 +56,8 @@ def _play(job: SimJob, random: Random) -> None:
         _befall(job, random)
         job.run(random.choice([0.003, 0.03, 0.3, 3.0, 3.0, 40.0]) * random.uniform(0.5, 1.5))
     job.mend()
+    for worker in job.training.workers:
+        worker.signal(signal.SIGCONT)
     if set(job.ended) - job.left:  # as it may, if nobody was left
         return
     for node in job.nodes:
@@ -65,13 +67,15 @@ def _play(job: SimJob, random: Random) -> None:
         node.start()
     end = job.loop.now + _CALM_S
     trains = False
-    while not trains and job.loop.now < end:
+    while not (trains and job.is_whole) and job.loop.now < end:
         before = job.training.newest, job.training.began
         job.run(5.0)
         trains = (job.training.newest, job.training.began) != before
     has_quorum = not any("too few to continue" in each.rounds.news for each in _whole(job))
     if has_quorum and not trains:
         raise ViolationError("nobody trains any more")
+    if has_quorum and not job.is_whole:
+        raise ViolationError("some do not come back")
 
 
 def _whole(job: SimJob) -> list[SimNode]:
@@ -88,7 +92,8 @@ def _befall(job: SimJob, random: Random) -> None:  # noqa: PLR0912 - one case fo
     whole = _whole(job)
     workers = [worker for node in whole for worker in node.workers() if worker.can_run]
     training = [each for each in workers if each.has_state]
-    what = random.choice(_EVENTS if job.keeper is None else (*_EVENTS, "no keeper"))
+    events = _EVENTS if job.keeper is None else (*_EVENTS, "no keeper")
+    what = random.choice((*events, "load", "load") if job.seed % 2 else events)
     most = (len(job.nodes) - 1) // 2  # nodes that may be disturbed as a whole
     may_disturb = len(job.nodes) - len(whole) < most
     match what:
@@ -121,6 +126,12 @@ def _befall(job: SimJob, random: Random) -> None:  # noqa: PLR0912 - one case fo
             )
         case "cut" if may_disturb and whole:
             job.cut(random.choice(whole), random.choice([0.5, 5.0, 9.0]) * random.uniform(0.5, 1.5))
+        case "load":
+            for _ in range(random.randrange(8)):
+                random.choice(job.nodes).freeze(
+                    random.uniform(0.1, 2.5), all_of_it=random.random() < 0.3
+                )
+                job.run(random.uniform(0.0, 1.5))
         case "no keeper" if job.keeper:
             job.keeper.is_away = True
             job.tell("etcd: away")

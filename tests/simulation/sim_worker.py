@@ -92,6 +92,12 @@ class SimTraining:
         self._digests: dict[int, str] = {}
         self._groups: dict[tuple[str, str, int], SimGroup] = {}
 
+    @property
+    def size(self) -> int:
+        """Of the newest group, if it trains."""
+        newest = list(self._groups.values())[-1:]
+        return sum(each.size for each in newest if each.is_formed and not each.is_over)
+
     def arrive(self, worker: SimWorker) -> None:
         """A worker is where its place says."""
         environ, number = worker.environ, worker.attempt

@@ -150,6 +150,23 @@ def cut_two_from_each_other(job: SimJob) -> None:
     job.loop.after(60.0, job.mend)
 
 
+def test_newcomers_end_as_their_round_begins() -> None:
+    """Their agent is held up meanwhile, and the others go on without ranks of that node."""
+    for seed in range(10):
+        with SimJob(seed=seed, nodes=3) as job:
+            job.start_all()
+            job.run(5.0)
+            node = job.nodes[2]
+            node.kill()
+            job.run(3.0)
+            node.start()
+            while not any("workers of node 2 (n2) joined" in line for line in job.story):
+                job.run(0.001)
+            node.freeze(4.0 + 0.25 * seed)
+            job.run(60.0)
+            assert job.is_whole, "\n".join(job.story[-40:])
+
+
 WITHOUT: dict[str, tuple[type, str, Callable[[SimJob], None], int]] = {
     "word that a worker is kept": (LocalWorkers, "keep", wait_for_a_node, 3),
     "a deadline for an answer": (LocalWorkers, "_expect", stop_one_and_kill_another, 2),

@@ -96,7 +96,7 @@ class InPlaceRecovery:
             over, elsewhere, start, known_at=known_at, now=now, before=self._recovery
         )
         self.count_ready()
-        if start.may_replace:
+        if start.may_replace or not seat.local_world_size:  # all may have ended while they waited
             self._stand_by_at, self._lets_go_on = now + _GO_ON_S, True
         missing = ranks[len(places) :]  # lost while the round was being agreed
         if len(gone) < len(missing):  # or the round would wait for nobody

@@ -331,7 +331,8 @@ class Coordinator:
 
     def _has_room(self) -> bool:
         current = self.current
-        return len(current.members) - len(current.lost) < self._gathering.limits.max_nodes
+        gone = len(current.lost) + len(current.left_succeeded)  # as nodes without ranks do, too
+        return len(current.members) - gone < self._gathering.limits.max_nodes
 
     def _expects(self, key: str) -> bool:
         return self.stage in (JobStage.RUNNING, JobStage.STOPPING) and key in self.current
@@ -400,15 +401,14 @@ class Coordinator:
         over = self.current
         members = over.seated(self._gathering.form(self._ranks), may_join=may_join)
         go_on = sum(member.size for member in members if member.taking_part > 0)
-        # A node that was lost is free, also if workers were lost with it, or since.
-        has_restarts = bool(over.causes) and self.restarts < self.max_restarts
         self._begin(members, has_newcomers=go_on > over.survivors > 0)
         action = OpenRound(
             number=self.round,
             members=members,
             because=because,
             is_urgent=self._is_urgent,
-            may_replace=self._may_replace or has_restarts,
+            # Whatever emptied a place, and in whichever round, it is filled while restarts are left.
+            may_replace=self._may_replace or self.restarts < self.max_restarts,
         )
         return Decision((action,), because or f"{len(members)} nodes have joined")
 

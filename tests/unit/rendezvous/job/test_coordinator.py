@@ -429,13 +429,20 @@ def test_members_may_come_and_go_in_any_order(events: list[str], max_restarts: i
     job.opened(0.0)
     here: set[str] = set()
     running: set[str] = set()  # have a round's workers, and have not said that they ended
+    leaving: set[str] = set()  # and leave as soon as these have ended
     number = -1
     for event in events:
         what, node, *_ = event.split()
+        if what == "join" and node in leaving:
+            continue
         is_over = job.stage is JobStage.DONE
         actions = happen(job, event, wishes=False).actions
         if what == "join" and not is_over:
             here.add(node)
+        if what == "leave" and node in running:
+            leaving.add(node)
+        if what in ("lost", "ended"):
+            leaving.discard(node)
         if what in ("leave", "lost"):
             here.discard(node)
             running.discard(node)
@@ -640,8 +647,40 @@ def test_if_only_contact_was_lost_all_go_on_at_once() -> None:
     job.reported("a", end(0, survivors=2), 1.0)
     action = opened(job.reported("b", end(0, survivors=2), 1.0))
     assert [member.size for member in action.members] == [2, 2]
-    assert (action.is_urgent, action.may_replace) == (True, False)
+    assert (action.is_urgent, action.may_replace) == (True, True)
     assert job.restarts == 0
+
+
+def test_who_was_to_be_replaced_in_a_round_that_never_began() -> None:
+    """Another node was lost before, so there is one more round, and the place is empty still."""
+    job = two_nodes(max_restarts=1)
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,), survivors=1), 1.0)
+    assert opened(job.reported("b", end(0, survivors=2), 1.0)).may_replace
+    job.node_lost("b", "its connection closed", 1.1)
+    assert not opened(
+        job.reported("a", end(1, survivors=1), 1.2)
+    ).may_replace  # charged: none is left
+    job = two_nodes(max_restarts=2)
+    job.reported("a", running(0, broken="rank 1 failed"), 1.0)
+    job.reported("a", end(0, causes=(FAILED,), survivors=1), 1.0)
+    opened(job.reported("b", end(0, survivors=2), 1.0))
+    job.node_lost("b", "its connection closed", 1.1)
+    assert opened(job.reported("a", end(1, survivors=1), 1.2)).may_replace
+
+
+def test_a_node_without_ranks_may_come_back() -> None:
+    job = two_nodes(max_restarts=1)
+    job.reported("a", running(0, broken="connections broke"), 1.0)
+    job.reported("b", end(0), 1.0)
+    assert [each.size for each in opened(job.reported("a", end(0, survivors=2), 1.0)).members] == [
+        2,
+        0,
+    ]
+    job.reported("b", end(1, succeeded=True), 1.1)
+    assert not job.node_lost("b", "it fell silent", 2.0).actions
+    decision = job.joined(Member(key="b", host="hb", local_world_size=2), 3.0)
+    assert decision.actions == (Stop(round=1, because="hb joined", ending=Ending.ADMIT),)
 
 
 def test_a_worker_that_gets_ready_joins() -> None:
