@@ -407,7 +407,7 @@ class Coordinator:
             members=members,
             because=because,
             is_urgent=self._is_urgent,
-            # Whatever emptied a place, and in whichever round, it is filled while restarts are left.
+            # Whatever emptied a place, and when: it is filled while restarts are left.
             may_replace=self._may_replace or self.restarts < self.max_restarts,
         )
         return Decision((action,), because or f"{len(members)} nodes have joined")
