@@ -113,7 +113,9 @@ class History:
         return self._newer[0][1] if self._newer and self._newer[0][0] <= at_s else 0
 
     def _ended(self, process: int) -> None:
-        if process in self.last and process not in self.disturbed:
+        # One that began as its host was disturbed was not known then.
+        with_host = time.monotonic() < self.late.get(process // PER_HOST, 0.0)
+        if process in self.last and process not in self.disturbed and not with_host:
             raise BrokenPromiseError(f"{process} has ended, and nobody has disturbed it")
         self.last.pop(process, None)
 

@@ -130,8 +130,9 @@ def test_a_kill_at_any_moment_is_told_once(seed: int) -> None:
     chance = random.Random(seed)
     early = 0
     for _ in range(KILLS):
-        with closing(Worker("", mib=32, waits=False)) as worker:
-            time.sleep(chance.uniform(0.0, 0.4))
+        has_group = chance.random() < 0.5
+        with closing(Worker("", mib=32, waits=has_group)) as worker:
+            time.sleep(chance.uniform(0.0, 0.02 if has_group else 0.4))
             if chance.random() < 0.2:
                 os.kill(worker.pid, signal.SIGSTOP)
                 assert worker.guardian.read()[0].kind is ReportKind.STOPPED
@@ -140,6 +141,7 @@ def test_a_kill_at_any_moment_is_told_once(seed: int) -> None:
             report = worker.end()
             assert (report.code, report.status) == (2, signal.SIGKILL)
     print(f"{KILLS} kills, {early} of them while the word was held")
+    assert early > 0
 
 
 def test_ends_are_told_in_their_order_by_a_guardian_that_was_stopped() -> None:

@@ -98,3 +98,14 @@ def test_an_end_that_nobody_has_caused(job: Job) -> None:
     job.alive = {2, 3}
     with pytest.raises(BrokenPromiseError, match="1 has ended, and nobody has disturbed it"):
         job.history.read()
+
+
+def test_the_end_of_one_that_began_as_its_host_was_disturbed(job: Job) -> None:
+    process = 2 * PER_HOST + 1
+    job.alive.add(process)
+    job.tell(process, 6)
+    job.history.read()
+    job.history.late[2] = time.monotonic() + CALM_S
+    job.alive.remove(process)
+    job.history.read()
+    assert process not in job.history.last
