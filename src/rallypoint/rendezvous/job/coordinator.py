@@ -200,7 +200,8 @@ class Coordinator:
         is_new = key in current.awaited
         why = current.ended(key, report)
         stopped = NOTHING if report.succeeded else self._stop(why)
-        return stopped + (self._judge_if_all_ended(now) if is_new else self._let_join(now))
+        judged = self._judge_if_all_ended(now) if is_new else NOTHING
+        return stopped + judged + self._let_join(now)  # its first report may be lost
 
     def _see_who_goes_on(self, key: str, report: NodeReport) -> None:
         """Until the next round begins, also if another coordinator has ended the one before."""

@@ -669,6 +669,16 @@ def test_who_was_to_be_replaced_in_a_round_that_never_began() -> None:
     assert opened(job.reported("a", end(1, survivors=1), 1.2)).may_replace
 
 
+def test_the_first_report_of_a_node_without_ranks_was_lost() -> None:
+    """The next one says at once that its workers are ready."""
+    job = two_nodes(max_restarts=1)
+    job.reported("a", running(0, broken="connections broke"), 1.0)
+    job.reported("b", end(0), 1.0)
+    opened(job.reported("a", end(0, survivors=2), 1.0))
+    job.reported("b", end(1, succeeded=True, ready=2), 5.0)
+    assert (job.wake_at, job.stage) == (None, JobStage.STOPPING)
+
+
 def test_a_node_without_ranks_may_come_back() -> None:
     job = two_nodes(max_restarts=1)
     job.reported("a", running(0, broken="connections broke"), 1.0)
