@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
+from typing import get_origin
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/rallypoint"
@@ -81,6 +82,8 @@ def described(path: str, value: object) -> Iterator[str]:
                 yield f"{path}.{name}: property"
             elif isinstance(member, (staticmethod, classmethod)) or inspect.isroutine(member):
                 yield f"{path}.{name}{signature(getattr(value, name))}"
+    elif get_origin(value) is not None:
+        yield f"{path}: an alias of types"
     elif callable(value):
         yield f"{path}{signature(value)}"
     else:
