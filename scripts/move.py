@@ -1,6 +1,6 @@
 """Moves a module or package: the file, its tests, and its name wherever that is written.
 
-    scripts/move.py cluster.health.facts doctor.facts        # both within rallypoint
+    scripts/move.py cluster.health.facts doctor.cluster_facts    # both within rallypoint
 
 Says what it cannot decide: imports of the module from its package, by its last name.
 """

@@ -1,7 +1,7 @@
 """`rallypoint doctor` on three test hosts: each fault is one red line, whose advice cures it.
 
 The tests do what the line says, and examine again: then nothing is found. What each check says of
-which facts is held by tests/unit/cluster/health; the faults here are those of a real network.
+which facts is held by tests/unit/doctor; the faults here are those of a real network.
 """
 
 from __future__ import annotations
