@@ -41,10 +41,10 @@ def main() -> None:
     suffix = "" if is_package else ".py"
     move_file(SOURCE / f"{old}{suffix}", SOURCE / f"{new}{suffix}")
     before, after = Path(old), Path(new)
-    for tests, name in ((ROOT / "tests/unit", "test_{}.py"), (ROOT / "tests/unit", "{}")):
-        path = tests / before.parent / name.format(before.name)
-        if path.exists() and (is_package or name != "{}"):
-            move_file(path, tests / after.parent / name.format(after.name))
+    unit = ROOT / "tests/unit"
+    tests = (before, after) if is_package else (test_of(before), test_of(after))
+    if (unit / tests[0]).exists():
+        move_file(unit / tests[0], unit / tests[1])
     dotted = re.compile(rf"\brallypoint\.{re.escape(old.replace('/', '.'))}(?![\w])")
     slashed = re.compile(rf"(?<=rallypoint/){re.escape(old)}{re.escape(suffix)}(?![\w])")
     nearby = re.compile(rf"(?<![\w]){before.parent.name}/{before.name}\.py")

@@ -113,11 +113,6 @@ def test_a_complaint_about_a_rank_that_the_next_round_lacks() -> None:
             assert trains_within(job, 10.0), "\n".join(job.story)
 
 
-def test_a_round_that_begins_as_a_node_without_ranks_is_being_ended() -> None:
-    """Its part of that round is no success, for which the others would wait."""
-    story(400)
-
-
 def test_a_guardian_that_has_paused_nobody_lets_the_next_round_run() -> None:
     """Its agent did not know of that."""
     story(3574, SimEtcd)

@@ -1,7 +1,7 @@
 """The command line: `rallypoint COMMAND ...`, and `rallyrun` for `rallypoint run`.
 
-Each command is a function in the module of the same name, which is imported only when the command
-is called.
+Each command is a function in the module of the same name, here or in rallypoint.lab, which is
+imported only when the command is called.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.durations import brief
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.agent.trouble import OomKills
+from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.job import Job
 from rallypoint.launch.worker_group import WorkerGroup, signal_name
 from rallypoint.rendezvous.job.reports import Finish, Outcome

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from rallypoint.base.control_message import Kept
 from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.guardian import Guardian
-from rallypoint.launch.agent.trouble import RoundEvidence
+from rallypoint.launch.agent.round_evidence import RoundEvidence
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.streams import Output
@@ -31,7 +31,7 @@ class LocalWorkers:
     Attributes:
         by_rank: those of the round.
         standbys: those without a rank.
-        trouble: what is remembered of the round; None before the first.
+        evidence: what is remembered of the round; None before the first.
         wake_at: when to look for workers that have not answered.
     """
 
@@ -40,7 +40,7 @@ class LocalWorkers:
     ) -> None:
         self.by_rank: dict[int, Worker] = {}
         self.standbys: list[Worker] = []
-        self.trouble: RoundEvidence | None = None
+        self.evidence: RoundEvidence | None = None
         self.wake_at: float | None = None
         self._job, self._selector, self._read = job, selector, read
         self._by_number: dict[int, Worker] = {}
@@ -79,11 +79,11 @@ class LocalWorkers:
             GuardianLostError: the guardian has died.
         """
         output.start_round(seat.number)
-        self.trouble = RoundEvidence(seat.local_world_size + self._job.spares)
+        self.evidence = RoundEvidence(seat.local_world_size + self._job.spares)
         for place in seat.placements:
             worker = self._new(place, output)
             self.by_rank[place.rank] = worker
-            worker.start(guardian, seat, self.trouble.records.fileno())
+            worker.start(guardian, seat, self.evidence.records.fileno())
 
     def places_for(self, seat: Seat, kept: Collection[Worker]) -> list[tuple[Placement, Worker]]:
         """Who takes which place in a round that others of the job outlived the last one for.
@@ -129,8 +129,8 @@ class LocalWorkers:
         for worker in before:
             if worker not in seated:
                 self._make_room(worker)
-        if self.trouble is not None:
-            self.trouble = self.trouble.renewed()
+        if self.evidence is not None:
+            self.evidence = self.evidence.renewed()
 
     def stand_by(self, guardian: Guardian, output: Output, seat: Seat) -> None:
         """Start workers on standby until there is one for each empty place, and the spares.
@@ -138,7 +138,7 @@ class LocalWorkers:
         Raises:
             GuardianLostError: the guardian has died.
         """
-        assert self.trouble is not None
+        assert self.evidence is not None
         size, spares = self._job.local_world_size, self._job.spares
         taken = {worker.local_rank for worker in (*self.by_rank.values(), *self.standbys)}
         wanted = self.empty + spares - len(self.standbys)
@@ -147,8 +147,8 @@ class LocalWorkers:
         for local_rank in free:
             worker = self._new(Placement(rank=-1, local_rank=local_rank, role_rank=-1), output)
             self.standbys.append(worker)
-            self.trouble.records.make_room(worker.record_slot)
-            worker.start(guardian, seat, self.trouble.records.fileno())
+            self.evidence.records.make_room(worker.record_slot)
+            worker.start(guardian, seat, self.evidence.records.fileno())
 
     def stopped(self, worker: Worker, round_number: int, now: float) -> None:
         """A signal has stopped it. If others go on meanwhile, they cannot without it."""
@@ -203,8 +203,8 @@ class LocalWorkers:
         self.standbys.clear()
         self._by_number.clear()
         self.wake_at = None
-        if self.trouble is not None:
-            self.trouble.records.close()
+        if self.evidence is not None:
+            self.evidence.records.close()
 
     def keep(self, ranks: Sequence[int], round_number: int) -> None:
         """Tell these ranks that they are to be in the round after that one."""
@@ -248,8 +248,8 @@ class LocalWorkers:
     def _make_room(self, worker: Worker) -> None:
         """It has ended, and another one may write its record where this one has."""
         self._let_go(worker)
-        if self.trouble is not None:
-            self.trouble.records.clear(worker.record_slot)
+        if self.evidence is not None:
+            self.evidence.records.clear(worker.record_slot)
 
     def _let_go(self, worker: Worker) -> None:
         worker.drain_output()

@@ -37,10 +37,10 @@ from rallypoint.launch.agent.node import (
     SignalWorkers,
     Tell,
 )
+from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
-from rallypoint.launch.agent.trouble import OomKills
 from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.inspection.entries import Entry
 from rallypoint.launch.job import Job, with_silence
@@ -258,8 +258,8 @@ class Agent:
             recorded=self._recorded,
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
-        if lines and self._workers.trouble is not None and self._seat is not None:
-            self._workers.trouble.keep(
+        if lines and self._workers.evidence is not None and self._seat is not None:
+            self._workers.evidence.keep(
                 self._job,
                 self._seat,
                 self._state.group,
@@ -285,25 +285,25 @@ class Agent:
 
     def _last_calls(self, was_stopped: bool = False) -> list[str]:
         """The calls that the workers were in, as lines of a report."""
-        trouble = self._workers.trouble
-        if trouble is None or self._seat is None:
+        evidence = self._workers.evidence
+        if evidence is None or self._seat is None:
             return []
-        lines = trouble.lines(was_stopped=was_stopped)
+        lines = evidence.lines(was_stopped=was_stopped)
         hangs = was_stopped and not self._state.hang
-        why = trouble.why(self._job, self._seat, self._state.group) if hangs else ""
+        why = evidence.why(self._job, self._seat, self._state.group) if hangs else ""
         return [f"  at that time: {why}", *lines] if why else lines
 
     def _look_at_calls(self) -> None:
         """After trouble: record the workers' calls before they react to it."""
-        trouble = self._workers.trouble
-        if trouble is not None and trouble.look(self._workers.record_slots):
-            self._progress.calls_seen(trouble.records.events)
+        evidence = self._workers.evidence
+        if evidence is not None and evidence.look(self._workers.record_slots):
+            self._progress.calls_seen(evidence.records.events)
 
     def _look_at_all(self) -> None:
         """Someone is ending the job: inspect the workers."""
         self._look_at_calls()
-        if self._workers.trouble is not None:
-            self._workers.trouble.look_closely(
+        if self._workers.evidence is not None:
+            self._workers.evidence.look_closely(
                 {pid: rank for rank, pid in self._workers.pids.items() if pid}
             )
 
@@ -338,8 +338,8 @@ class Agent:
         return self._answers
 
     def _records(self) -> list[int]:
-        trouble = self._workers.trouble
-        return [] if trouble is None else trouble.records.descriptors
+        evidence = self._workers.evidence
+        return [] if evidence is None else evidence.records.descriptors
 
     def _stop_asked(self, why: str) -> None:
         """The user asked to end the whole job."""

@@ -188,6 +188,17 @@ def test_a_round_without_workers_here() -> None:
     assert (told.report.round, told.report.ready, told.report.waits) == (5, 2, True)
 
 
+def test_a_round_begins_while_all_is_being_ended() -> None:
+    """Who had no ranks before has no success in it, for which the others would wait."""
+    state = kept()
+    state.started(5, range(3, 3))
+    state.round_stopped(Stop(round=5, because="no message", ending=Ending.KILL), 2.0)
+    assert not state.started(6, range(2)).reason
+    (told,) = state.everything_ended(()).actions
+    assert isinstance(told, Tell)
+    assert (told.report.round, told.report.is_over, told.report.succeeded) == (6, True, False)
+
+
 def test_what_is_known_is_not_told_again() -> None:
     state = kept()
     assert len(state.workers_ready(1).actions) == 1

@@ -24,7 +24,7 @@ _FORMING_S = 3.0  # so long a job may have no group
 
 
 class RoundEvidence:
-    """The trouble of one round.
+    """What is remembered of one round.
 
     Attributes:
         records: the memory that its workers write.
