@@ -118,9 +118,8 @@ def entry_points() -> Iterator[str]:
         yield from (f"entry point {group} {name} = {target}" for name, target in points.items())
     for path in SOURCE.rglob("__main__.py"):
         yield f"python -m {'.'.join(path.relative_to(SOURCE.parent).parts[:-1])}"
-    for path in ROOT.rglob("*.pth"):
-        if ".venv" not in path.parts and "build" not in path.parts:
-            yield f"{path.name}: {path.read_text(encoding='utf-8').strip()}"
+    for path in (ROOT / "native").glob("*.pth"):
+        yield f"{path.name}: {path.read_text(encoding='utf-8').strip()}"
 
 
 def variables() -> Iterator[str]:
