@@ -24,7 +24,7 @@ from pathlib import Path
 
 from table import need, print_table, save
 
-from rallypoint.testing.hosts import Hosts, why_not
+from hosts import Hosts, why_not
 
 # What one of these must stay below, in seconds; None: it is only told.
 TARGETS_S = {"cold start": None, "node lost": 1.0, "node joins": 0.7, "host lost": 3.0}

@@ -33,7 +33,7 @@ from in_place_recovery import (
 from table import human_bytes, print_table, save
 from workers import is_worker, measured_by, measured_on
 
-from rallypoint.testing.hosts import Hosts, why_not
+from hosts import Hosts, why_not
 
 Rows = list[dict[str, object]]
 Measure = Callable[[argparse.Namespace, random.Random], Rows]

@@ -58,7 +58,7 @@ def leaks(recoveries: int, chance: random.Random) -> list[dict[str, object]]:
     """What three workers and the agent have after their first recoveries, and after all of them.
 
     Of the other two, the older one is killed: workers that die right after they joined are made to
-    wait (rallypoint.rendezvous.job.flapping).
+    wait (rallypoint.rendezvous.job.gathering).
     """
     case, rows = Case("kill -9 of the second newest of 5"), []
     with one_host(5, spares=1) as job:

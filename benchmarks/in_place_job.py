@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from rallypoint.testing.hosts import Host, Hosts
+from hosts import Host, Hosts
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from in_place_job import PARTS, Job, Process, Recovery, RestartedError, StuckError
 
-from rallypoint.testing.hosts import Hosts
+from hosts import Hosts
 
 WORKER = str(Path(__file__).with_name("in_place_worker.py"))
 # What `cable` sets, so that a host that says nothing is given up after a second.
@@ -21,7 +21,7 @@ SHORT_SILENCE = "keep_alive_interval=.2,keep_alive_max_attempt=5"
 _SETTLE_S = 0.5
 SPARE_S = 2.0  # until a new spare waits for a place
 # After four changes within five minutes new ranks have to wait, longer each time
-# (rallypoint.rendezvous.job.flapping); a host that is lost and comes again makes two.
+# (rallypoint.rendezvous.job.gathering); a host that is lost and comes again makes two.
 KILLS_PER_JOB, HOSTS_PER_JOB = 4, 2
 
 

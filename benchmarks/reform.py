@@ -30,7 +30,7 @@ import json, os, sys, time
 from datetime import timedelta
 import numpy as np
 import rallypoint as dist
-from rallypoint.process_group.formation.reforming import reform_world
+from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.store.init_method import OpenStore
 wait = timedelta(seconds=60)
 dist.init_process_group(timeout=wait)

@@ -32,8 +32,7 @@ from typing import Any
 
 from table import human_bytes, print_table, save
 
-from rallypoint.testing.hosts import Hosts, why_not
-from rallypoint.testing.remote_shell import RemoteShell
+from hosts import Hosts, RemoteShell, why_not
 
 # The hosts are one machine, where MPIs would tie each host's first rank to the same core, and spin.
 SHARE = {

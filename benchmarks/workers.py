@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rallypoint.testing.hosts import Hosts
+from hosts import Hosts
 
 _ANSWER = "RALLYPOINT_BENCHMARK_ANSWER"
 

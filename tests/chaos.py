@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rallypoint.testing.hosts import Hosts, why_not
+from tests.hosts import Hosts, why_not
 from tests.system.nodes import Agents, alive_on, children, is_zombie
 from tests.system.test_in_place import PROGRAM
 from tests.system.test_in_place_hosts import RALLYPOINT, WATCHFUL, WORKER

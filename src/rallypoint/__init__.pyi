@@ -86,13 +86,14 @@ from rallypoint.process_group.formation.subgroups import (
     new_subgroups_by_enumeration as new_subgroups_by_enumeration,
 )
 from rallypoint.process_group.formation.subgroups import split_group as split_group
-from rallypoint.process_group.groups.debug_level import DebugLevel as DebugLevel
-from rallypoint.process_group.groups.debug_level import get_debug_level as get_debug_level
-from rallypoint.process_group.groups.debug_level import set_debug_level as set_debug_level
-from rallypoint.process_group.groups.debug_level import (
+from rallypoint.process_group.groups.debug import DebugLevel as DebugLevel
+from rallypoint.process_group.groups.debug import get_debug_level as get_debug_level
+from rallypoint.process_group.groups.debug import set_debug_level as set_debug_level
+from rallypoint.process_group.groups.debug import (
     set_debug_level_from_env as set_debug_level_from_env,
 )
 from rallypoint.process_group.groups.default import GroupMember as GroupMember
+from rallypoint.process_group.groups.default import default_pg_timeout as default_pg_timeout
 from rallypoint.process_group.groups.default import get_backend as get_backend
 from rallypoint.process_group.groups.default import get_backend_config as get_backend_config
 from rallypoint.process_group.groups.default import get_global_rank as get_global_rank
@@ -110,7 +111,6 @@ from rallypoint.process_group.groups.default import (
     is_torchelastic_launched as is_torchelastic_launched,
 )
 from rallypoint.process_group.groups.default import revoke_process_group as revoke_process_group
-from rallypoint.process_group.groups.default_timeout import default_pg_timeout as default_pg_timeout
 from rallypoint.process_group.groups.distributed_sampler import (
     DistributedSampler as DistributedSampler,
 )

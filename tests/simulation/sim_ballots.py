@@ -11,7 +11,7 @@ from random import Random
 
 from tests.simulation.sim_witness import ViolationError
 
-from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.ballot import Campaign
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Agreement,

@@ -21,8 +21,7 @@ from tests.simulation.sim_witness import Witness
 
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.consensus.participant import Part
-from rallypoint.rendezvous.consensus.peer_register import PeerRegister
-from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.register import PeerRegister, Register
 from rallypoint.rendezvous.consensus.rules import KEEPER, Rules
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat

@@ -12,10 +12,9 @@ from random import Random
 from tests.simulation.sim_agent import SimAgent
 from tests.simulation.sim_cluster import SimCluster
 
-from rallypoint.rendezvous.consensus.fixed import NO_SILENCE, FixedRules
-from rallypoint.rendezvous.consensus.rules import Rules
+from rallypoint.rendezvous.consensus.rules import FixedRules, Rules
 from rallypoint.rendezvous.job.round import Seat
-from rallypoint.rendezvous.timeouts import Timeouts
+from rallypoint.rendezvous.timeouts import NO_SILENCE, Timeouts
 
 TIMEOUTS = Timeouts(join_timeout_s=20.0, beat_s=0.75, missed_beats=NO_SILENCE)
 BREAKS_AFTER_S = 6.0

@@ -27,13 +27,14 @@ from rallypoint.base.control_message import (
     LostContact,
     Place,
     Released,
+    Stage,
     WorkerError,
     WorkerReport,
     decode,
     encode,
+    move,
 )
 from rallypoint.base.worker_env import STANDBY
-from rallypoint.base.worker_stage import Stage, move
 from rallypoint.process_group.formation.places import ROUND
 
 _EXITED, _KILLED = 1, 2  # CLD_

@@ -7,9 +7,8 @@ from tests.simulation.sim_fixed import TIMEOUTS, FixedCluster, fixed_story
 from tests.simulation.sim_network import Process
 from tests.simulation.sim_witness import ViolationError
 
-from rallypoint.rendezvous.consensus.fixed import FixedRules
 from rallypoint.rendezvous.consensus.messages import Beat, Message
-from rallypoint.rendezvous.consensus.rules import Rules
+from rallypoint.rendezvous.consensus.rules import FixedRules, Rules
 from rallypoint.rendezvous.job.reports import Outcome
 from rallypoint.rendezvous.job.round import Endpoint
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.hosts import why_not
 from tests.system import everyday
-
-from rallypoint.testing.hosts import why_not
 
 # In the environment of everything a test starts, so that only its own processes are looked for.
 MARK = "RALLYPOINT_TEST_MARK"

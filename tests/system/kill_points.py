@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rallypoint import elastic
-from rallypoint.elastic import membership, reading, transfer
+from rallypoint.elastic import membership, transfer
 from rallypoint.elastic import state as state_module
-from rallypoint.process_group.formation import opening, reforming
+from rallypoint.process_group.formation import joining, opening
 
 POINTS = (
     "reduce",  # the gradient
@@ -172,7 +172,7 @@ class _Points:
         around(state_module, "all_reduce", self.reach, before=("agreement", "in agreement"))
         around(state_module._Update, "__exit__", self.reach, after=("after update",))
         around(membership, "open_round", self.recover, before=("open",))
-        for module in (reforming, opening):  # of survivors; of those that wait for a place
+        for module in (joining, opening):  # of survivors; of those that wait for a place
             around(module, "join", self.recover, before=("form", "in form"))
         around(
             membership,
@@ -185,7 +185,7 @@ class _Points:
         around(transfer, "find_readers", self._transfer, before=("send",))
         around(transfer, "show", self._transfer, after=("shown",))
         around(transfer, "_exchange", self._transfer, before=("receive",))
-        around(reading, "_copy", self._transfer, after=("received",))
+        around(transfer, "_copy", self._transfer, after=("received",))
         for name in ("isend", "broadcast"):
             around(transfer, name, self._transfer, after=("in send",))
         around(transfer, "barrier", self.recover, before=("after transfer",))

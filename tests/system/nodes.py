@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from tests.hosts import Host, Hosts
 from tests.system import everyday
 from tests.system.conftest import Launch, LeftBehindError
-
-from rallypoint.testing.hosts import Host, Hosts
 
 # Each worker says who it is, in a file, and works until there is a file "go".
 WORKER = """

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.hosts import Host, Hosts
 from tests.system.nodes import children
-
-from rallypoint.testing.hosts import Host, Hosts
 
 _DOMAIN = "default.svc.cluster.local"
 _SET_UP = (

@@ -12,9 +12,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.hosts import Hosts
 from tests.system.nodes import alive_on
-
-from rallypoint.testing.hosts import Hosts
 
 PORT, DASHBOARD_PORT = 6379, 8265
 RAY = str(Path(sys.executable).with_name("ray"))

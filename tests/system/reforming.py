@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import rallypoint as dist
-from rallypoint.process_group.formation.reforming import reform_world
+from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.init_method import JoinedStore
 

@@ -20,9 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.hosts import Host, Hosts
 from tests.system.nodes import alive_on
-
-from rallypoint.testing.hosts import Host, Hosts
 
 NODES = (1, 2, 3)
 _ADMINISTRATORS = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"

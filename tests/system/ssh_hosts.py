@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-
-from rallypoint.testing.hosts import Host, Hosts
+from tests.hosts import Host, Hosts
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 SERVER = """\

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SOON_S
-
-from rallypoint.testing.hosts import Hosts
+from tests.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

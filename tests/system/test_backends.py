@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 from tests.conftest import EACH_WAY, SOON_S
+from tests.hosts import Hosts
+from tests.remote_shell import RemoteShell
 from tests.system.conftest import Launch
 
 import rallypoint
 from rallypoint.lab.bench.environments import default_cache
-from rallypoint.testing.hosts import Hosts
-from rallypoint.testing.remote_shell import RemoteShell
 
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
+from tests.remote_shell import RemoteShell
 from tests.system.nodes import alive_on
 from tests.system.test_bench_operations import rows_of
 
 from rallypoint.lab.bench.environments import default_cache
-from rallypoint.testing.hosts import Hosts
-from rallypoint.testing.remote_shell import RemoteShell
 
 pytestmark = pytest.mark.system
 

@@ -21,10 +21,9 @@ from typing import Any
 
 import pytest
 from tests.conftest import SOON_S
+from tests.hosts import Hosts
+from tests.remote_shell import RemoteShell
 from tests.system.nodes import alive_on
-
-from rallypoint.testing.hosts import Hosts
-from rallypoint.testing.remote_shell import RemoteShell
 
 pytestmark = pytest.mark.system
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Host, Hosts
 from tests.system.nodes import Agents
 
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.hosts import Host, Hosts
 
 pytestmark = pytest.mark.system
 

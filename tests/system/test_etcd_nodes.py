@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.conftest import Launch
 from tests.system.etcd_cluster import Cluster, member_command, need_etcd
 from tests.system.everyday import wait_until
 from tests.system.nodes import WORKER, Agents, children, launches
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

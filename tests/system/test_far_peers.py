@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SOON_S
+from tests.hosts import Hosts
 from tests.system.test_tcp import BEGIN, EVERYTHING, Job
 
 from rallypoint.base.worker_env import SILENCE_S
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

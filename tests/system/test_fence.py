@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.conftest import Launch
 from tests.system.everyday import wait_until
 from tests.system.nodes import Agents
 from tests.system.test_blocked_output import fill
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

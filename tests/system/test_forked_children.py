@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SOON_S
+from tests.hosts import Hosts
 from tests.system.test_tcp import BEGIN, Job
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

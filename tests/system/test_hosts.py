@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 
 from rallypoint.cluster.interface import host_identity
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

@@ -20,10 +20,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.nodes import Agents, alive_on
 from tests.system.test_in_place import PROGRAM, Step, check_steps, steps_of
-
-from rallypoint.testing.hosts import Hosts
 
 # Of each kind; 50 in `make check-long`.
 TIMES = int(os.environ.get("RALLYPOINT_TEST_PARTITIONS", "1"))

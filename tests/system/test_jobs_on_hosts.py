@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 from tests.chrome_trace import read
+from tests.hosts import Host, Hosts
 from tests.system.everyday import wait_until
 from tests.system.nodes import launches
 from tests.system.test_jobs import WAITING, rallypoint
-
-from rallypoint.testing.hosts import Host, Hosts
 
 pytestmark = pytest.mark.system
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.nodes import WORKER, alive_on
 from tests.system.pods import Job
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import EACH_WAY
+from tests.hosts import Hosts
 from tests.pages import blocks_tested_by
+from tests.remote_shell import RemoteShell
 from tests.system.everyday import wait_until
 from tests.system.nodes import alive_on
 from tests.unit.cluster.pmi_server import PmiServer
 
 from rallypoint.lab.bench.environments import default_cache
-from rallypoint.testing.hosts import Hosts
-from rallypoint.testing.remote_shell import RemoteShell
 
 pytestmark = pytest.mark.system
 

@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.nodes import Agents
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = [pytest.mark.system, pytest.mark.alone]  # it makes its own load
 

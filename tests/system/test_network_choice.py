@@ -14,9 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.nodes import Agents
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.nodes import Agents
 
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import HOW_TO_GET
+from tests.hosts import Hosts
 from tests.pages import Block, blocks, pages
 from tests.system.conftest import Launch
 from tests.system.test_launched import LIMIT_S, NOT_OURS
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

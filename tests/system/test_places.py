@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.everyday import PATIENT
 from tests.system.nodes import Agents
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

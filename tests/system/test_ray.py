@@ -18,10 +18,9 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SOON_S
+from tests.hosts import Hosts
 from tests.system.nodes import WORKER
 from tests.system.ray_cluster import RayCluster
-
-from rallypoint.testing.hosts import Hosts
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

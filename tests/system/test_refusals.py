@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import EACH_WAY
+from tests.hosts import Hosts
 from tests.system.conftest import Launch
 from tests.system.refused_calls import CALLS, LAUNCHERS, PROFILES, RANKS
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = [pytest.mark.system, pytest.mark.exact]
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SOON_S
+from tests.hosts import Hosts
+from tests.remote_shell import RemoteShell
 from tests.system import everyday
 from tests.system.conftest import Launch
 from tests.system.nodes import alive_on
-
-from rallypoint.testing.hosts import Hosts
-from rallypoint.testing.remote_shell import RemoteShell
 
 pytestmark = pytest.mark.system
 

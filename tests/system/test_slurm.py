@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.nodes import WORKER
 from tests.system.slurm_cluster import NODES, SlurmCluster, need_slurm, read
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = pytest.mark.system
 

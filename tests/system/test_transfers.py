@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.hosts import Hosts
 from tests.system.conftest import Launch
-
-from rallypoint.testing.hosts import Hosts
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 PROGRAM = str(Path(__file__).with_name("transfers.py"))

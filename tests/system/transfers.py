@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import rallypoint as dist
-from rallypoint.elastic import reading, transfer
+from rallypoint.elastic import transfer
 from rallypoint.elastic.agreement import Settlement
 from rallypoint.process_group.groups.default import resolve
 
@@ -57,7 +57,7 @@ def main() -> None:
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     ways: list[str] = []
-    copy, receive, spread = reading._copy, transfer._receive, transfer._broadcast
+    copy, receive, spread = transfer._copy, transfer._receive, transfer._broadcast
 
     def noted(way: str, function: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -67,7 +67,7 @@ def main() -> None:
 
         return call
 
-    reading._copy = noted("read", copy)
+    transfer._copy = noted("read", copy)
     transfer._receive = noted("messages", receive)
     transfer._broadcast = noted("broadcast", spread)
     ranks = range(size)
@@ -79,7 +79,7 @@ def main() -> None:
             transfer.synchronize(values, Settlement(1, sources, newcomers), resolve(None))
             check(values, state(seed))
     # What cannot be read comes by messages.
-    reading._copy = lambda *_: rank % 2 == 0 and copy(*_)
+    transfer._copy = lambda *_: rank % 2 == 0 and copy(*_)
     newcomers = tuple(ranks[1:])
     values = blank(seed) if rank in newcomers else state(seed)
     transfer.synchronize(values, Settlement(1, (0,), newcomers), resolve(None))

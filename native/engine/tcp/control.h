@@ -7,7 +7,7 @@
 //
 // In a large group, ranks are not all connected with each other: a rank passes on what it hears of
 // another's end, or of trouble, once to its neighbours in a graph
-// (process_group/formation/control_graph.py).
+// (process_group/formation/mesh.py).
 #pragma once
 
 #include <atomic>

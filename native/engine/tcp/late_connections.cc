@@ -35,7 +35,7 @@ constexpr int kMostProbes = 100;  // the kernel's limit is 127
 constexpr double kAgainS = 0.05;  // between attempts to connect
 constexpr double kDoubtS = 0.5;   // for others to report that the rank has gone
 constexpr double kLackS = 5;      // for the program to close descriptors that we need
-constexpr std::uint32_t kLongRoundTripUs = 1000;  // process_group/formation/congestion.py
+constexpr std::uint32_t kLongRoundTripUs = 1000;  // process_group/formation/host_network.py
 
 }  // namespace
 

@@ -20,14 +20,15 @@ from rallypoint.base.control_message import (
     Known,
     Place,
     Released,
+    Stage,
     WorkerReport,
     decode,
     encode,
+    move,
 )
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.worker_env import STANDBY
 from rallypoint.base.worker_hook import ControlSocket
-from rallypoint.base.worker_stage import Stage, move
 
 _PAUSE_S = 0.01
 _ANSWER_S = 2.0

@@ -8,9 +8,51 @@ existing messages changes, and another version is refused.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.record import Record
-from rallypoint.base.worker_stage import STAGES, Stage
+
+
+class Stage(IntEnum):
+    """Within a round, a later stage is a higher number.
+
+        SPARE --> READY --> ASSIGNED --> JOINED --> SYNCHRONIZED --> LEAVING --> LEFT
+                               ^------------------------------------------'
+
+    SPARE: on standby, without a place. READY: it waits for one. ASSIGNED: it knows its place in a
+    round; a worker that was started with a rank begins so. JOINED: it has formed the round's group.
+    SYNCHRONIZED: all of that group have the state. LEAVING: it has done its last update, and asks
+    its agent whether others still need it: a place in a newer round says so. LEFT: they do not.
+    """
+
+    SPARE = 0
+    READY = 1
+    ASSIGNED = 2
+    JOINED = 3
+    SYNCHRONIZED = 4
+    LEAVING = 5
+    LEFT = 6
+
+
+STAGES = Stage.__members__
+_MOVES: dict[Stage, tuple[Stage, ...]] = {
+    Stage.SPARE: (Stage.READY,),
+    Stage.READY: (Stage.ASSIGNED,),
+    Stage.ASSIGNED: (Stage.ASSIGNED, Stage.JOINED),
+    Stage.JOINED: (Stage.ASSIGNED, Stage.JOINED, Stage.SYNCHRONIZED),
+    Stage.SYNCHRONIZED: (Stage.ASSIGNED, Stage.JOINED, Stage.SYNCHRONIZED, Stage.LEAVING),
+    Stage.LEAVING: (Stage.ASSIGNED, Stage.LEFT),
+    Stage.LEFT: (Stage.JOINED,),  # in another function under elastic.run
+}
+
+
+def move(before: Stage, to: Stage) -> Stage:
+    """The stage after that one."""
+    if to not in _MOVES[before]:
+        raise RuntimeError(f"a worker cannot go from {before.name} to {to.name}")
+    return to
+
 
 VERSION = 1
 # What every healthy worker sends is read without the 6 ms that importing json takes.
@@ -147,11 +189,7 @@ def encode(message: Known) -> bytes:
 
 
 def decode(packet: bytes) -> Message:
-    """Read one packet.
-
-    Raises:
-        ControlMessageError: it is not a message, or one of another version.
-    """
+    """Read one packet."""
     if len(packet) > MAX_MESSAGE_BYTES:
         raise ControlMessageError(f"a control message has {len(packet)} bytes; refused it.")
     if packet.startswith(_HELLO) and packet[len(_HELLO) : -1].isdigit() and len(packet) < 64:

@@ -19,11 +19,7 @@ _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG)  # of any othe
 
 
 def memory_file(name: str, size: int = 0) -> int:
-    """A descriptor of `size` zeroed bytes, which programs do not inherit.
-
-    Raises:
-        SystemCallError: the system grants neither a memfd nor a file.
-    """
+    """A descriptor of `size` zeroed bytes, which programs do not inherit."""
     descriptor = -1
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -36,11 +32,7 @@ def memory_file(name: str, size: int = 0) -> int:
 
 
 def unnamed_file(name: str, size: int, why: OSError | AttributeError) -> int:
-    """The same without a memfd, which is not to be had: `why`.
-
-    Raises:
-        SystemCallError: a file would be refused as well, or there is no room for it.
-    """
+    """The same without a memfd, which is not to be had: `why`."""
     number = why.errno if isinstance(why, OSError) and why.errno else errno.ENOSYS
     if number in _LIMITS:
         raise _refused("memfd_create", number)

@@ -18,11 +18,7 @@ VARIABLE = "RALLYPOINT_PORT_RANGE"
 
 
 def read_port_range(text: str) -> range:
-    """``"A-B"``, both included; empty text is port 0, any free one.
-
-    Raises:
-        InvalidArgumentError: no such range.
-    """
+    """``"A-B"``, both included; empty text is port 0, any free one."""
     if not text:
         return range(1)
     first, dash, last = text.strip().partition("-")
@@ -36,13 +32,7 @@ def read_port_range(text: str) -> range:
 
 
 def bind_free(bind: Callable[[int], T]) -> T:
-    """Call `bind` with ports of the range until one is free; returns its result.
-
-    Raises:
-        InvalidArgumentError: the range is invalid.
-        HostError: all of its ports are in use.
-        OSError: `bind` failed for another reason than a port in use.
-    """
+    """Call `bind` with ports of the range until one is free; returns its result."""
     text = os.environ.get(VARIABLE, "")
     ports = read_port_range(text)
     start = os.getpid() % len(ports)  # so that concurrent processes do not all try the same ports

@@ -14,9 +14,6 @@ def open_regular(path: str, flags: int = os.O_RDONLY, *, directory: int | None =
     """A descriptor of the file; `directory`: the one below which `path` is.
 
     A file that this makes is its user's alone.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
     """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=directory)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

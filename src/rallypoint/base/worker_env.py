@@ -27,11 +27,7 @@ AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorc
 
 
 def read_silence(environ: Mapping[str, str]) -> int:
-    """After how many seconds connections end with a host that does not answer.
-
-    Raises:
-        InvalidArgumentError: the variable is no such number.
-    """
+    """After how many seconds connections end with a host that does not answer."""
     text = environ.get(SILENCE) or str(SILENCE_S)
     try:
         found = math.ceil(float(text))
@@ -88,11 +84,7 @@ class WorkerEnv(Record, kw_only=True):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
-        """Read the variables.
-
-        Raises:
-            InvalidArgumentError: a variable is missing or ill-formed; the message names it.
-        """
+        """Read the variables."""
         missing = [name for name in _REQUIRED if not environ.get(name)]
         if missing:
             verb = "is" if len(missing) == 1 else "are"

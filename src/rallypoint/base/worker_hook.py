@@ -68,11 +68,7 @@ class ControlSocket:
 
 
 def identity_of(fd: int) -> tuple[int, int]:
-    """What tells an open file from all others.
-
-    Raises:
-        OSError: nothing is open there.
-    """
+    """What tells an open file from all others."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 

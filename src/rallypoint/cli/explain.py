@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from rallypoint.base.printable import printable
 from rallypoint.base.regular_file import open_regular
+from rallypoint.base.wording import printable
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag
 from rallypoint.diagnosis.answer import explanation_of

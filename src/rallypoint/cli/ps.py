@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.wording import name_ranks
 from rallypoint.cli.jobs.choice import RunningJob, running_jobs
 from rallypoint.cli.jobs.table import table
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
-from rallypoint.base.printable import printable
+from rallypoint.base.wording import printable
 from rallypoint.base.worker_env import AS_GLOO, HANG_AFTER_S, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S
 from rallypoint.cli.flags import ENDINGS, GROUPS, USAGE
 from rallypoint.cli.log_flags import notes_of, read_logs

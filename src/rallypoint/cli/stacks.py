@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base.printable import printable
-from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.wording import name_ranks, printable
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.options import Flag
 from rallypoint.diagnosis.facts import Stack, WorkerFacts

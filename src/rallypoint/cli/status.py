@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base.durations import brief
-from rallypoint.base.printable import printable
-from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import RecordedCall
+from rallypoint.base.wording import brief, name_ranks, printable
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.jobs.table import table
 from rallypoint.diagnosis.activity import activity, is_users, short_site

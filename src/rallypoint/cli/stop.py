@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.base.printable import one_line, printable
 from rallypoint.base.process_end import ProcessEnd
+from rallypoint.base.wording import one_line, printable
 from rallypoint.cli.jobs.choice import NAMED, RunningJob, perform
 from rallypoint.cli.options import Flag, UsageError
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.base.printable import printable
+from rallypoint.base.wording import printable
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cli.where_network import network_text

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rallypoint.diagnosis import knots
+from rallypoint.diagnosis import leads
 from rallypoint.diagnosis.activity import Doing, is_users, main_stack
 from rallypoint.diagnosis.causes import Obstacle, explain
 from rallypoint.diagnosis.explanation import Cause, Strength
@@ -103,7 +103,7 @@ def _of_ranks(now: _Situation) -> list[HangFinding]:
             continue
         why = explain(rank)
         lead = lead_of(rank, why, direct)
-        came = next(filter(None, (knots.came_instead(now.sight, wait) for wait in direct)), "")
+        came = next(filter(None, (leads.came_instead(now.sight, wait) for wait in direct)), "")
         if came:
             lead = replace(lead, text=f"{came}; {lead.text}", key=came)
         alike = folded.get((why.cause, lead.key))
@@ -178,7 +178,7 @@ def _of_mismatches(now: _Situation) -> list[HangFinding]:
         direct = now.by_target[node]
         if max(wait.for_s or 0.0 for wait in direct) < LONG_S:
             continue
-        lead, ranks, strength = knots.mismatch(now.sight, direct[0], int(node[2]))
+        lead, ranks, strength = leads.mismatch(now.sight, direct[0], int(node[2]))
         waiters = tuple(rank for rank in now.waiters_for(node) if rank not in ranks)
         found.append(
             HangFinding(
@@ -211,7 +211,7 @@ def _of_flows(now: _Situation) -> list[HangFinding]:
 
 
 def _of_knots(now: _Situation) -> list[HangFinding]:
-    circle = knots.circle(now.waits, now.needs, now.reduction.stuck)
+    circle = leads.circle(now.waits, now.needs, now.reduction.stuck)
     if not circle:
         return []
     inferred = any(wait.strength is not Strength.TOLD for wait in circle)
@@ -227,7 +227,7 @@ def _of_knots(now: _Situation) -> list[HangFinding]:
         HangFinding(
             cause=Cause.DEADLOCK,
             ranks=ranks,
-            lead=knots.lead(sight, circle, probably=inferred),
+            lead=leads.lead(sight, circle, probably=inferred),
             waits=(),
             waiters=now.waiters_for(*ranks),
             strength=Strength.INFERRED if inferred else Strength.TOLD,

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from rallypoint.base.collective import reduces, root_argument
-from rallypoint.base.durations import brief
-from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
+from rallypoint.base.wording import brief, name_ranks
 
 _PLURALS = {
     "is": "are",

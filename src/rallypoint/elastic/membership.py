@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy
 
@@ -23,24 +23,50 @@ from rallypoint.base.errors import (
     StateLostError,
     StoreError,
 )
-from rallypoint.elastic.agreement import RankReport, Settlement, settle
+from rallypoint.elastic.agreement import Position, RankReport, Settlement, settle
 from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
+from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.formation.opening import open_round
 from rallypoint.process_group.formation.places import CONNECT, ROUND, next_place
-from rallypoint.process_group.formation.reforming import reform_world
 from rallypoint.process_group.groups.default import GroupMember
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import Store
-
-if TYPE_CHECKING:
-    from rallypoint.elastic.replicas import Position, Replicas
 
 # What a lost rank looks like to a call of the program; what it called wrongly is no loss.
 LOSSES = (PeerLostError, RevokedError, StoreError, CollectiveTimeoutError)
 _NOT_FORMED = (PeerError, HostError)  # and to those who form a group
 _SHOWS_WITHIN_S, _BETWEEN_LOOKS_S = 2.0, 0.05
 FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
+
+
+class ShardedState(Protocol):
+    """What `Membership` needs of `Replicas`: this rank's place among those with shards."""
+
+    shards: int
+    shard: int
+    position: Position
+    replicate_group: ProcessGroup
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among those that train."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks train."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this rank waits for others, with which it would be a whole replica."""
+
+    def is_of(self, group: ProcessGroup | None) -> bool:
+        """Whether it is that default group's."""
+
+    def form(
+        self, settlement: Settlement, reports: Sequence[RankReport], held: Sequence[int]
+    ) -> Settlement:
+        """Take this rank's place in a new round."""
 
 
 class View(NamedTuple):
@@ -62,7 +88,7 @@ class Membership:
 
     def __init__(self) -> None:
         self.round = -1
-        self._replicas: Replicas | None = None
+        self._replicas: ShardedState | None = None
         self.settled: Settlement | None = None
         self.begins_again = False
         self._calls = self._calls_of_all = 0  # of functions under elastic.run: begun here; the most
@@ -98,9 +124,6 @@ class Membership:
 
         Returns whether the others are in this very call, or in a later one, and this rank has got
         the state from them in one of those before.
-
-        Raises:
-            NotInitializedError: it has not.
         """
         _ = self.group
         self._calls += 1
@@ -136,13 +159,13 @@ class Membership:
         return group
 
     @property
-    def replicas(self) -> Replicas | None:
+    def replicas(self) -> ShardedState | None:
         """The replicas that it has a place in, if the state of this default group is in shards."""
         replicas, group = self._replicas, GroupMember.WORLD
         return replicas if replicas is not None and replicas.is_of(group) else None
 
     @replicas.setter
-    def replicas(self, replicas: Replicas | None) -> None:
+    def replicas(self, replicas: ShardedState | None) -> None:
         self._replicas = replicas
 
     @property
@@ -166,13 +189,7 @@ class Membership:
         return self._link is not None and self._link.wait(self.round, timeout_s) is not None
 
     def go_on(self, report: RankReport, because: RallypointError | None) -> Settlement:
-        """Form the group again in the newest round, and agree on where everybody stands.
-
-        Raises:
-            StateLostError: nobody who is left has the state, or a shard of it.
-            RallypointError: `because`, or the last reason for which a round did not form, if the
-                launcher offers no other round.
-        """
+        """Form the group again in the newest round, and agree on where everybody stands."""
         tried = self.round
         self._report_timeout(because)
         self._is_meeting = True  # from before the newest place is read
@@ -234,12 +251,7 @@ class Membership:
             self._link.send(CallTimedOut(self.round, error.rank, members))
 
     def exchange(self, report: RankReport) -> Settlement:
-        """Tell each other where everybody stands, and conclude the same from it.
-
-        Raises:
-            StateLostError: nobody who is left has the state, or a shard of it.
-            PeerLostError: a rank was lost meanwhile.
-        """
+        """Tell each other where everybody stands, and conclude the same from it."""
         self._is_meeting = True
         self.settled = None
         size, replicas = self.group.size(), self.replicas

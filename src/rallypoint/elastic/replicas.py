@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rallypoint.base.errors import (
     AlreadyInitializedError,
     InvalidArgumentError,
     StateLostError,
 )
-from rallypoint.elastic.agreement import RankReport, Settlement
-from rallypoint.elastic.arrangement import NO_SHARD, Holding, arrange
+from rallypoint.elastic.agreement import (
+    NO_SHARD,
+    Holding,
+    Position,
+    RankReport,
+    Settlement,
+    arrange,
+)
 from rallypoint.elastic.membership import FROM_CHECKPOINT, LOSSES, membership
 from rallypoint.process_group.formation.subgroups import group_to_be, reform_group
 from rallypoint.process_group.groups.group import ProcessGroup
 
 _IDLE = "this rank is idle: it waits for others with which it would be a whole replica"
-
-
-class Position(NamedTuple):
-    """Where a rank is among those that train.
-
-    Attributes:
-        rank, size: its number among them, and how many they are; -1 for an idle rank.
-        replica, replicas: its replica's number, and how many there are.
-    """
-
-    rank: int
-    size: int
-    replica: int
-    replicas: int
 
 
 class Replicas:

@@ -14,15 +14,40 @@ from rallypoint.base.errors import (
     RallypointError,
 )
 from rallypoint.elastic.agreement import RankReport, Settlement
-from rallypoint.elastic.fixed_sizes import refuse_fixed_size
 from rallypoint.elastic.membership import LOSSES, View, membership
 from rallypoint.elastic.transfer import synchronize
-from rallypoint.elastic.update_participant import UpdateParticipant
-from rallypoint.elastic.values import copied, read, restore
+from rallypoint.elastic.values import UpdateParticipant, copied, read, restore
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.groups.default import resolve
 from rallypoint.process_group.groups.group import ProcessGroup
+
+_OURS = "use rallypoint.pytorch.elastic"
+_FIXED = {  # by the name of the class
+    "DistributedDataParallel": f"{_OURS}.DistributedDataParallel",
+    "FullyShardedDataParallel": f"{_OURS}.HybridShard, with fully_shard",
+    "FSDPModule": f"{_OURS}.HybridShard",
+    "ZeroRedundancyOptimizer": "use the optimizer in it by itself",
+    "DistributedSampler": "use elastic.Sampler",
+    "PowerSGDState": "elastic DistributedDataParallel takes no hooks",
+}
+
+
+def refuse_fixed_size(name: str, value: object) -> None:
+    """Refuse a value that keeps the number of ranks.
+
+    It would go on with wrong ranks after a loss, without an error. PyTorch is not imported here.
+    """
+    if isinstance(value, UpdateParticipant):
+        return
+    for kind in type(value).__mro__:
+        instead = _FIXED.get(kind.__qualname__)
+        if instead is not None and kind.__module__.startswith("torch."):
+            raise InvalidArgumentError(
+                f"{name} is a {kind.__name__}, which keeps the number of ranks with which it "
+                f"began, so elastic.State cannot hold it; {instead}"
+            )
+
 
 _BAND = ReduceOp.BAND  # looking up an enum's member takes as long as half an all_reduce
 
@@ -255,11 +280,7 @@ class _Update:
         self._why_not = ""
 
     def follow(self) -> bool:
-        """Take part in the agreement on an update that is others'; whether it was the last one.
-
-        Raises:
-            MembershipChangedError: ranks were lost or wait to join.
-        """
+        """Take part in the agreement on an update that is others'; whether it was the last one."""
         told = self._value
         told[0] = _IS_OVER if self._has_news() else _NOBODY_WAITS | _IS_OVER
         all_reduce(self._word, _BAND)

@@ -229,11 +229,7 @@ class Communicator:
         self.hold = self.native.hold
 
     def watch_peers(self) -> None:
-        """From now on, the death of a peer ends waits. Every rank must have mapped the region.
-
-        Raises:
-            PeerLostError: a peer has already gone.
-        """
+        """From now on, the death of a peer ends waits. Every rank must have mapped the region."""
         place = self.native.watch_peers()
         if place >= 0:
             missing = self._global_ranks[place]

@@ -54,13 +54,7 @@ class EngineWork:
         self._lock = threading.RLock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the operation is complete, and help to complete it; returns True.
-
-        Raises:
-            PeerError: the operation failed; subclasses such as MismatchError and PeerLostError say
-                how.
-            CollectiveTimeoutError: `timeout` has passed; the operation still continues.
-        """
+        """Wait until the operation is complete, and help to complete it; returns True."""
         end = self._native.wait(-1.0 if timeout is None else timeout.total_seconds())
         if end or self._finish is not None or self._unfinished is not None:
             if end == _NOT_OVER and timeout is not None:

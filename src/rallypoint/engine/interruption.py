@@ -53,11 +53,7 @@ def may_run_handlers() -> bool:
 
 
 def refuse_among_others() -> None:
-    """Refuse a handler's call that would come between those of one function.
-
-    Raises:
-        CallerError: such a function made the call which the handler has interrupted.
-    """
+    """Refuse a handler's call that would come between those of one function."""
     frame: FrameType | None = interrupted_frame()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
         name = frame.f_code.co_name
@@ -74,9 +70,6 @@ def beside_handlers(function: Callable[[], T]) -> T:
 
     If handlers may run in this thread, another one carries the function out: a handler may wait for
     ranks that wait for its next step.
-
-    Raises:
-        CallerError: as `refuse_among_others`.
     """
     refuse_among_others()
     if not may_run_handlers():

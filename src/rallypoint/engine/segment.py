@@ -80,10 +80,6 @@ class SegmentOwner:
         They know its `offer`. `others` has each rank's number in messages. Returns for each rank,
         for this one from `probe()`, which memory of all others it can read: bits below 8. `check`
         is called every second until all have arrived, and may raise.
-
-        Raises:
-            CollectiveTimeoutError: some ranks did not arrive by the deadline (time.monotonic).
-            PeerLostError: a rank arrived and died.
         """
         with selectors.DefaultSelector() as selector:
             self._admit_all(selector, others, deadline, check)
@@ -197,12 +193,6 @@ def join_segment(
     all others it can read: bits below 8. `check` is called every second meanwhile, and may raise: a
     first rank that was interrupted while accepting the connection may keep it open for ever.
     `first` is that rank's number in messages.
-
-    Raises:
-        HostError: the first rank is not on this machine.
-        PeerLostError: the first rank died.
-        SystemCallError: this process has no descriptor left for the region.
-        CollectiveTimeoutError: not all ranks arrived by the deadline.
     """
     with _unix_socket() as connection:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))

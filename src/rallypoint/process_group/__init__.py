@@ -8,3 +8,7 @@
 
 Rooms know only what is below them.
 """
+
+from __future__ import annotations
+
+DEFAULT_GROUP = "default group"  # what people call it

@@ -38,11 +38,7 @@ def supports_complex(reduceOp: Operator) -> bool:  # noqa: N803 - torch.distribu
 
 
 def check_operator(op: object, operation: str) -> Operator:
-    """An operator as the caller gave it, ours or torch.distributed's.
-
-    Raises:
-        InvalidArgumentError: it is not an operator, or lacks its factor.
-    """
+    """An operator as the caller gave it, ours or torch.distributed's."""
     op = _of_torch(op)
     if op is ReduceOp.PREMUL_SUM:
         raise InvalidArgumentError(

@@ -58,11 +58,7 @@ class Algorithms:
         self._asked: list[str | Custom] = [_found(options.override)]
 
     def variant(self, name: str | None) -> int:
-        """The variant of an algorithm, which is loaded at its first request; None has 0.
-
-        Raises:
-            InvalidTypeError, InvalidArgumentError: there is no such algorithm or file.
-        """
+        """The variant of an algorithm, which is loaded at its first request; None has 0."""
         if name is None:
             return 0
         if name in self.variants:
@@ -146,13 +142,7 @@ def _found(name: str) -> str | Custom:
 
 
 def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: bool) -> Program:
-    """The program of the algorithm that a call requested, without a fallback.
-
-    Raises:
-        InvalidArgumentError: it is for other collectives, or cannot serve blocks of different
-            lengths.
-        ProgramError: it does not support that many ranks, or is the user's own and wrong.
-    """
+    """The program of the algorithm that a call requested, without a fallback."""
     operation = collective.operation
     if isinstance(asked, Custom):
         made = asked.build(team)

@@ -2,13 +2,82 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch import batches
+from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.formation import form, without_members
 from rallypoint.pytorch.lone_group import LoneGroup
+from rallypoint.pytorch.tools import untraced_function
 from rallypoint.pytorch.versions import HAS_BACKENDS, attach_recorders_ourselves, check
+
+_original = dist.batch_isend_irecv
+_original_manager = distributed_c10d._coalescing_manager
+
+
+def install() -> None:
+    """Have PyTorch's functions do this for our groups, from now on.
+
+    batch_isend_irecv on GPUs, where NCCL must begin all of a batch together: begun one after the
+    other, ranks that all send first wait for each other. PyTorch has NCCL begin them together only
+    for groups whose type is its own or, from 2.15 on, after a first call on a GPU.
+
+    _coalescing_manager, whose block may end with an exception: PyTorch's would then keep all later
+    calls for the end of the block, and carry out none.
+    """
+    dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
+    dist._coalescing_manager = distributed_c10d._coalescing_manager = coalescing_manager
+
+
+@contextmanager
+def coalescing_manager(
+    group: Any = None,  # noqa: ANN401 - of torch
+    device: Any = None,  # noqa: ANN401
+    async_ops: bool = False,
+) -> Iterator[Any]:
+    """See PyTorch's."""
+    try:
+        with _original_manager(group, device, async_ops) as manager:
+            yield manager
+    except BaseException:
+        chosen = group or distributed_c10d._get_default_group()
+        if isinstance(chosen, BaseGroup):
+            distributed_c10d._world.pg_coalesce_state.pop(chosen, None)
+            chosen.forget_coalesced()
+        raise
+
+
+@untraced_function
+@functools.wraps(_original)
+def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+    """See PyTorch's."""
+    below = _group_below(p2p_op_list)
+    if below is None:
+        return list(_original(p2p_op_list))
+    device = p2p_op_list[0].tensor.device
+    below._start_coalescing(device)
+    try:
+        for one in p2p_op_list:
+            peer = {"group_dst" if one.op is dist.isend else "group_src": one.group_peer}
+            one.op(one.tensor, group=one.group, tag=one.tag, **peer)
+    finally:
+        whole = below._end_coalescing(device)
+    return [whole]
+
+
+def _group_below(p2p_op_list: list[Any]) -> Any:  # noqa: ANN401 - of torch
+    """The group of another library that takes the batch; None: none of ours, or the engine."""
+    distributed_c10d._check_p2p_op_list(p2p_op_list)
+    group = p2p_op_list[0].group or distributed_c10d._get_default_group()
+    if not isinstance(group, BaseGroup) or p2p_op_list[0].tensor.is_cpu:
+        return None
+    return group.devices.group_for(p2p_op_list[0].tensor.device.type)
 
 
 def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
@@ -17,7 +86,7 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     """
     check()
     attach_recorders_ourselves()
-    batches.install()
+    install()
     if HAS_BACKENDS and options.enable_reconfigure:
         formed = without_members(
             options.store,

@@ -24,11 +24,7 @@ from rallypoint.pytorch.store_adapter import StoreAdapter
 
 
 def own_device(member: LibraryMember) -> Any:
-    """The device whose memory this rank's calls use; the process is bound to it.
-
-    Raises:
-        HostError: there is none for this rank, or two ranks use the same.
-    """
+    """The device whose memory this rank's calls use; the process is bound to it."""
     kind = _kind(member.name)
     if kind == "cpu":
         return torch.device("cpu")

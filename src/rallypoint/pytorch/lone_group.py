@@ -14,9 +14,7 @@ import torch.distributed as dist
 
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.base_group import BaseGroup
-from rallypoint.pytorch.events import recorded
-from rallypoint.pytorch.routes import kind_given
-from rallypoint.pytorch.untraced import untraced
+from rallypoint.pytorch.tools import kind_given, recorded, untraced
 from rallypoint.pytorch.versions import method_of
 
 

@@ -7,27 +7,210 @@ of other devices, so that hooks, recorders and dispatch modes see the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import secrets
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
-from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.address import endpoint_of
+from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
+from rallypoint.process_group.calls.collectives import monitored_barrier
+from rallypoint.process_group.formation.host_network import network_of
+from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.base_group import BaseGroup
-from rallypoint.pytorch.c10d_backend import RallypointBackend
+from rallypoint.pytorch.base_group import BaseGroup, Operations
 from rallypoint.pytorch.device_groups import DeviceGroups
-from rallypoint.pytorch.reconfiguring import Reconfiguring
-from rallypoint.pytorch.routes import handed, kind_given
+from rallypoint.pytorch.tools import hand, handed, kind_given, recorded, untraced
 from rallypoint.pytorch.torch_work import DoneWork
-from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.versions import (
     attach_flight_recorder,
     attach_nan_check,
     is_nan_check_asked_for,
     wrapped_for_debugging,
 )
+from rallypoint.store.client import TCPStore
+from rallypoint.store.init_method import JoinedStore
+from rallypoint.store.server import StoreServer
+
+
+@untraced
+class RallypointBackend(Operations, c10d.Backend):
+    """The backend of one group, for C++; for versions of torch in which it can be written in
+    Python.
+
+    Calls arrive from c10d's operators in C++, and from code that has no group in Python. C++ uses
+    only `wait` and `get_future` of a Work, so the result of a call is passed to the calling group
+    (tools.py).
+    """
+
+    # Without these, C++ would look them up in this class again and again.
+    supports_splitting = True
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = True
+    supports_window = False
+    supports_abort_hooks = False
+    supports_completion_hooks = False
+    supports_time_estimate = False
+    _supports_time_estimate = False
+    is_watched = True  # calls that come this way want to be seen
+
+    def __init__(self, group: ProcessGroup, devices: DeviceGroups, above: Any) -> None:  # noqa: ANN401
+        c10d.Backend.__init__(self, group.own_rank, group.size())
+        self._above = weakref.ref(above)
+        self.engine_group = group
+        self.devices = devices
+
+    def detour(
+        self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - a Work
+        """Record the call as an event for the profiler, if one runs."""
+        return hand(
+            recorded(
+                self.engine_group,
+                method.__name__,
+                given,
+                lambda: method(self, *given, **named),
+            )
+        )
+
+    @property
+    def options(self) -> Any:  # noqa: ANN401 - of torch
+        """The options that torch expects of any backend."""
+        options = c10d.Backend.Options(self.engine_group.backend, self.engine_group.timeout)
+        options.global_ranks_in_group = list(self.engine_group.ranks)
+        options.group_name = self.engine_group.group_name
+        return options
+
+    def get_reconfigure_handle(self) -> str:
+        """That of the group above."""
+        return self._group_above().get_reconfigure_handle()
+
+    def reconfigure(self, opts: Any) -> Any:  # noqa: ANN401 - of torch
+        """Have the group above reconfigured; this backend stays in use."""
+        return self._group_above().reconfigure(opts)
+
+    def _group_above(self) -> Any:  # noqa: ANN401 - RallypointGroup
+        above = self._above()
+        assert above is not None, "calls come by way of it"
+        return above
+
+    def supports_tensor_alloc(self, _: object) -> bool:
+        """Nothing to support: tensors may be anywhere."""
+        return False
+
+    def get_error(self) -> Any:  # noqa: ANN401 - of torch
+        """No error to report: errors are raised by calls, also after a reconfiguration."""
+        return c10d.ErrorType.SUCCESS
+
+    def eager_connect_single_device(self, _: object) -> None:
+        """Nothing to do: all ranks are connected."""
+
+    def perform_nocolor_split(self, _: object) -> None:
+        """Nothing to do for ranks that are in no part."""
+
+    def start_coalescing(self) -> None:
+        """Nothing to do: the group does that."""
+
+    def end_coalescing(self) -> None:
+        """Nothing to do: the group does that."""
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: ANN401
+        """Wait until all ranks have called this; see BaseGroup."""
+        is_set = opts.timeout > timedelta(0)
+        monitored_barrier(self.engine_group, opts.timeout if is_set else None, wait_all_ranks)
+
+
+class Reconfiguring:
+    """What a group needs to be reconfigured: its handle, and the rounds that it has seen.
+
+    Each group has a handle, which programs exchange by themselves: where its own store is, and the
+    token that it asks for. The members of a round meet at the store of the first handle, so no
+    store must outlive its process: the next round begins with another handle.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._server: StoreServer | None = None
+        self._process = 0
+        self._handle = ""
+        self._used: set[int] = set()
+
+    def handle(self) -> str:
+        """Text by which the other members find this one; its store is served from now on."""
+        if self._server is None or self._process != os.getpid():
+            network = network_of(self._group.world.store, self._group.backend)
+            token = secrets.token_hex(16)
+            host = network.address if network.is_own else "0.0.0.0"
+            self._server = StoreServer(host, token=token.encode())
+            self._process = os.getpid()
+            place = {"host": network.address, "port": self._server.port, "token": token}
+            self._handle = json.dumps({"id": uuid.uuid4().hex, **place})
+        return self._handle
+
+    def form(self, number: int, handles: Sequence[str] | set[str], timeout: timedelta) -> None:
+        """Form the round of this number with the members of these handles, in their order."""
+        if number in self._used:
+            raise AlreadyInitializedError(
+                f"reconfigure: uuid {number} was already used for this group; pass a fresh one"
+            )
+        ordered = sorted(handles) if isinstance(handles, set) else list(handles)
+        if ordered.count(self._handle) != 1:
+            raise InvalidArgumentError(
+                "reconfigure: the handles must hold this group's own once; get_reconfigure_handle "
+                "returns it"
+            )
+        place = _read(ordered[0])
+        self._used.add(number)
+        group = self._group
+        group.world.group = group  # also that of a subgroup, which keeps no ranks of the old round
+        group.world.is_across_jobs = True
+        store = TCPStore(
+            place["host"],
+            place["port"],
+            timeout=timeout,
+            wait_for_workers=False,
+            token=place["token"].encode(),
+        )
+        try:
+            reform_world(
+                group,
+                JoinedStore(store=store, rank=ordered.index(self._handle), world_size=len(ordered)),
+                f"reconfigure/{number}",
+                timeout=timeout,
+                on_destroy=store.close,
+            )
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        """The group has ended."""
+        self._group.world.release_store()
+        if self._server is not None and self._process == os.getpid():
+            self._server.close()
+        self._server = None
+
+
+def _read(handle: str) -> dict[str, Any]:
+    try:
+        place = json.loads(handle)
+        endpoint_of(place["host"], place["port"])
+        place["token"].encode()
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InvalidArgumentError(
+            f"reconfigure: {handle[:80]!r} is not a handle of a rallypoint group"
+        ) from None
+    return dict(place)
+
 
 _TYPES = dist.ProcessGroup.BackendType
 _NOT_OF_BACKENDS = {"gather_single"}  # C++ does not look for it in a backend in Python
@@ -83,7 +266,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
     def detour(
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
-        """By way of torch's dispatcher to the backend of the tensors' device, as routes.py says."""
+        """By way of torch's dispatcher to the backend of the tensors' device, as tools.py says."""
         name = method.__name__
         kind = kind_given(given)
         group = self.torchs if kind is None else self.devices.group_for(kind)
@@ -124,13 +307,6 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
             opts: torch's ReconfigureOptions. `uuid` is a number that no round of this group has
                 had; `timeout` says how long forming may take, by default as long as a call;
                 `hints` are ignored.
-
-        Raises:
-            InvalidArgumentError: one is no handle, or this group's is not among them; or the group
-                serves devices besides the CPU.
-            AlreadyInitializedError: the uuid was used before.
-            StoreConnectionError, StoreTimeoutError, CollectiveTimeoutError, PeerLostError,
-                HostError: as init_process_group. It may be called again.
         """
         if self.devices.made():
             raise InvalidArgumentError(

@@ -25,8 +25,8 @@ from rallypoint.process_group.work import CallDetails, ended_on_error
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.memory import Memory
+from rallypoint.pytorch.tools import untraced
 from rallypoint.pytorch.torch_work import DoneWork, RunningWork, joined
-from rallypoint.pytorch.untraced import untraced
 from rallypoint.pytorch.versions import factor_of
 from rallypoint.store.store import seconds_of
 
@@ -36,7 +36,7 @@ Work = Any  # DoneWork, RunningWork or RunningWorks
 
 PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
 UNSET = timedelta(milliseconds=-1)
-_OURS = 3  # frames from Site.of_caller's to that of routes.py
+_OURS = 3  # frames from Site.of_caller's to that of tools.py
 
 
 @untraced

@@ -29,8 +29,7 @@ from rallypoint.process_group.delegated.delegate import (
     LibraryMember,
     Pending,
 )
-from rallypoint.process_group.memory.arrays import describe, dtype_name
-from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group.memory.arrays import DeviceArray, describe, dtype_name
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.pytorch.delegate_group import make_group, own_device
 from rallypoint.pytorch.libraries import why_not
@@ -123,11 +122,7 @@ class TorchDelegate:
     patience_s = math.inf  # after a time-out, a Work of gloo has broken its connections
 
     def __init__(self, member: LibraryMember) -> None:
-        """Form a group of PyTorch's for these members; all of them call it.
-
-        Raises:
-            HostError: there is no device for this rank, or two ranks have one.
-        """
+        """Form a group of PyTorch's for these members; all of them call it."""
         self._device = own_device(member)
         self._group, self._store = make_group(member, self._device)
         self.name = member.name

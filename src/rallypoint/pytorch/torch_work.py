@@ -21,7 +21,7 @@ from torch.futures import Future
 from rallypoint.engine.engine_work import EngineWork
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import CallDetails, ManyWorks, OneWork
-from rallypoint.pytorch.untraced import untraced
+from rallypoint.pytorch.tools import untraced
 
 if TYPE_CHECKING:
     from rallypoint import _native
@@ -99,13 +99,7 @@ class _Running:
         def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the operation is complete; PyTorch passes a timeout of 0 for none.
-
-        Raises:
-            PeerError: the operation failed; subclasses such as MismatchError and PeerLostError say
-                how.
-            CollectiveTimeoutError: `timeout` has passed; the operation still continues.
-        """
+        """Wait until the operation is complete; PyTorch passes a timeout of 0 for none."""
         try:
             super().wait(timeout or None)  # type: ignore[misc]
         finally:

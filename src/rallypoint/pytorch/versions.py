@@ -36,11 +36,7 @@ NAMES_BEFORE = {
 
 @cache
 def check() -> None:
-    """Refuse a PyTorch that is too old, and say once if it is newer than any that was tested.
-
-    Raises:
-        HostError: before 2.8.
-    """
+    """Refuse a PyTorch that is too old, and say once if it is newer than any that was tested."""
     if not hasattr(c10d.AllreduceOptions, "asyncOp"):
         raise HostError(
             f"PyTorch {torch.__version__} is too old for the backend rallypoint, which needs 2.8 "

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
     )
     from rallypoint.launch.api.store_handler import DynamicRendezvousHandler, create_handler
-    from rallypoint.rendezvous.api.parameters import RendezvousParameters, RendezvousTimeout
     from rallypoint.rendezvous.api.registry import (
         RendezvousHandlerCreator,
         RendezvousHandlerRegistry,
@@ -30,7 +29,9 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.api.rendezvous_handler import (
         RendezvousHandler,
         RendezvousInfo,
+        RendezvousParameters,
         RendezvousStoreInfo,
+        RendezvousTimeout,
     )
     from rallypoint.rendezvous.api.static import StaticTCPRendezvous
 
@@ -58,8 +59,10 @@ __all__ = [
 
 # module -> names; all others are errors
 _MODULES = {
-    "rendezvous.api.rendezvous_handler": "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
-    "rendezvous.api.parameters": "RendezvousParameters RendezvousTimeout",
+    "rendezvous.api.rendezvous_handler": (
+        "RendezvousHandler RendezvousInfo RendezvousStoreInfo RendezvousParameters "
+        "RendezvousTimeout"
+    ),
     "rendezvous.api.registry": (
         "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler register "
         "rendezvous_handler_registry"

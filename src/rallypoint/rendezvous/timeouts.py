@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
+NO_SILENCE = float("inf")  # heartbeats that may be missed, where only a lost connection counts
 _NAMES = {
     "join_timeout": "join_timeout_s",
     "timeout": "join_timeout_s",
@@ -88,11 +89,7 @@ class Timeouts(Record, kw_only=True):
 
 
 def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Timeouts:
-    """Read it.
-
-    Raises:
-        InvalidArgumentError: an unknown name, or no number of seconds.
-    """
+    """Read it."""
     is_etcd = backend == "etcd"
     names = {n: to for n, to in _NAMES.items() if is_etcd or n not in _ETCD_ONLY}
     others = _ETCD_NAMES if is_etcd else (_IS_HOST, _QUORUM)
@@ -118,11 +115,7 @@ def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Ti
 
 
 def read_is_host(configuration: Mapping[str, str]) -> bool | None:
-    """Whether this agent should be at the endpoint, as in is_host=1; None: it finds out itself.
-
-    Raises:
-        InvalidArgumentError: neither yes nor no.
-    """
+    """Whether this agent should be at the endpoint, as in is_host=1; None: it finds out itself."""
     text = configuration.get(_IS_HOST)
     if text is None:
         return None
@@ -134,9 +127,6 @@ def read_is_host(configuration: Mapping[str, str]) -> bool | None:
 def read_quorum(configuration: Mapping[str, str]) -> str:
     """Which agents can continue without others, as in quorum=members: any quorum of them; host:
     only with the agent that began the job, as in torchrun.
-
-    Raises:
-        InvalidArgumentError: another value.
     """
     text = configuration.get(_QUORUM, _QUORUMS[0])
     if text not in _QUORUMS:
@@ -147,11 +137,7 @@ def read_quorum(configuration: Mapping[str, str]) -> str:
 
 
 def read_attempt(environ: Mapping[str, str]) -> int:
-    """Which start of this job by a scheduler this is: agents of different starts are not peers.
-
-    Raises:
-        InvalidArgumentError: SLURM_RESTART_COUNT is not a number.
-    """
+    """Which start of this job by a scheduler this is: agents of different starts are not peers."""
     text = environ.get("SLURM_RESTART_COUNT", "0")
     if not text.isdecimal():
         raise InvalidArgumentError(f"SLURM_RESTART_COUNT is {text!r}; it must be a number.")

@@ -115,9 +115,5 @@ MANY_RANKS = {
 def build(
     collective: Collective, algorithm: str, *, ranks: int, root: int = 0, per_node: int = 1
 ) -> Program:
-    """Build the program of a named algorithm, for nodes of `per_node` ranks.
-
-    Raises:
-        ProgramError: the algorithm does not support so many ranks, or ranks per node.
-    """
+    """Build the program of a named algorithm, for nodes of `per_node` ranks."""
     return ALGORITHMS[collective][algorithm](Team(ranks, root, per_node))

@@ -41,11 +41,7 @@ class Custom:
     _known: dict[Team, Program] = field(default_factory=dict)
 
     def build(self, team: Team) -> Program:
-        """The program for a team, proved once.
-
-        Raises:
-            ProgramError: the program is wrong; with the rank, lane, step and chunk at fault.
-        """
+        """The program for a team, proved once."""
         if team not in self._known:
             program = self._call(team)
             self._known[team] = replace(program, copies=self._prove(program, team))
@@ -92,11 +88,7 @@ def is_file(spec: str) -> bool:
 
 
 def load(spec: str) -> Custom:
-    """Read an algorithm from ``FILE.py`` or ``FILE.py:FUNCTION``.
-
-    Raises:
-        InvalidArgumentError: there is no such file or function, or the file cannot be run.
-    """
+    """Read an algorithm from ``FILE.py`` or ``FILE.py:FUNCTION``."""
     import hashlib
     import runpy
 

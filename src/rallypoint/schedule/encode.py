@@ -38,11 +38,7 @@ LOCAL, REMOTE = 0, 1
 
 
 def encode(program: Program, rank: int) -> bytes:
-    """Encode the part of `rank`.
-
-    Raises:
-        ProgramError: a send without a receive, or a receive without a send.
-    """
+    """Encode the part of `rank`."""
     return _Encoder(program, rank).encode()
 
 

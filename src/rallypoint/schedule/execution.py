@@ -63,10 +63,6 @@ def execute(program: Program, *, slots: int, pieces: int, ranks: int = 0) -> Tra
 
     Args:
         ranks: run only this many ranks, which represent all others (see symmetry.py); 0 for all.
-
-    Raises:
-        ProgramError: lanes wait for each other; or a message is never sent, never received, or
-            received by several lanes.
     """
     machine = _Machine(program, slots, pieces, ranks or program.ranks)
     machine.run()

@@ -23,11 +23,7 @@ from rallypoint.schedule.program import (
 
 
 def widen(program: Program, ways: int) -> Program:
-    """The same algorithm `ways` times side by side.
-
-    Raises:
-        ProgramError: an operation spans several blocks, which slices would tear apart.
-    """
+    """The same algorithm `ways` times side by side."""
     if ways == 1:
         return program
     chunks = program.chunks

@@ -14,7 +14,7 @@ from datetime import timedelta
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
-from rallypoint.base.printable import printable
+from rallypoint.base.wording import printable
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rallypoint.process_group.memory import arrays
-from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group.memory.arrays import DeviceArray
 
 KIND = os.environ["GPU_TEST_DEVICE"]
 IS_GPU = KIND == "cuda"

@@ -13,8 +13,7 @@ import pytest
 
 from rallypoint.base import control_link
 from rallypoint.base.control_link import ControlLink
-from rallypoint.base.control_message import Place, Released, WorkerReport, decode, encode
-from rallypoint.base.worker_stage import Stage
+from rallypoint.base.control_message import Place, Released, Stage, WorkerReport, decode, encode
 
 WAIT = """
 import sys, time

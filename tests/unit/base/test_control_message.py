@@ -15,6 +15,7 @@ from rallypoint.base.control_message import (
     Known,
     LongWait,
     LostContact,
+    Stage,
     UnknownMessage,
     WorkerError,
     WorkerReport,
@@ -23,7 +24,6 @@ from rallypoint.base.control_message import (
     shorten,
 )
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.worker_stage import Stage
 
 SHORT = st.text(max_size=200)
 

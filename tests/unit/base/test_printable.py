@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.printable import one_line, printable
+from rallypoint.base.wording import one_line, printable
 from rallypoint.cli.jobs.table import table
 from rallypoint.launch.output import terminal
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.wording import name_ranks
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rallypoint.diagnosis.answer_text import cut, joined
 from rallypoint.diagnosis.explanation import MOST_CHARACTERS
 from rallypoint.diagnosis.phrases import does, seconds, shortened, some_ranks
-from rallypoint.diagnosis.sentence import cut, joined
 
 
 @pytest.mark.parametrize(

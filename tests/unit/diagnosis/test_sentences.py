@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import RecordedGroup
+from rallypoint.base.wording import name_ranks
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import (
     MOST_CHARACTERS,

@@ -18,8 +18,15 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rallypoint.elastic.agreement import RankReport, Settlement, settle
-from rallypoint.elastic.arrangement import NO_SHARD, Arrangement, Holding, arrange
+from rallypoint.elastic.agreement import (
+    NO_SHARD,
+    Arrangement,
+    Holding,
+    RankReport,
+    Settlement,
+    arrange,
+    settle,
+)
 
 IDLE = -1
 SETTLE, TRANSFER, GATHER, REDUCE, AGREE = range(1, 6)  # in a round, in this order

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rallypoint.elastic.arrangement import NO_SHARD, Holding, arrange
+from rallypoint.elastic.agreement import NO_SHARD, Holding, arrange
 
 NEW = Holding(NO_SHARD, has_state=False)
 

@@ -9,8 +9,16 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.elastic.transfer import _check, _pack, _room, _unpack
-from rallypoint.elastic.update_participant import UpdateParticipant
-from rallypoint.elastic.values import Outline, Spec, fill, leaf_of, outline, spec_of, write
+from rallypoint.elastic.values import (
+    Outline,
+    Spec,
+    UpdateParticipant,
+    fill,
+    leaf_of,
+    outline,
+    spec_of,
+    write,
+)
 
 
 def drawn_of(values: dict[str, Any]) -> tuple[dict[str, Outline], list[Any], list[Spec]]:

@@ -22,7 +22,7 @@ from typing import Any
 from rallypoint._native import region_bytes
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.engine_work import EngineWork
-from rallypoint.process_group.formation.control_graph import neighbours
+from rallypoint.process_group.formation.mesh import neighbours
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, Planner
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import HostError
-from rallypoint.launch.rounds.address_files import AddressFiles, Listing
-from rallypoint.launch.rounds.shared_directory import may_found
+from rallypoint.launch.rounds.shared_directory import AddressFiles, Listing, may_found
 from rallypoint.rendezvous.job.round import Endpoint
 
 A, B = Endpoint(host="10.0.0.1", port=4001), Endpoint(host="fd00::2", port=4002)

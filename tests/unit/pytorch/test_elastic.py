@@ -19,11 +19,7 @@ from rallypoint.base.errors import (  # noqa: E402
     NotInitializedError,
     PeerLostError,
 )
-from rallypoint.pytorch.elastic import (  # noqa: E402
-    DistributedDataParallel,
-    data_parallel,
-    reduction,
-)
+from rallypoint.pytorch.elastic import DistributedDataParallel, data_parallel  # noqa: E402
 
 pytestmark = pytest.mark.needs_torch
 
@@ -159,7 +155,7 @@ def test_a_loss_is_raised_as_what_it_is(place: str, monkeypatch: pytest.MonkeyPa
     state.sync()
     handle = net[0].weight.register_post_accumulate_grad_hook(fail)
     with monkeypatch.context() as patch:
-        patch.setattr(reduction, "all_reduce", lose)
+        patch.setattr(data_parallel, "all_reduce", lose)
         with pytest.raises(ArithmeticError if place == "abandoned" else PeerLostError):
             model(torch.ones(2, 3)).sum().backward()
         handle.remove()

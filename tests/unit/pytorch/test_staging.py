@@ -15,9 +15,9 @@ torch: Any = pytest.importorskip("torch")
 
 import rallypoint as dist  # noqa: E402
 from rallypoint.engine.communicator import ReduceOp  # noqa: E402
-from rallypoint.pytorch.elastic import reduction  # noqa: E402
-from rallypoint.pytorch.elastic.reduction import Reduction  # noqa: E402
-from rallypoint.pytorch.staging import Pool, _class_of  # noqa: E402
+from rallypoint.pytorch.elastic import data_parallel  # noqa: E402
+from rallypoint.pytorch.elastic.data_parallel import Reduction  # noqa: E402
+from rallypoint.pytorch.memory import Pool, _class_of  # noqa: E402
 
 pytestmark = pytest.mark.needs_torch
 MIB = 1 << 20
@@ -161,8 +161,8 @@ def test_gradients_are_reduced_in_order_whichever_is_on_the_host_first(
             assert begun == []  # the first has not arrived
             return gradients
 
-    monkeypatch.setattr(reduction, "_on_host", on_host)
-    monkeypatch.setattr(reduction, "all_reduce", counted)
+    monkeypatch.setattr(data_parallel, "_on_host", on_host)
+    monkeypatch.setattr(data_parallel, "all_reduce", counted)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
     dist.init_process_group(init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

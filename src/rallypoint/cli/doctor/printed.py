@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rallypoint.base.printable import one_line
+from rallypoint.base.wording import one_line
 from rallypoint.doctor.check_result import Finding, Severity
 from rallypoint.doctor.checks import TITLES, diagnose
 from rallypoint.doctor.cluster_facts import ClusterFacts

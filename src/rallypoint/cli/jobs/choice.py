@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
-from rallypoint.base.printable import printable
+from rallypoint.base.wording import printable
 from rallypoint.cli.number_flags import is_whole
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
 from rallypoint.launch.inspection.entries import Found, running_agents

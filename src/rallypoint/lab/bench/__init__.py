@@ -133,7 +133,7 @@ def _compare(operation: str, values: Mapping[str, str]) -> int:
     if "--json" in values:
         write_json(values["--json"], request, versions, where, rows)
     if "--plot" in values:
-        from rallypoint.lab.bench.plot import plot
+        from rallypoint.lab.bench.results import plot
 
         plot(values["--plot"], request, versions, rows)
     return _STATUS_FAILED if any(row.wrong[OURS] for row in rows) else _STATUS_OK

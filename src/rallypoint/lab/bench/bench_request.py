@@ -76,11 +76,7 @@ class BenchmarkRequest:
 
 
 def request_of(operation: str, values: Mapping[str, str]) -> BenchmarkRequest:
-    """Read the flags.
-
-    Raises:
-        UsageError: a value is invalid.
-    """
+    """Read the flags."""
     if operation not in OPERATIONS:
         raise UsageError(
             f"{PROGRAM}: unknown operation {operation!r}; choose one of {', '.join(OPERATIONS)}."

@@ -12,6 +12,7 @@ from rallypoint.cli.quantities import bus_factor
 from rallypoint.lab.bench.bench_request import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
 from rallypoint.lab.bench.contest import Row
+from rallypoint.lab.figure import figure, logarithmic
 
 _OURS_COLUMNS = (("bytes", ""), ("count", ""), ("type", ""), ("op", ""), ("time", "us"),
                  ("algbw", "GB/s"), ("busbw", "GB/s"), ("#wrong", ""))  # fmt: skip
@@ -119,3 +120,16 @@ def describe(request: BenchmarkRequest) -> str:
 
 def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 1e5 else f"{value:.0f}"
+
+
+def plot(
+    path: str, request: BenchmarkRequest, versions: Mapping[str, str], rows: Sequence[Row]
+) -> None:
+    """Draw the plot; raises InvalidArgumentError as `figure` does."""
+    with figure(path, describe(request)) as axes:
+        for name in versions:
+            points = [(row.nbytes, row.time_us(name)) for row in rows if row.time_us(name)]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axes.set_ylabel("time")
+        logarithmic(axes, over_bytes=True)

@@ -43,11 +43,7 @@ _NO_TEXT = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
 def text_of(request: ScriptRequest) -> str:
-    """The manifest.
-
-    Raises:
-        UsageError: there is no image, or Kubernetes would refuse the manifest.
-    """
+    """The manifest."""
     name, cpus, (_, most) = _name(request), request.cpus, request.nodes
     if "--image" not in request.values:
         raise UsageError(

@@ -31,11 +31,7 @@ _MARGIN_S = 30  # beyond the time that workers have to end; Slurm may also signa
 
 
 def text_of(request: ScriptRequest) -> str:
-    """The batch script.
-
-    Raises:
-        UsageError: a value is not a number.
-    """
+    """The batch script."""
     values, (fewest, most), cpus = request.values, request.nodes, request.cpus
     lines = ["#!/bin/bash", request.made_by]
     lines += ["# Add what your cluster requires (--account, --partition), and pass it to sbatch."]

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 
-from rallypoint.base.printable import one_line
 from rallypoint.base.record import Record
+from rallypoint.base.wording import one_line
 from rallypoint.cli.nodes import read_nnodes
 from rallypoint.cli.number_flags import is_whole, seconds
 from rallypoint.cli.options import Flag, UsageError
@@ -43,11 +43,7 @@ class ScriptRequest(Record, kw_only=True):
     command: Sequence[str]
 
     def check(self) -> None:
-        """Check that there is a script, and no flag whose value the scheduler decides.
-
-        Raises:
-            UsageError: one of these is not so.
-        """
+        """Check that there is a script, and no flag whose value the scheduler decides."""
         for name in _ANSWERED:
             if name in self.values:
                 raise UsageError(f"{self.program}: {name} is {self.scheduler}; leave it out.")

@@ -93,7 +93,7 @@ def _perform(request: SimulationRequest, values: dict[str, str]) -> int:
 
         write_json(values["--json"], request, results)
     if "--plot" in values:
-        from rallypoint.lab.simulate.plot import plot
+        from rallypoint.lab.simulate.drawing import plot
 
         plot(values["--plot"], request, results)
     return _STATUS_OK

@@ -55,12 +55,7 @@ class Results:
 
 
 def rows_of(request: SimulationRequest) -> Results:
-    """Simulate everything that was requested.
-
-    Raises:
-        InvalidArgumentError: an unknown collective, algorithm, link model or variant.
-        ProgramError: a custom algorithm is wrong.
-    """
+    """Simulate everything that was requested."""
     model = read_model(request.links)
     results = Results(model, [], [])
     collective = collective_of(request.collective)

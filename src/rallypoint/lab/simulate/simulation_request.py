@@ -31,11 +31,7 @@ class SimulationRequest:
 
 
 def request_of(collective: str, values: dict[str, str]) -> SimulationRequest:
-    """Read the flags.
-
-    Raises:
-        UsageError: a value is invalid.
-    """
+    """Read the flags."""
     if not collective:
         raise UsageError(f"{PROGRAM}: name a collective, as in: {PROGRAM} all_reduce")
     ranks = _count("--ranks", values.get("--ranks", "8"))

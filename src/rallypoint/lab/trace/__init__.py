@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rallypoint.base.durations import brief
 from rallypoint.base.errors import HostError
-from rallypoint.base.printable import printable
+from rallypoint.base.wording import brief, printable
 from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag, UsageError
 from rallypoint.lab.trace.chrome import to_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rallypoint.base.durations import brief
+from rallypoint.base.wording import brief
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.job import Job

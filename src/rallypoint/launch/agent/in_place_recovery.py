@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rallypoint.base.control_message import Released, WorkerReport
-from rallypoint.base.durations import brief
-from rallypoint.base.worker_stage import Stage
+from rallypoint.base.control_message import Released, Stage, WorkerReport
+from rallypoint.base.wording import brief
 from rallypoint.launch.agent.guardian import GuardianReport
 from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
 from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers

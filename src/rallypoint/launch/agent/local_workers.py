@@ -10,8 +10,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable, Collection, Sequence
 
-from rallypoint.base.control_message import Kept
-from rallypoint.base.worker_stage import Stage
+from rallypoint.base.control_message import Kept, Stage
 from rallypoint.launch.agent.guardian import Guardian
 from rallypoint.launch.agent.round_evidence import RoundEvidence
 from rallypoint.launch.agent.worker import Worker

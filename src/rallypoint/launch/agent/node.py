@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.record import Record
+from rallypoint.base.wording import name_ranks
 from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (

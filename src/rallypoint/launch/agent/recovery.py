@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from rallypoint.base.durations import brief
-from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.worker_group import WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
 

@@ -6,9 +6,8 @@ import os
 import time
 from functools import partial
 
-from rallypoint.base.control_message import Place, WorkerError, WorkerReport
+from rallypoint.base.control_message import Place, Stage, WorkerError, WorkerReport
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
-from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.control import ControlChannel
 from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind, start_error
 from rallypoint.launch.job import Job, place_environ, worker_environ

@@ -19,11 +19,12 @@ from rallypoint.launch.api.program_node import ProgramNode
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.elastic import ElasticRounds, rounds_of
 from rallypoint.rendezvous.api.node_handler import NodeHandler
-from rallypoint.rendezvous.api.parameters import RendezvousParameters, read_timeouts
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousHandler,
     RendezvousInfo,
+    RendezvousParameters,
     RendezvousStoreInfo,
+    read_timeouts,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.store.client import TCPStore

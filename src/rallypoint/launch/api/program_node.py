@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.launch.rounds.elastic import ElasticRounds
-from rallypoint.rendezvous.api.node_thread import NodeThread
+from rallypoint.rendezvous.api.node_handler import NodeThread
 from rallypoint.rendezvous.job.reports import (
     Finish,
     NodeReport,

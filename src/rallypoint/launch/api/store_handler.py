@@ -35,13 +35,14 @@ from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import listen
 from rallypoint.rendezvous.api.node_handler import NodeHandler
-from rallypoint.rendezvous.api.parameters import (
+from rallypoint.rendezvous.api.rendezvous_handler import (
+    RendezvousInfo,
     RendezvousParameters,
+    RendezvousStoreInfo,
     RendezvousTimeout,
     check_numbers,
     read_timeouts,
 )
-from rallypoint.rendezvous.api.rendezvous_handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Member, Seat

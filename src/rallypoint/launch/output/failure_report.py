@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.wording import name_ranks
 from rallypoint.launch.worker_group import Failure, WorkerGroup
 
 _MAX_LISTED = 16

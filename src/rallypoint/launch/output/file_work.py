@@ -60,11 +60,7 @@ class FileWork:
             self._run(lingers_s=0)
 
     def call(self, job: Callable[[], T]) -> T:
-        """Do it now.
-
-        Raises:
-            OSError: from `job`; ETIMEDOUT: it, or a job before it, has not finished.
-        """
+        """Do it now."""
         results: list[T | OSError] = []
         if not self._hangs:
             self.do(job, results.append)

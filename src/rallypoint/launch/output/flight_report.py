@@ -11,8 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base.durations import brief
-from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.wording import brief, name_ranks
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms

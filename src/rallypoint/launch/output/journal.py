@@ -19,11 +19,7 @@ _PATIENCE_S = 2.0
 
 
 class Journal:
-    """Writes to a file, to stderr, or both.
-
-    Raises:
-        HostError: the file cannot be opened.
-    """
+    """Writes to a file, to stderr, or both."""
 
     def __init__(self, job: Job) -> None:
         self._run_id = job.run_id

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from rallypoint.base.durations import brief
-from rallypoint.base.rank_names import name_ranks
+from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.log_spec import NAMES
 from rallypoint.launch.output.terminal import STATUS, is_terminal, say
@@ -29,9 +28,6 @@ class ProgressReporter:
 
     Attributes:
         wake_at: when to call `tick` at the latest; None: there is no status line.
-
-    Raises:
-        HostError: the journal cannot be opened.
     """
 
     def __init__(self, job: Job, now: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rallypoint.base.printable import printable
+from rallypoint.base.wording import printable
 from rallypoint.launch.output.sink import STDERR
 
 _ERASE = "\r\x1b[K"

@@ -12,12 +12,7 @@ from rallypoint.launch.rounds.source import LocalRounds, RoundSource
 
 
 def rounds_of(job: Job) -> RoundSource:
-    """The source of this job's rounds; imports only what it uses.
-
-    Raises:
-        HostError: the endpoint cannot be found or reached.
-        InvalidArgumentError: the configuration is impossible.
-    """
+    """The source of this job's rounds; imports only what it uses."""
     if job.rendezvous is not None:
         if job.rendezvous.endpoints[0].is_directory:
             from rallypoint.launch.rounds import shared_directory

@@ -22,12 +22,11 @@ from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import NetworkPlace, listening_place
-from rallypoint.launch.rounds.store_host import StoreHost, listen
-from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
+from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
 from rallypoint.rendezvous.consensus.admission import why_not
 from rallypoint.rendezvous.consensus.messages import Message, Over, Setup
 from rallypoint.rendezvous.consensus.participant import Part
-from rallypoint.rendezvous.consensus.peer_register import PeerRegister
+from rallypoint.rendezvous.consensus.register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.gathering import Limits
@@ -51,12 +50,7 @@ _STRANGE_AFTER = 2
 
 
 def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
-    """The rounds that this job's agent takes part in.
-
-    Raises:
-        HostError: the endpoint's name cannot be resolved, or there is no route to it.
-        InvalidArgumentError: the configuration is impossible.
-    """
+    """The rounds that this job's agent takes part in."""
     configuration = rendezvous.configuration
     timeouts = read_timeouts(configuration, rendezvous.backend)
     warn_without_token(rendezvous)
@@ -101,11 +95,7 @@ def setup_of(
     slot: int | None,
     attempt: int,
 ) -> Setup:
-    """This agent's initial state; it listens `at` that address.
-
-    Raises:
-        InvalidArgumentError: the configuration is impossible.
-    """
+    """This agent's initial state; it listens `at` that address."""
     me = Member(
         # Agents of one host get their ranks in the order in which they were started.
         key=f"{os.getpid():08x}{os.urandom(8).hex()}",

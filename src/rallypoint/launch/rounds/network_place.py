@@ -22,8 +22,7 @@ from rallypoint.cluster.network import (
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.launch.job import Rendezvous
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.store_host import listen
-from rallypoint.rendezvous.allowed_addresses import ANY
+from rallypoint.launch.rounds.store_host import ANY, listen
 from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.round import Endpoint
 
@@ -51,10 +50,6 @@ class NetworkPlace:
         """Find it, and wait for names that cannot be resolved yet, as of a starting machine.
 
         `to_find_out`: see Job.
-
-        Raises:
-            HostError: there is no route to the endpoints, or their names could not be resolved in
-                time.
         """
         began = notice_at = time.monotonic()
         while True:

@@ -29,11 +29,13 @@ from rallypoint.base.record import Record
 from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.rounds.store_host import StoreHost
-from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
-from rallypoint.rendezvous.api.parameters import RendezvousParameters
+from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members
 from rallypoint.rendezvous.api.registry import rendezvous_handler_registry
-from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler, RendezvousInfo
+from rallypoint.rendezvous.api.rendezvous_handler import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+)
 from rallypoint.rendezvous.job.reports import (
     Finish,
     NodeReport,
@@ -59,12 +61,7 @@ class Card(Record, kw_only=True):
 
 
 def rounds_of(job: Job, rendezvous: Rendezvous) -> PlugInRounds:
-    """The rounds that this job's agent takes part in.
-
-    Raises:
-        InvalidArgumentError: no package provides a rendezvous of that name.
-        RendezvousError: it cannot be loaded.
-    """
+    """The rounds that this job's agent takes part in."""
     config: dict[str, object] = dict(rendezvous.configuration)
     if rendezvous.node_rank is not None:
         config.setdefault("rank", rendezvous.node_rank)

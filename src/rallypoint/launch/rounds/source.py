@@ -97,11 +97,7 @@ class RoundSource(ABC):
 
     @abstractmethod
     def open(self, selector: selectors.BaseSelector) -> None:
-        """Begin; events are callbacks of the selector.
-
-        Raises:
-            HostError: it cannot listen where it must.
-        """
+        """Begin; events are callbacks of the selector."""
 
     @abstractmethod
     def tell(self, report: NodeReport) -> None:

@@ -1,6 +1,6 @@
 """Nodes that are known from the start (--nnodes, --node-rank, --master-addr, --master-port).
 
-    node 0: coordinates (consensus/fixed.py), has the workers' store at MASTER_ADDR:MASTER_PORT
+    node 0: coordinates (consensus/rules.py), has the workers' store at MASTER_ADDR:MASTER_PORT
     others: ask the store that is there before the first round for node 0's agent, and call it
 
 Only node 0 listens. Its stores follow each other at one port: the first one holds a single key, and
@@ -24,14 +24,13 @@ from rallypoint.launch.job import Job, Nodes, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import listening_place
-from rallypoint.launch.rounds.store_host import StoreHost, listen
-from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
-from rallypoint.rendezvous.consensus.fixed import NO_SILENCE, FixedRegister
+from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
 from rallypoint.rendezvous.consensus.messages import Message, Setup
+from rallypoint.rendezvous.consensus.register import FixedRegister
 from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.reports import Finish, NodeReport, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.timeouts import Timeouts
+from rallypoint.rendezvous.timeouts import NO_SILENCE, Timeouts
 from rallypoint.store.client import TCPStore
 
 _WHERE = "rallypoint/control"  # in the first store: the port of node 0's agent

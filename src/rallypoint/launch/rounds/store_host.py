@@ -8,17 +8,29 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import bind_free
-from rallypoint.rendezvous.allowed_addresses import ANY
-from rallypoint.rendezvous.job.round import Endpoint
+from rallypoint.rendezvous.job.round import Endpoint, Member
 
 TYPE_CHECKING = False  # type checkers know the name; importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.store.server import StoreServer
+
+ANY = "::"  # every interface, IPv4 and IPv6
+
+
+def addresses_of_members(members: Iterable[Member]) -> list[str]:
+    """The addresses of a round's workers, in numeric form.
+
+    The store's protocol has no token, so it checks addresses; see
+    docs/decisions/035-who-may-speak.md.
+    """
+    given = [address for each in members for address in (each.address, *each.addresses)]
+    return [each for each in dict.fromkeys(given) if numeric_family(each) is not None]
 
 
 class StoreHost:
@@ -31,9 +43,6 @@ class StoreHost:
         host: the address to listen on; `ANY` is every interface.
         port: 0 takes a free one.
         silence_s: as for StoreServer.
-
-    Raises:
-        HostError: it cannot listen there; the message names the process that does.
     """
 
     def __init__(
@@ -68,11 +77,7 @@ class StoreHost:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 is a free one of RALLYPOINT_PORT_RANGE, if that is set.
-
-    Raises:
-        HostError: it cannot listen there; the message names address, port and who holds it.
-    """
+    """A listening socket; port 0 is a free one of RALLYPOINT_PORT_RANGE, if that is set."""
     if not port and os.environ.get(PORT_RANGE):
         return bind_free(lambda free: _listen(host, free))
     try:

@@ -20,8 +20,7 @@ from rallypoint.process_group.delegated import library_calls as delegated
 from rallypoint.process_group.delegated.library_work import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, address, describe, dtype_name
-from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group.memory.arrays import Array, DeviceArray, address, describe, dtype_name
 from rallypoint.process_group.operators import Operator, code_and_factor
 from rallypoint.process_group.work import CallDetails, OneWork
 from rallypoint.store.store import seconds_of

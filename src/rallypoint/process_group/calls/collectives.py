@@ -16,8 +16,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.short_way import Form, short_way
-from rallypoint.process_group.groups.default import Group, joined, peer
-from rallypoint.process_group.groups.default_timeout import check_timeout
+from rallypoint.process_group.groups.default import Group, check_timeout, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array
 from rallypoint.process_group.operators import Operator, check_operator

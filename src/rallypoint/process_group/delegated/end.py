@@ -25,6 +25,7 @@ from rallypoint.base.errors import (
     RevokedError,
     StoreError,
 )
+from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.delegated.delegate import (
     Block,
     Delegate,
@@ -32,7 +33,6 @@ from rallypoint.process_group.delegated.delegate import (
     LibraryFailure,
     Pending,
 )
-from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.init_method import Presence
 from rallypoint.store.store import Store

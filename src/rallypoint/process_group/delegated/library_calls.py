@@ -28,8 +28,7 @@ from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pend
 from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.library_work import DelegatedWork
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, dtype_name
-from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group.memory.arrays import Array, DeviceArray, dtype_name
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.store import seconds_of
 

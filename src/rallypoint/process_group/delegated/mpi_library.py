@@ -33,7 +33,7 @@ from rallypoint.process_group.delegated.delegate import (
     LibraryMember,
     Pending,
 )
-from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group.memory.arrays import DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 
 _LOOKS, _YIELDS = 200, 2000  # before it sleeps between two polls

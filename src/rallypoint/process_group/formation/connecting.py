@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,14 +35,9 @@ from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.recording import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
-from rallypoint.process_group.formation.congestion import Congestion
-from rallypoint.process_group.formation.core_for_each import (
-    SPINS_WITH_CORES,
-    YIELDS,
-    have_cores,
-    own_cores,
-)
+from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.explain_network import NetworkLook
+from rallypoint.process_group.formation.host_network import Congestion, network_of
 from rallypoint.process_group.formation.mesh import (
     Pass,
     RankAddress,
@@ -49,11 +45,8 @@ from rallypoint.process_group.formation.mesh import (
     connect_neighbours,
     listen,
 )
-from rallypoint.process_group.formation.own_interface import network_of
-from rallypoint.process_group.groups.accounts import Site
-from rallypoint.process_group.groups.first_lost import formed_key, found_while_forming
-from rallypoint.process_group.groups.group import DEFAULT_GROUP
-from rallypoint.process_group.groups.roster import tell_roster
+from rallypoint.process_group.groups.accounts import Site, formed_key, found_while_forming
+from rallypoint.process_group.groups.debug import tell_roster
 from rallypoint.process_group.planning import (
     AlgorithmOptions,
     Algorithms,
@@ -61,6 +54,30 @@ from rallypoint.process_group.planning import (
 )
 from rallypoint.store.init_method import Presence, await_ranks
 from rallypoint.store.store import Store
+
+SPINS_WITH_CORES = 50
+YIELDS = 1000
+
+
+def own_cores() -> str:
+    """The cores that this thread may use, as the hexadecimal digits of a mask.
+
+    Pods and containers are separate hosts, but those of one machine share its cores. Each rank may
+    use its own set of cores (taskset, `--numa-binding`): two ranks bound to one core each have
+    enough cores, two bound to the same core do not. Reasons and figures are in
+    docs/decisions/003-waiting.md.
+    """
+    return f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
+
+
+def have_cores(machines: Sequence[str], cores: Sequence[str]) -> list[bool]:
+    """By rank, whether its machine has a core for each, from what `own_cores` says on each rank."""
+    together: dict[str, int] = {}
+    for machine, digits in zip(machines, cores, strict=True):
+        together[machine] = together.get(machine, 0) | int(digits, 16)
+    ranks = Counter(machines)
+    return [together[machine].bit_count() >= ranks[machine] for machine in machines]
+
 
 STREAMS = 1  # docs/decisions/046-tcp.md
 _MOST_STREAMS = 16
@@ -115,13 +132,6 @@ def form_communicator(
     the key `way`, and sets the key `done`. Members of several jobs (`is_across_jobs`) know each
     other only through this store, not by a run's name or its token. Once all members have come,
     they have `connect_timeout` left for each hundred of them (None: the rest of `timeout`).
-
-    Raises:
-        StoreTimeoutError, CollectiveTimeoutError: members did not join; the message names them.
-        PeerLostError: a member joined and died.
-        HostError: members on different hosts cannot connect; or backend "shm" has members on
-            several hosts.
-        SystemCallError: the system refuses this rank what it needs.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
@@ -222,7 +232,7 @@ def say_formed(
     """
     if store.add(formed_key(prefix), 1) < ranks:
         return
-    # A rank that checks meanwhile if it may still join a world (worlds.py) sees that it may not.
+    # A rank that checks meanwhile if it may still join a world (opening.py) sees that it may not.
     came = [f"{prefix}/{rank}/came" for rank in range(ranks)]
     came += [f"{prefix}/{rank}" for rank in range(ranks)]
     _forget(store, [*keys, *came, formed_key(prefix), f"{prefix}/all"] + [way] * bool(way))

@@ -50,11 +50,7 @@ class NetworkLook:
 
 
 def raise_with_finding(error: StoreConnectionError) -> NoReturn:
-    """Raise an error again with a finding: the store of a forming group cannot be reached.
-
-    Raises:
-        StoreConnectionError: always.
-    """
+    """Raise an error again with a finding: the store of a forming group cannot be reached."""
     host, _, port = (error.endpoint or "").rpartition(":")
     look = NetworkLook()
     if port.isdecimal() and not isinstance(error, StoreRefusedError):

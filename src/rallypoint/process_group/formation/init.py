@@ -17,7 +17,7 @@ from rallypoint.base.errors import (
 from rallypoint.process_group.formation.opening import WorldRequest, base_of_round, open_world
 from rallypoint.process_group.formation.places import await_place, take_next_place
 from rallypoint.process_group.groups.default import Group, GroupMember, resolve, set_default
-from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
+from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, GroupStatus, ProcessGroup
 from rallypoint.store.store import Store
 
 
@@ -76,7 +76,7 @@ def init_process_group(
             machines; or the program that started this one offers no way to find the others.
     """
     default = GroupMember.WORLD
-    if default is not None and not default.is_parents:
+    if default is not None and default.status is not GroupStatus.INHERITED:
         raise AlreadyInitializedError(
             "the default process group is already initialized; call destroy_process_group first"
         )

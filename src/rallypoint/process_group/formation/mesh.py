@@ -1,7 +1,7 @@
 """Connects a rank with those on other hosts: a few connections to each, made while a group forms.
 
 In a group of many hosts there are at first only control connections, with the neighbours in a graph
-(control_graph.py); the others are made when needed (native/engine/tcp/late_connections.h).
+(`neighbours`); the others are made when needed (native/engine/tcp/late_connections.h).
 
     caller (the higher rank)                   listener (the lower rank)
     GREETING, its rank, what for, 32 random bytes   ->
@@ -35,11 +35,26 @@ from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostEr
 from rallypoint.base.port_range import bind_free
 from rallypoint.base.worker_env import read_silence
 from rallypoint.engine.communicator import FarPeer, LateMesh
-from rallypoint.process_group.formation.congestion import Congestion
-from rallypoint.process_group.formation.control_graph import neighbours
-from rallypoint.process_group.formation.descriptor_limit import make_room
 from rallypoint.process_group.formation.explain_network import NetworkLook
+from rallypoint.process_group.formation.host_network import Congestion, make_room
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
+
+
+def neighbours(rank: int, ranks: int) -> list[int]:
+    """The ranks to which this one has a control connection from the start, in order.
+
+    Rank r is connected with r - d and r + d for each power of two d, modulo the number of ranks:
+    with 15 others of 256, with 19 of 1,024. Each rank passes on the news of a death once. It
+    reaches every other rank after a few steps (at most 4 of 256, 5 of 1,024), and by several paths,
+    so that a few more deaths do not stop it. The placement of ranks on hosts does not matter.
+    """
+    found = set()
+    distance = 1
+    while distance < ranks:
+        found |= {(rank + distance) % ranks, (rank - distance) % ranks}
+        distance *= 2
+    return sorted(found - {rank})
+
 
 GREETING = b"RLYMSH1\n"
 _HEAD = struct.Struct("<II")
@@ -92,11 +107,7 @@ class _RefusedError(Exception):
 
 
 def listen(address: str, congestion: Congestion) -> socket.socket:
-    """A listener at an address of this machine.
-
-    Raises:
-        HostError: the address is not this machine's, or the congestion control cannot be set.
-    """
+    """A listener at an address of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         listener = bind_free(
@@ -132,11 +143,6 @@ def connect_all(
         deadline: of time.monotonic().
         check: called every second; raises PeerLostError if a rank has gone.
         look: started if a rank is not connected shortly before the deadline, or cannot be.
-
-    Raises:
-        HostError: a rank cannot be reached, or has another token.
-        PeerLostError: a rank ended meanwhile.
-        CollectiveTimeoutError: not all connections were made by the deadline.
     """
     connections = len(places) * (_DATA + streams)
     make_room(connections, connections, ranks=len(places))
@@ -177,9 +183,6 @@ def connect_neighbours(
         places: of all ranks, including this one.
         far: ranks on other hosts.
         members, streams, deadline, check, look: as in `connect_all`.
-
-    Raises:
-        HostError, PeerLostError, CollectiveTimeoutError: as in `connect_all`.
     """
     near = neighbours(rank, len(places))
     make_room(len(near) + 1, len(far) * (_DATA + streams) + len(near) + 1, ranks=len(near))
@@ -222,12 +225,7 @@ class _Talk:
         self._needed = step[1]
 
     def go_on(self) -> bool:
-        """Send and receive as much as possible; returns whether the handshake is over.
-
-        Raises:
-            OSError: the connection broke.
-            _RefusedError: the other side is not the expected one.
-        """
+        """Send and receive as much as possible; returns whether the handshake is over."""
         while True:
             if self.unsent:
                 self.unsent = self.unsent[self.sock.send(self.unsent) :]

@@ -21,7 +21,7 @@ from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.agreeing import decide
 from rallypoint.process_group.groups.default import GroupMember, resolve, set_default
-from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.groups.group import ProcessGroup, survivors_of
 from rallypoint.store.init_method import JoinedStore
 
 SHRINK_DEFAULT: Final = 0x00
@@ -97,7 +97,7 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
     while True:
         old.counts["shrink"] += 1
         name = f"shrink/{old.counts['shrink']}"
-        kept = json.loads(decide(old, name, "", _who_came))
+        kept = json.loads(decide(survivors_of(old), name, "", _who_came))
         if old.own_rank not in kept:
             raise RevokedError(
                 "the other ranks of the group have shrunk it without this rank, which came later "
@@ -109,7 +109,9 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
             formed = _formed(old, kept)
         except RallypointError as error:
             failed = error
-        well = decide(old, f"{name}/formed", str(failed is None), _all_well, members=kept)
+        well = decide(
+            survivors_of(old), f"{name}/formed", str(failed is None), _all_well, members=kept
+        )
         if formed is not None and well == str(True):
             _replace(old, formed)
             return formed

@@ -15,8 +15,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.interruption import refuse_among_others
 from rallypoint.process_group.formation.joining import check_backend, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
-from rallypoint.process_group.groups.default import get_process_group_ranks, resolve
-from rallypoint.process_group.groups.default_timeout import check_timeout
+from rallypoint.process_group.groups.default import check_timeout, get_process_group_ranks, resolve
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup, World
 from rallypoint.process_group.planning import Algorithms
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,22 +27,36 @@ from rallypoint.base.errors import (
     RevokedError,
     StoreTimeoutError,
 )
-from rallypoint.engine.communicator import ReduceOp
-
-if TYPE_CHECKING:
-    from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.engine.communicator import Communicator, ReduceOp
+from rallypoint.store.store import Store
 
 _ALL_REDUCE, _BARRIER = int(Collective.ALL_REDUCE), int(Collective.BARRIER)
 _SURVIVED = PeerLostError, RevokedError, CollectiveTimeoutError
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05  # how often it looks whether a member has died
 
 
-def agree(group: ProcessGroup, flag: int) -> int:
+class Survivors(NamedTuple):
+    """A group whose surviving ranks agree.
+
+    Attributes:
+        prefix: the beginning of the group's keys at the store.
+        rank, size: in the group.
+        timeout: how long a rank that is alive may take to come.
+    """
+
+    communicator: Communicator
+    store: Store
+    prefix: str
+    rank: int
+    size: int
+    timeout: timedelta
+
+
+def agree(group: Survivors, name: str, flag: int) -> int:
     """The bitwise AND of all survivors' flags, the same on each; see ProcessGroup.agree."""
     if type(flag) is not int or not -(1 << 63) <= flag < 1 << 63:
         raise InvalidArgumentError(f"agree takes an integer of 64 bits, not {flag!r}")
     communicator = group.communicator
-    group.counts["agree"] += 1
     result = np.array([flag], np.int64)
     is_known = communicator.run(_ALL_REDUCE, ReduceOp.BAND, 0, result, result) == 0
     if is_known and communicator.run(_BARRIER, 0, 0, None, None) == 0:
@@ -50,7 +64,6 @@ def agree(group: ProcessGroup, flag: int) -> int:
     error = communicator.error("agree")
     if not isinstance(error, _SURVIVED):
         raise error
-    name = f"agree/{group.counts['agree']}"
     if is_known:
         return int(_answer(group, name, str(result[0])))
     return int(decide(group, name, str(flag), _and))
@@ -61,7 +74,7 @@ def _and(flags: Mapping[int, str]) -> str:
 
 
 def decide(
-    group: ProcessGroup,
+    group: Survivors,
     name: str,
     value: str,
     choose: Callable[[Mapping[int, str]], str],
@@ -78,12 +91,9 @@ def decide(
         choose: gives the answer, which must not be empty, by values by rank in the group; some may
             be of members that have died since.
         members: the ranks in the group that take part; None: all.
-
-    Raises:
-        StoreConnectionError: the store has ended.
     """
-    store, own = group.world.store, group.own_rank
-    keys = {rank: f"{group.prefix}/{name}/{rank}" for rank in members or range(group.size())}
+    store, own = group.store, group.rank
+    keys = {rank: f"{group.prefix}/{name}/{rank}" for rank in members or range(group.size)}
     store.set(keys[own], value)
     until = time.monotonic() + group.timeout.total_seconds()
     look_s = _FIRST_LOOK_S
@@ -105,6 +115,6 @@ def decide(
     return _answer(group, name, choose(told))
 
 
-def _answer(group: ProcessGroup, name: str, value: str) -> str:
+def _answer(group: Survivors, name: str, value: str) -> str:
     """The first answer, which is this one if there is none yet."""
-    return group.world.store.compare_set(f"{group.prefix}/{name}", "", value).decode()
+    return group.store.compare_set(f"{group.prefix}/{name}", "", value).decode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
 from typing import Final
 
 from rallypoint.base.errors import (
@@ -17,6 +18,18 @@ from rallypoint.base.errors import (
     NotInitializedError,
 )
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
+from rallypoint.store.store import seconds_of
+
+default_pg_timeout = timedelta(minutes=30)  # torch.distributed's name
+
+
+def check_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:
+    """A timeout, or the default if it is None."""
+    if timeout is None:
+        return default
+    seconds_of(timeout)
+    return timeout
+
 
 _default: ProcessGroup | None = None
 _LAUNCHED_NOTE = (
@@ -57,13 +70,7 @@ def is_initialized() -> bool:
 
 
 def resolve(group: Group) -> ProcessGroup:
-    """The group given as argument `group`, of which this rank must be a member.
-
-    Raises:
-        NotInitializedError: there is no default group.
-        InvalidArgumentError: this rank is not in the group.
-        InvalidTypeError: the argument is not a group.
-    """
+    """The group given as argument `group`, of which this rank must be a member."""
     chosen = _default if group is None else group
     if type(chosen) is ProcessGroup:
         return chosen
@@ -117,11 +124,7 @@ def joined(group: Group, operation: str) -> ProcessGroup | None:
 def peer(
     chosen: ProcessGroup, rank: int | None, group_rank: int | None, name: str, default: int | None
 ) -> int:
-    """The rank in the group that is given as `name` (global) or ``group_`` + `name`.
-
-    Raises:
-        InvalidArgumentError: both are given, or neither, or it is not a rank of the group.
-    """
+    """The rank in the group that is given as `name` (global) or ``group_`` + `name`."""
     if group_rank is None:
         rank = default if rank is None else rank
         if rank is None:

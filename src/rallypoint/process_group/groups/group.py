@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Never
 
 from rallypoint.base.errors import (
@@ -21,8 +22,9 @@ from rallypoint.base.errors import (
     RevokedError,
 )
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator
-from rallypoint.process_group.groups.agreeing import agree
-from rallypoint.process_group.memory.device_array import DeviceArray
+from rallypoint.process_group import DEFAULT_GROUP
+from rallypoint.process_group.groups.agreeing import Survivors, agree
+from rallypoint.process_group.memory.arrays import DeviceArray
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from rallypoint.process_group.delegated.end import LibraryGroup
 
 NON_GROUP_MEMBER: Final = -100
-DEFAULT_GROUP = "default group"  # what people call it
 _FORMS_AGAIN = (
     "the default group has given up its communicator because its members change; it can be used "
     "again once it has been formed again"
@@ -41,10 +42,27 @@ _OF_EARLIER = (
 )
 
 
+class GroupStatus(Enum):
+    """Whether a group takes calls, and if not, what they raise.
+
+    ACTIVE <--hold--> HELD               InvalidArgumentError: an elastic update is under way
+    both --withdraw--> WITHDRAWN         RevokedError; `enter` makes it ACTIVE again
+    all three --destroy--> DESTROYED     NotInitializedError
+    any --abandon--> INHERITED           NotInitializedError; in a forked child
+    """
+
+    ACTIVE = "active"
+    HELD = "held"
+    WITHDRAWN = "withdrawn"
+    DESTROYED = "was destroyed"
+    INHERITED = "belongs to the process that forked this one"
+
+
 class ProcessGroup:
     """A group of ranks that communicate, as the member in this process holds it.
 
     Attributes:
+        status: whether it takes calls.
         ranks: the members' global ranks, in the order of their ranks in the group.
         own_rank: this process's rank in the group.
         prefix: the beginning of its members' keys at the store while it formed.
@@ -56,7 +74,6 @@ class ProcessGroup:
         algorithms: the algorithms that can serve its calls; see planning.
         ends: other backends' libraries, by the kind of device whose memory they take.
         takes_arrays: whether the engine takes the caller's arrays.
-        is_parents: this process was forked from the member, which alone may use it.
         forms_again: after abort() it may be formed again, as torch's groups that are reconfigured.
         at_once: what native/python/short_call.cc needs; None while no call may take the short way.
     """
@@ -83,7 +100,7 @@ class ProcessGroup:
         self.group_desc = group_desc
         self.backend = backend
         self.timeout = timeout
-        self.is_parents = self.forms_again = False
+        self.forms_again = False
         self.enter(
             communicator,
             algorithms,
@@ -118,17 +135,15 @@ class ProcessGroup:
         self.deferred: list[Any] | None = None
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
-        self._is_member = True
+        self.status = GroupStatus.ACTIVE
+        self._reason = ""  # for being held or withdrawn
         self._communicator = communicator
-        self._why_not = "was destroyed"  # what else it may be, if there is no communicator
-        self._held = ""  # why it refuses calls at present, although it has members
-        self._revoked = ""  # why calls raise RevokedError, if they do
         self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
         self.bind_calls()
 
     def bind_calls(self) -> None:
         """Have `run`, `run_apart`, `send` and `receive` be the engine's, if it takes the arrays."""
-        if not self._is_member:
+        if not self._has_members:
             return
         communicator = self._communicator
         if communicator is None or not self.takes_arrays:
@@ -157,8 +172,8 @@ class ProcessGroup:
 
     def hold(self, why: str) -> None:
         """Refuse new calls with InvalidArgumentError; if `why` is empty, take them again."""
-        if self._is_member:
-            self._held = why
+        if self._has_members:
+            self.status, self._reason = GroupStatus.HELD if why else GroupStatus.ACTIVE, why
             communicator = self._communicator
             if communicator is not None:
                 communicator.hold(why != "")
@@ -207,7 +222,7 @@ class ProcessGroup:
             NotInitializedError: the group was destroyed.
             RevokedError: it has given up its communicator.
         """
-        if not self._is_member or self._held:
+        if self.status is not GroupStatus.ACTIVE:
             self._refuse()
 
     def end_of(self, array: object, operation: str) -> LibraryGroup | None:
@@ -235,12 +250,12 @@ class ProcessGroup:
     @property
     def is_destroyed(self) -> bool:
         """Whether this process has left the group."""
-        return not self._is_member
+        return not self._has_members
 
     @property
     def is_revoked(self) -> bool:
         """Whether it has given up its communicator, and may be formed again."""
-        return bool(self._revoked)
+        return self.status is GroupStatus.WITHDRAWN
 
     @property
     def is_world(self) -> bool:
@@ -249,7 +264,7 @@ class ProcessGroup:
 
     def is_served_by(self, communicator: Communicator | None) -> bool:
         """Whether this is the communicator that serves it now."""
-        return self._is_member and self._communicator is communicator
+        return self._has_members and self._communicator is communicator
 
     def group_rank(self, rank: int, argument: str) -> int:
         """The rank in the group of a global rank, which the caller named `argument`."""
@@ -310,35 +325,36 @@ class ProcessGroup:
             NotInitializedError, RevokedError: the group was destroyed, or is being formed again.
             StoreConnectionError: the store has ended.
         """
-        return agree(self, flag)
+        self.counts["agree"] += 1
+        return agree(survivors_of(self), f"agree/{self.counts['agree']}", flag)
 
     def destroy(self) -> None:
         """Leave the group and free its memory; a second call does nothing."""
-        self._revoked = ""
-        if self._is_member:
+        if self._has_members:
             for end in self._all_ends():
                 end.leave()
-            self._forget()
+        if self.status is not GroupStatus.INHERITED:
+            self._detach(GroupStatus.DESTROYED)
 
     def withdraw(self, why: str) -> None:
         """Give up the communicator: calls under way end with an error, and later ones say why."""
-        if self._is_member:
+        if self._has_members:
             for end in self._all_ends():
                 end.withdraw()
-            self._forget()
-        self._revoked = why
+        if self._has_members or self.status is GroupStatus.WITHDRAWN:
+            self._detach(GroupStatus.WITHDRAWN, why)
 
     def interrupt(self) -> None:
         """End the waits of all members with an error; another thread may call it."""
         communicator = self._communicator  # which the other thread may take away
         if communicator is not None:
             communicator.revoke()
-        for end in self.ends.values() if self._is_member else ():
+        for end in self.ends.values() if self._has_members else ():
             end.abort()
 
     def abort(self) -> None:
         """End the waits of all members with an error, and leave; nothing without the engine."""
-        if self._is_member:
+        if self._has_members:
             for end in self._all_ends():
                 end.abort()
             if self.forms_again:
@@ -348,31 +364,45 @@ class ProcessGroup:
 
     def abandon(self) -> None:
         """In a forked child: forget the group, which stays the parent's."""
-        self.is_parents = True
-        self._why_not, self._revoked = "belongs to the process that forked this one", ""
-        self._forget()
+        self._detach(GroupStatus.INHERITED)
 
     def _all_ends(self) -> list[Communicator | LibraryGroup]:
         own = [] if self._communicator is None else [self._communicator]
         return [*self.ends.values(), *own]
 
-    def _forget(self) -> None:
-        self._is_member = False
+    @property
+    def _has_members(self) -> bool:
+        """Whether this process is one of them at present."""
+        return self.status in (GroupStatus.ACTIVE, GroupStatus.HELD)
+
+    def _detach(self, status: GroupStatus, why: str = "") -> None:
+        self.status, self._reason = status, why
         self._communicator = None
-        self._held = ""
         self._bind(_not_the_engines)  # who then asks for the communicator, is refused
 
     def _refuse(self) -> Never:
-        if self._held:
-            raise InvalidArgumentError(self._held)
-        if self._revoked:
-            raise RevokedError(self._revoked)
+        if self.status is GroupStatus.HELD:
+            raise InvalidArgumentError(self._reason)
+        if self.status is GroupStatus.WITHDRAWN:
+            raise RevokedError(self._reason)
         # PyTorch calls the default group "0".
         name = self.group_name if self.group_name not in ("", "0") else "of all ranks"
-        raise NotInitializedError(f"the process group {name} {self._why_not}; make a new one")
+        raise NotInitializedError(f"the process group {name} {self.status.value}; make a new one")
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r} rank {self.own_rank} of ranks {self.members()}>"
+
+
+def survivors_of(group: ProcessGroup) -> Survivors:
+    """What the ranks that are left need to agree; raises as `ProcessGroup.communicator`."""
+    return Survivors(
+        group.communicator,
+        group.world.store,
+        group.prefix,
+        rank=group.own_rank,
+        size=group.size(),
+        timeout=group.timeout,
+    )
 
 
 def _not_the_engines(*_: object) -> int:

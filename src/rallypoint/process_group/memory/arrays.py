@@ -8,14 +8,50 @@ contiguous is copied, and copied back after the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
-from rallypoint.process_group.memory.device_array import DeviceArray
+
+
+class Flags(NamedTuple):
+    """The part of numpy.ndarray.flags that describes memory.
+
+    It has the part of a NumPy array's interface that they need. Only the library of the group that
+    takes it accesses its items (`delegated`).
+    """
+
+    c_contiguous: bool
+    writeable: bool = True
+
+
+class DeviceArray:
+    """One tensor.
+
+    Attributes:
+        tensor: torch's.
+        device: its kind of device, such as "cuda".
+        dtype: NumPy's for the same items; for bfloat16, what `arrays` uses.
+    """
+
+    def __init__(self, tensor: Any, dtype: np.dtype[Any]) -> None:  # noqa: ANN401 - of torch
+        self.tensor = tensor
+        self.device: str = tensor.device.type
+        self.dtype = dtype
+        self.itemsize = dtype.itemsize
+        self.shape: Sequence[int] = tuple(tensor.shape)
+        self.ndim = len(self.shape)
+        self.size: int = tensor.numel()
+        self.nbytes = self.size * self.itemsize
+        self.flags = Flags(c_contiguous=tensor.is_contiguous())
+
+    def __getitem__(self, part: slice) -> DeviceArray:
+        """A part along the first dimension."""
+        return DeviceArray(self.tensor[part], self.dtype)
+
 
 Array = np.ndarray[
     Any, np.dtype[Any]
@@ -30,12 +66,7 @@ _NAMES = {np.dtype(code).num: np.dtype(code).name for code in np.typecodes["AllI
 
 
 def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
-    """A view of the caller's array or tensor, checked to be one that the operation can take.
-
-    Raises:
-        InvalidTypeError: it is neither array nor tensor, has an unsupported dtype or layout, or is
-            read-only although the operation writes.
-    """
+    """A view of the caller's array or tensor, checked to be one that the operation can take."""
     array = value if isinstance(value, np.ndarray) else _from_other(value, operation, writes)
     if array.itemsize == 2 and array.dtype.num not in _NAMES and array.dtype.name == "bfloat16":
         array = array.view(_BFLOAT16)  # as other packages, such as ml_dtypes, give NumPy the type
@@ -55,12 +86,7 @@ def as_array(value: object, operation: str, *, writes: bool = False) -> Array:
 def as_arrays(
     values: object, operation: str, name: str, *, count: int, writes: bool = False
 ) -> list[Array]:
-    """Views of a list of `count` arrays, which the caller passed as argument `name`.
-
-    Raises:
-        InvalidTypeError: it is not a list or tuple, or one of its items cannot be used.
-        InvalidArgumentError: it has another number of items.
-    """
+    """Views of a list of `count` arrays, which the caller passed as argument `name`."""
     if not isinstance(values, list | tuple):
         raise InvalidTypeError(
             f"{operation}: {name} must be a list of arrays, one for each rank, not "
@@ -75,11 +101,7 @@ def as_arrays(
 
 
 def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str) -> None:
-    """Check that arrays have the dtype of `model`.
-
-    Raises:
-        InvalidArgumentError: one has another dtype.
-    """
+    """Check that arrays have the dtype of `model`."""
     for index, array in enumerate(arrays):
         if dtype_name(array) != dtype_name(model):
             raise InvalidArgumentError(

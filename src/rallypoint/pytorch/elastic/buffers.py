@@ -22,11 +22,7 @@ class Buffers:
         self._copies: list[torch.Tensor] = []
 
     def make_equal(self, buffers: Sequence[torch.Tensor], group: ProcessGroup) -> None:
-        """Have all ranks of a group take over those of its first rank.
-
-        Raises:
-            PeerLostError: a rank was lost.
-        """
+        """Have all ranks of a group take over those of its first rank."""
         if not buffers:
             return
         plain = [each.detach() for each in buffers]

@@ -24,7 +24,7 @@ from rallypoint.base.errors import (
     RallypointError,
 )
 from rallypoint.elastic.replicas import Replicas
-from rallypoint.elastic.update_participant import UpdateParticipant
+from rallypoint.elastic.values import UpdateParticipant
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.groups.group import ProcessGroup

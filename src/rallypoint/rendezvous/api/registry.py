@@ -12,8 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from rallypoint.base.errors import InvalidArgumentError, RendezvousError
-from rallypoint.rendezvous.api.parameters import RendezvousParameters
-from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler
+from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler, RendezvousParameters
 
 GROUP, TORCH_GROUP = "rallypoint.rendezvous", "torchrun.handlers"
 _OWN = "rallypoint"  # the distribution's name
@@ -77,11 +76,7 @@ def plug_ins() -> dict[str, EntryPoint]:
 
 
 def find_plug_in(name: str) -> RendezvousHandlerCreator | None:
-    """The creator that a package provides under that name.
-
-    Raises:
-        RendezvousError: it cannot be loaded.
-    """
+    """The creator that a package provides under that name."""
     entry = plug_ins().get(name)
     if entry is None:
         return None

@@ -16,10 +16,10 @@ from rallypoint.base.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from rallypoint.rendezvous.api.parameters import RendezvousParameters
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousHandler,
     RendezvousInfo,
+    RendezvousParameters,
     RendezvousStoreInfo,
 )
 from rallypoint.rendezvous.job.round import Endpoint
@@ -151,9 +151,6 @@ class StaticTCPRendezvous(RendezvousHandler):
 def create_handler(params: RendezvousParameters) -> StaticTCPRendezvous:
     """Create a handler; the option ``rank`` is this node's, ``timeout`` how long to wait, in
     seconds.
-
-    Raises:
-        InvalidArgumentError: there is no rank, no endpoint, or no port in it.
     """
     rank = params.get_as_int("rank")
     if rank is None:

@@ -1,6 +1,8 @@
-"""Whether an agent that asks to join was started for this job, with the same options."""
+"""Which agents belong to a job: those started for it with the same options that have not ended."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
 
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.job.reports import Join
@@ -36,3 +38,39 @@ def _why_not_fixed(ours: Setup, join: Join) -> str:
             "same --rdzv-id on all nodes, and each job its own --master-port"
         )
     return ""
+
+
+MOST = 1 << 16  # several times as many as a job has members
+
+
+class EndedAgents(Collection[str]):
+    """Agents known to be dead or gone, by key, which no later process has; the latest are kept.
+
+    Forgetting one is safe: it would only be waited for longer, and no later list of members
+    contains it.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._keys = dict.fromkeys(keys)
+
+    def add(self, key: str) -> None:
+        """That agent has ended."""
+        self._keys[key] = None
+        if len(self._keys) > MOST:
+            del self._keys[next(iter(self._keys))]
+
+    def discard(self, key: str) -> None:
+        """It was heard again: only a connection had ended."""
+        self._keys.pop(key, None)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether that agent has ended."""
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        """Oldest first."""
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        """The number of keys."""
+        return len(self._keys)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rallypoint.rendezvous.consensus.admission import why_not
-from rallypoint.rendezvous.consensus.agreements import Proposal
-from rallypoint.rendezvous.consensus.agreements import text as agreement_text
-from rallypoint.rendezvous.consensus.campaign import Campaign
-from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
+from rallypoint.rendezvous.consensus.admission import EndedAgents, why_not
+from rallypoint.rendezvous.consensus.ballot import Campaign, Proposal
+from rallypoint.rendezvous.consensus.ballot import text as agreement_text
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
@@ -20,11 +18,11 @@ from rallypoint.rendezvous.consensus.messages import (
     Beat,
     Call,
     Led,
+    Outbox,
     Over,
     Refused,
     Unknown,
 )
-from rallypoint.rendezvous.consensus.outbox import Outbox
 from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rounds import LEFT, Rounds

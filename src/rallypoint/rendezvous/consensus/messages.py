@@ -11,8 +11,12 @@ here.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
+from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Refuse, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Member
@@ -326,3 +330,34 @@ class Setup(Record, kw_only=True):
     def dead_s(self) -> float:
         """This long after an agent was last heard, its workers are certainly dead."""
         return (self.fence_s + self.kill_s) * (1 + self.drift)
+
+
+class Outbox:
+    """The actions between two events.
+
+    Attributes:
+        own: this agent's messages to itself.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.own: deque[Message] = deque()
+        self._key = key
+        self._actions: list[Action] = []
+        self._reasons: list[str] = []
+
+    def add(self, actions: Iterable[Action], because: str = "") -> None:
+        """To be done next, in this order."""
+        for action in actions:
+            if isinstance(action, SendMessage) and action.to == self._key:
+                self.own.append(action.message)
+            else:
+                self._actions.append(action)
+        if because:
+            self._reasons.append(because)
+
+    def take(self) -> Decision:
+        """All actions; unread messages to itself are dropped."""
+        self.own.clear()
+        actions, self._actions = tuple(self._actions), []
+        reason, self._reasons = "; ".join(self._reasons), []
+        return Decision(actions, reason)

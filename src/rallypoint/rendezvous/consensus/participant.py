@@ -16,8 +16,8 @@ from __future__ import annotations
 from enum import Enum
 from random import Random
 
-from rallypoint.rendezvous.consensus.campaign import Campaign
-from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
+from rallypoint.rendezvous.consensus.admission import EndedAgents
+from rallypoint.rendezvous.consensus.ballot import Campaign
 from rallypoint.rendezvous.consensus.follower import Follower
 from rallypoint.rendezvous.consensus.leader import Leader
 from rallypoint.rendezvous.consensus.messages import (
@@ -30,6 +30,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Halt,
     Led,
     Message,
+    Outbox,
     Over,
     Prepare,
     Promise,
@@ -38,11 +39,9 @@ from rallypoint.rendezvous.consensus.messages import (
     SendMessage,
     Unknown,
 )
-from rallypoint.rendezvous.consensus.outbox import Outbox
-from rallypoint.rendezvous.consensus.own_store import OwnStore
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.search import Search
-from rallypoint.rendezvous.consensus.voter import Voter
+from rallypoint.rendezvous.consensus.voter import OwnStore, Voter
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Finish,

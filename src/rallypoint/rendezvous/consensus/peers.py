@@ -10,9 +10,8 @@ silent too. When it counts as lost, its own lease has ended its workers (followe
 
 from __future__ import annotations
 
-from rallypoint.rendezvous.consensus.agreements import Agreements
-from rallypoint.rendezvous.consensus.messages import Message, SendMessage, Setup
-from rallypoint.rendezvous.consensus.outbox import Outbox
+from rallypoint.rendezvous.consensus.ballot import Agreements
+from rallypoint.rendezvous.consensus.messages import Message, Outbox, SendMessage, Setup
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
 from rallypoint.rendezvous.job.reports import NodeReport
 from rallypoint.rendezvous.job.round import Endpoint, Member

@@ -9,7 +9,7 @@ since, and only after the agreement that it was written to follow. A claim is va
 after the last confirmation, counted from when that was *sent*; afterwards nobody may run by its
 permission.
 
-Subclasses keep it: the agents themselves (peer_register.py), or a key-value store
+Subclasses keep it: the agents themselves (PeerRegister), or a key-value store
 (keyvalue/key_value_register.py). Leader and follower are the same for all. Pure.
 """
 
@@ -18,10 +18,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from rallypoint.rendezvous.consensus.agreements import Agreements
-from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.ballot import Agreements, Campaign
 from rallypoint.rendezvous.consensus.messages import Action, Ballot, Setup
-from rallypoint.rendezvous.consensus.rules import Rules
+from rallypoint.rendezvous.consensus.rules import FixedRules, Rules
 from rallypoint.rendezvous.consensus.voter import Voter
 from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Member
@@ -80,3 +79,42 @@ class Register(ABC):
     @abstractmethod
     def agreements(self, campaign: Campaign) -> Agreements:
         """It was granted: its agreements."""
+
+
+class PeerRegister(Register):
+    """A register that the agents keep themselves: a quorum of the last agreement's voters decides.
+
+    No agent promises while it follows a coordinator, so a claimant first asks whether it would be
+    promised (`Campaign.is_trial`). At the beginning the endpoints vote.
+    """
+
+    has_rivals = True
+
+    def __init__(self, setup: Setup, rules: type[Rules] = Rules) -> None:
+        super().__init__(setup, rules(setup))
+
+    def may_claim(self) -> bool:
+        """A voter may."""
+        return self.voter.has_vote()
+
+    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
+        assert self.voter.decided is not None
+        return self.rules.heirs(self.voter.decided)
+
+    def claim(self, ballot: Ballot, now: float) -> Campaign:
+        assert self.voter.decided is not None
+        return Campaign(self.setup, self.rules, ballot, self.voter.decided, now)
+
+    def agreements(self, campaign: Campaign) -> Agreements:
+        return Agreements(
+            self.setup, self.rules, campaign.ballot, campaign.decided, campaign.slots()
+        )
+
+
+class FixedRegister(PeerRegister):
+    """The register of a job whose nodes are known from the start: node 0 is the only voter, so it
+    is granted as soon as it is claimed there.
+    """
+
+    def __init__(self, setup: Setup, rules: type[Rules] = FixedRules) -> None:
+        super().__init__(setup, rules)

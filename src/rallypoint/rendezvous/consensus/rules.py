@@ -22,6 +22,7 @@ from rallypoint.rendezvous.job.round import Member
 MAX_VOTERS = 31
 KEEPER = "keeper"  # the key of a voter that is not an agent: keyvalue/key_value_rules.py
 BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one follows
+_TELL_END_FOR_S = 3.0
 
 
 class Rules:
@@ -149,3 +150,43 @@ class Rules:
     def why_over(self, why: str) -> str:
         """The reason given where the job ends with the agent that began it, which was lost."""
         return f"{why}; with quorum=host the job ends with it"
+
+
+class FixedRules(Rules):
+    """Those of a job whose nodes are known from the start: node 0 coordinates as long as it lives.
+
+    There is no lease: no workers are ever started in place of others, so a node that is not heard
+    need not end its own, and a launcher may be stopped for hours (Ctrl-Z, a debugger). Only a
+    connection that ended or broke indicates an end (`timeouts.NO_SILENCE`); the driver calls
+    `closed` for both. There is no heir (`Setup.quorum` is "host"): a node that loses node 0 gives
+    up, and node 0 never steps down.
+    """
+
+    def needs_lease(self, *, is_alone: bool) -> bool:
+        """Never: without this node there is no other round."""
+        return False
+
+    def must_fence(self, now: float, lease_until: float) -> bool:
+        """Never."""
+        return False
+
+    def lease_s(self, now: float, quorum_heard_at: float) -> float:
+        """None is needed."""
+        return 0.0
+
+    def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:
+        """Less and less often, so that the kernel of a node 0 that is stopped for long can take all
+        of it: otherwise the connection would break.
+        """
+        return max(beat_s, unheard_s / 2)
+
+    def tell_end_for_s(self) -> float:
+        """A node that is stopped reads the job's outcome later."""
+        return _TELL_END_FOR_S
+
+    def why_over(self, why: str) -> str:
+        """Where to look."""
+        return (
+            f"node 0 at {self.setup.endpoints[0]} was lost: its launcher exited, or the network "
+            "is down; check its output"
+        )

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from random import Random
 
-from rallypoint.rendezvous.consensus.campaign import Campaign
-from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
+from rallypoint.rendezvous.consensus.admission import EndedAgents
+from rallypoint.rendezvous.consensus.ballot import Campaign
 from rallypoint.rendezvous.consensus.follower import Follower
 from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Promise, SendMessage
 from rallypoint.rendezvous.consensus.register import Register

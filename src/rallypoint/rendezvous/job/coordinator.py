@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-from rallypoint.base.durations import brief
 from rallypoint.base.record import Record
+from rallypoint.base.wording import brief
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
-from rallypoint.rendezvous.job.flapping import Flapping, ShortLives
-from rallypoint.rendezvous.job.gathering import Gathering, Limits
+from rallypoint.rendezvous.job.gathering import Flapping, Gathering, Limits, ShortLives
 from rallypoint.rendezvous.job.reports import (
     Ending,
     Finish,

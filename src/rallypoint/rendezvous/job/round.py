@@ -22,11 +22,7 @@ class Endpoint(Record, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, default_port: int | None, *, name: str) -> Endpoint:
-        """Read what `str` gives; the port may be left out if there is a default.
-
-        Raises:
-            InvalidArgumentError: it is ill-formed; the message calls it `name`.
-        """
+        """Read what `str` gives; the port may be left out if there is a default."""
         host, colon, port = text.strip().rpartition(":")
         if not colon or port.endswith("]"):  # no port
             host, port = text.strip(), "" if default_port is None else str(default_port)
@@ -42,11 +38,7 @@ class Endpoint(Record, kw_only=True):
 
     @classmethod
     def parse_all(cls, text: str, default_port: int, *, name: str) -> tuple[Endpoint, ...]:
-        """Read several, with commas between them; empty: none.
-
-        Raises:
-            InvalidArgumentError: as `parse`.
-        """
+        """Read several, with commas between them; empty: none."""
         items = [item.strip() for item in text.split(",")]
         return tuple(cls.parse(item, default_port, name=name) for item in items if item)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from rallypoint.rendezvous.consensus.agreements import Agreements
-from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.ballot import Agreements, Campaign
 from rallypoint.rendezvous.consensus.messages import Action, Ballot, Prepare, SendMessage, Setup
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER

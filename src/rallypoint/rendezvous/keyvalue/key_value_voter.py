@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.consensus.ended_agents import EndedAgents
+from rallypoint.rendezvous.consensus.admission import EndedAgents
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Accepted,

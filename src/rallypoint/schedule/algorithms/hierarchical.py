@@ -40,11 +40,7 @@ from rallypoint.schedule.program import (
 
 
 def full_nodes(ranks: int, per_node: int) -> int:
-    """The number of nodes.
-
-    Raises:
-        ProgramError: a node is not full.
-    """
+    """The number of nodes."""
     if ranks % per_node:
         raise ProgramError(f"two_level: {ranks} ranks do not fill nodes of {per_node}")
     return ranks // per_node
@@ -63,9 +59,6 @@ def two_level(ranks: int, per_node: int = 1) -> Program:
     There are three lanes: what a rank sends to its node, its part of the ring, and what it receives
     from its node. A rank adds its node's data to a chunk in the same operation that receives it
     from the ring.
-
-    Raises:
-        ProgramError: a node is not full.
     """
     nodes = full_nodes(ranks, per_node)
     if ranks == 1:

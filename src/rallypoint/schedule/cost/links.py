@@ -129,11 +129,7 @@ def known_models() -> list[str]:
 
 
 def read_model(name: str) -> LinkModel:
-    """Read a model of the package by its name or an unambiguous part of it, or a TOML file.
-
-    Raises:
-        InvalidArgumentError: it does not exist, or is not a link model.
-    """
+    """Read a model of the package by its name or an unambiguous part of it, or a TOML file."""
     return parse_model(read_model_text(name))
 
 
@@ -160,11 +156,7 @@ def _folder() -> Path:
 
 
 def parse_model(text: str) -> LinkModel:
-    """Read a model from TOML; link_models/ethernet_100g.toml is a simple example.
-
-    Raises:
-        InvalidArgumentError: it is not a link model.
-    """
+    """Read a model from TOML; link_models/ethernet_100g.toml is a simple example."""
     import tomllib  # every rank would pay for it, and hardly any rank reads a model
 
     try:

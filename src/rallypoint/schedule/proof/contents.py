@@ -35,12 +35,7 @@ class Value(NamedTuple):
 
 
 class Contents:
-    """Runs the first piece of a trace on symbols.
-
-    Raises:
-        ProgramError: a chunk is read before it is written, or combined with what does not belong
-            to it, or a message is longer or shorter than its place.
-    """
+    """Runs the first piece of a trace on symbols."""
 
     def __init__(self, program: Program, trace: Trace, turn: Turn | None = None) -> None:
         self._program, self._trace, self._turn = program, trace, turn

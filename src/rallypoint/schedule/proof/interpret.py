@@ -37,10 +37,6 @@ def interpret(
 
     Returns:
         The output chunks of each rank; None where nothing was written.
-
-    Raises:
-        ProgramError: ranks wait for each other, a message was never taken, or a chunk is read
-            before it is written.
     """
     memories: list[Memory] = [
         {

@@ -15,8 +15,7 @@ import pytest
 from rallypoint.lab.bench.bench_request import BenchmarkRequest, request_of
 from rallypoint.lab.bench.contest import Contest, Row
 from rallypoint.lab.bench.crew import CrewError
-from rallypoint.lab.bench.plot import plot
-from rallypoint.lab.bench.results import Table, write_json
+from rallypoint.lab.bench.results import Table, plot, write_json
 
 FEW = {"--sizes": "4K,8K", "--rounds": "3", "--iterations": "10", "--warmup": "0"}
 

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rallypoint.base.control_message import WorkerError, WorkerReport
-from rallypoint.base.worker_stage import Stage
+from rallypoint.base.control_message import Stage, WorkerError, WorkerReport
 from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import (
     EndElsewhere,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.control_message import WorkerReport
-from rallypoint.base.worker_stage import Stage
+from rallypoint.base.control_message import Stage, WorkerReport
 from rallypoint.launch.agent import recovery as recovery_module
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.node import NodeState

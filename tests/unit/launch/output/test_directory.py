@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import HostError
-from rallypoint.launch.output.directory import JobDirectory
+from rallypoint.launch.output.streams import JobDirectory
 
 
 def test_each_process_has_files_of_its_own(tmp_path: Path) -> None:

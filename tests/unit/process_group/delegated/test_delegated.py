@@ -17,6 +17,7 @@ import pytest
 import rallypoint as dist
 from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.delegated import library_calls, mpi_library, plug_ins
 from rallypoint.process_group.delegated.delegate import (
     Block,
@@ -28,7 +29,6 @@ from rallypoint.process_group.delegated.delegate import (
 from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.library_work import DelegatedWork
 from rallypoint.process_group.formation.joining import check_backend
-from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch import libraries
 from rallypoint.store.hash import HashStore

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.process_group.formation.congestion import VARIABLE, Congestion, control_of
+from rallypoint.process_group.formation.host_network import VARIABLE, Congestion, control_of
 
 
 def _usually(sock: socket.socket, name: str) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rallypoint.process_group.formation.control_graph import neighbours
+from rallypoint.process_group.formation.mesh import neighbours
 
 
 def steps_to_all(ranks: int, start: int, gone: frozenset[int]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from rallypoint.process_group.formation.core_for_each import have_cores, own_cores
+from rallypoint.process_group.formation.connecting import have_cores, own_cores
 
 
 def test_by_machines_and_cores() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import HostError
-from rallypoint.process_group.formation.descriptor_limit import make_room
+from rallypoint.process_group.formation.host_network import make_room
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.engine.communicator import FarPeer
 from rallypoint.process_group.formation import mesh
-from rallypoint.process_group.formation.congestion import Congestion
 from rallypoint.process_group.formation.connecting import _MOST_STREAMS as MOST_STREAMS
 from rallypoint.process_group.formation.explain_network import NetworkLook
+from rallypoint.process_group.formation.host_network import Congestion
 from rallypoint.process_group.formation.mesh import GREETING, Pass, RankAddress, connect_all, listen
 from tests.ports import reserved_port
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.formation.opening import form_world
-from rallypoint.process_group.formation.reforming import reform_world
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.default import set_default
 from rallypoint.process_group.groups.group import ProcessGroup

@@ -15,10 +15,8 @@ from rallypoint.base.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.api.node_handler import NodeHandler
-from rallypoint.rendezvous.api.node_thread import NodeThread
-from rallypoint.rendezvous.api.parameters import RendezvousTimeout
-from rallypoint.rendezvous.api.rendezvous_handler import RendezvousInfo
+from rallypoint.rendezvous.api.node_handler import NodeHandler, NodeThread
+from rallypoint.rendezvous.api.rendezvous_handler import RendezvousInfo, RendezvousTimeout
 from rallypoint.store.hash import HashStore
 
 Step = Callable[["Node"], object]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.rendezvous.consensus.campaign import Campaign
+from rallypoint.rendezvous.consensus.ballot import Campaign
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Agreement,

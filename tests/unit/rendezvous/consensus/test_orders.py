@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.rendezvous.consensus.messages import Ballot
-from rallypoint.rendezvous.consensus.orders import Orders
+from rallypoint.rendezvous.consensus.rounds import Orders
 from rallypoint.rendezvous.job.reports import Stop
 
 BEAT_S = 1.0

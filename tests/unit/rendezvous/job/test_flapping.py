@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.rendezvous.job.flapping import SHORT_LIFE_S, ShortLives
+from rallypoint.rendezvous.job.gathering import SHORT_LIFE_S, ShortLives
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 """How long a program would take on given links: `Simulation(program, links).run(nbytes)`.
 
-prices.py        what an operation costs
+prices.py        what an operation costs, and the load: what is shared (a core, a network port) is
+                 no queue but a bound: the whole takes at least as long as its busiest part is busy
 closed_form.py   a formula, for rings of more than a thousand ranks
 walk.py          the definition, one operation at a time; ranks that do the same only once
 wave.py          the same for all ranks at once; with noise and failures
-
-load.py          what is shared: a core, a network port. It is no queue but a bound: the whole
-                 takes at least as long as its busiest part is busy
 """
 
 from __future__ import annotations
@@ -18,11 +16,17 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.schedule.cost.links import Level, Links
 from rallypoint.schedule.cost.simulation import closed_form
-from rallypoint.schedule.cost.simulation.collector import without_collector
-from rallypoint.schedule.cost.simulation.load import Census, Load, census, tally
-from rallypoint.schedule.cost.simulation.prices import Pieces, cut, slowed
+from rallypoint.schedule.cost.simulation.prices import (
+    Census,
+    Load,
+    Pieces,
+    census,
+    cut,
+    slowed,
+    tally,
+)
 from rallypoint.schedule.cost.simulation.walk import walk
-from rallypoint.schedule.cost.simulation.wave import CALM, Conditions, Graph
+from rallypoint.schedule.cost.simulation.wave import CALM, Conditions, Graph, without_collector
 from rallypoint.schedule.program import Program
 
 CLOSED_FORM_RANKS = 1024  # above this, a formula is used if there is one; tests compare up to here

@@ -29,11 +29,7 @@ def walk(
     period: int = 0,
     starts_us: Callable[[int], float] = lambda _: 0.0,
 ) -> list[float]:
-    """The time at which each rank (below `period`; all, unless given) ends, in microseconds.
-
-    Raises:
-        ProgramError: lanes wait for each other.
-    """
+    """The time at which each rank (below `period`; all, unless given) ends, in microseconds."""
     return _Walker(program, pieces, links, period or program.ranks).run(starts_us)
 
 

@@ -9,8 +9,11 @@ multiplication.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -18,11 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rallypoint.schedule.cost.links import Links
-from rallypoint.schedule.cost.simulation.collector import without_collector
-from rallypoint.schedule.cost.simulation.load import Load
-from rallypoint.schedule.cost.simulation.prices import Pieces
+from rallypoint.schedule.cost.simulation.prices import Load, Pieces
 from rallypoint.schedule.execution import Trace, execute
 from rallypoint.schedule.program import Program, Send
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Pause Python's search for cycles, which would take half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

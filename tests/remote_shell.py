@@ -1,6 +1,6 @@
 """A stand-in for ssh on test hosts: starts a command on a host, by that host's name.
 
-    python -m rallypoint.testing.remote_shell SOCKET HOST COMMAND...    as    ssh HOST COMMAND...
+    python tests/remote_shell.py SOCKET HOST COMMAND...    as    ssh HOST COMMAND...
 
 The server is a thread of the process that made the hosts. Its socket is a file, so it can be
 reached from each host's network. A client passes on its input and outputs, and ends with the
@@ -18,8 +18,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rallypoint.testing.hosts import Hosts
+if TYPE_CHECKING:  # a client runs this file alone
+    from tests.hosts import Hosts
 
 _MOST_BYTES = 1 << 16
 
@@ -38,7 +40,7 @@ class RemoteShell:
     @property
     def command(self) -> tuple[str, ...]:
         """The command to use instead of ssh."""
-        return (sys.executable, "-m", "rallypoint.testing.remote_shell", str(self._path))
+        return (sys.executable, "-P", __file__, str(self._path))
 
     def __enter__(self) -> RemoteShell:
         return self

@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-from rallypoint.testing.hosts import Hosts, why_not
+from tests.hosts import Hosts, why_not
 
 
 @pytest.fixture

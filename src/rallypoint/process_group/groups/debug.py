@@ -1,7 +1,4 @@
-"""RALLYPOINT_DEBUG=1: rank 0 prints a table of what each rank of the default group was given.
-
-Ranks that have the variable write a line to the store, so a rank without it delays nobody.
-"""
+"""The debug level, as torch.distributed has it, and what it prints: RALLYPOINT_DEBUG=1."""
 
 from __future__ import annotations
 
@@ -11,11 +8,67 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from enum import Enum
 
-from rallypoint.base.errors import StoreError
-from rallypoint.base.printable import printable
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, StoreError
+from rallypoint.base.wording import printable
 from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.store.store import Store
+
+_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+
+
+class DebugLevel(Enum):
+    """How much torch.distributed would check and report.
+
+    It changes nothing here: ranks' agreement on their calls is always checked, and errors always
+    name what a job waits for.
+    """
+
+    OFF = 0
+    INFO = 1
+    DETAIL = 2
+
+
+_level: DebugLevel | None = None  # as the environment says
+
+
+def get_debug_level() -> DebugLevel:
+    """The level that was set, or else TORCH_DISTRIBUTED_DEBUG's value at the first query.
+
+    Raises:
+        InvalidArgumentError: the variable does not name a level.
+    """
+    if _level is None:
+        set_debug_level_from_env()
+    assert _level is not None
+    return _level
+
+
+def set_debug_level(level: DebugLevel) -> None:
+    """Set the level for this process.
+
+    Raises:
+        InvalidTypeError: the argument is not a DebugLevel.
+    """
+    global _level  # noqa: PLW0603 - torch's is process-wide, too
+    if not isinstance(level, DebugLevel):
+        raise InvalidTypeError(f"set_debug_level takes a DebugLevel, not {level!r}")
+    _level = level
+
+
+def set_debug_level_from_env() -> None:
+    """Set the level to that of TORCH_DISTRIBUTED_DEBUG: OFF, INFO or DETAIL; OFF if it is not set.
+
+    Raises:
+        InvalidArgumentError: the variable has another value.
+    """
+    text = os.environ.get(_VARIABLE, "") or "OFF"
+    if text.upper() not in DebugLevel.__members__:
+        names = ", ".join(DebugLevel.__members__)
+        raise InvalidArgumentError(f"{_VARIABLE}={text} is not one of {names}")
+    set_debug_level(DebugLevel[text.upper()])
+
 
 VARIABLE = "RALLYPOINT_DEBUG"
 _COLUMNS = ("rank", "local rank", "host", "address", "interface", "devices", "backend")
@@ -26,7 +79,9 @@ _WAIT = timedelta(seconds=5)
 def tell_roster(
     store: Store, prefix: str, *, rank: int, size: int, network: NetworkChoice | None, backend: str
 ) -> None:
-    """Print the table to rank 0's standard error, if the variable is set.
+    """Print a table of what each rank was given to rank 0's standard error, if that is wished.
+
+    Ranks that have the variable write a line to the store, so a rank without it delays nobody.
 
     Args:
         network: where ranks of other hosts reach this one; None if there are none.

@@ -1,1 +1,0 @@
-"""Tools that test clusters of several hosts on one machine, for our own tests and users'."""
