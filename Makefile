@@ -52,7 +52,7 @@ test: $(VENV)/.installed
 	@scripts/test $(VENV) $(TESTS)
 
 test-all: $(VENV)/.installed
-	@scripts/test_all $(VENV)
+	@scripts/test_all $(VENV) $(TESTS)
 
 test-torch: $(VENV)/.installed
 	@scripts/test_torch $(VENV) "$(VERSION)" $(TESTS)

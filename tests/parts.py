@@ -2,7 +2,7 @@
 
 `--part everyday` takes the system tests that are marked `everyday`, and all others except those
 marked `long`; of a matrix that is marked `sampled`, it takes a sample. `--part rest` takes exactly
-the others, or half of them where they are of such a matrix: the other half runs in `make
+the others, or a third of them where they are of such a matrix: the rest runs in `make
 check-long`, with RALLYPOINT_TEST_EACH_WAY=1. Without `--part`, as when a test is named, all run.
 """
 
@@ -38,14 +38,14 @@ def select(
         else:
             is_everyday = item.get_closest_marker("long") is None
             is_everyday = is_everyday and sampled.get(item.nodeid, True)
-        is_spared = not each_way and item.nodeid in sampled and _is_in_half(item.nodeid)
+        is_spared = not each_way and item.nodeid in sampled and not _is_in_third(item.nodeid)
         is_in = is_everyday if part == EVERYDAY else not is_everyday and not is_spared
         selected[is_in].append(item)
     return selected[True], selected[False]
 
 
-def _is_in_half(name: str) -> bool:
-    return bool(zlib.crc32(f"half of {name}".encode()) & 1)
+def _is_in_third(name: str) -> bool:
+    return zlib.crc32(f"third of {name}".encode()) % 3 == 0
 
 
 def _sampled(items: Sequence[pytest.Item]) -> dict[str, bool]:
