@@ -321,7 +321,8 @@ Trouble Communicator::finish(const Work& work, Host& host, std::optional<Waiter>
   return Trouble::interrupted;
 }
 
-bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_once, Host& host) {
+bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool immediately,
+                          Host& host) {
   while (queue_.size() >= kMostCalls) {
     const std::shared_ptr<Work> first = queue_.first();
     if (first != nullptr && !wait(*first, kForeverS, host)) return false;
@@ -330,8 +331,8 @@ bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool at_
   const bool is_first = queue_.is_empty();
   queue_.push(call, std::move(work));
   // A small operation is begun here: that costs less than waking the thread, which does the rest.
-  if (!at_once && is_first && progress(false) && queue_.is_empty()) return true;
-  ProgressThread::instance().notify(at_once);
+  if (!immediately && is_first && progress(false) && queue_.is_empty()) return true;
+  ProgressThread::instance().notify(immediately);
   return true;
 }
 

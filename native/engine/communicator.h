@@ -56,9 +56,9 @@ class Communicator final : public Progressable {
   // would have to sleep, it is carried out like one in the background: signal handlers, which then
   // run in this thread, may make further calls, which come after it.
   Trouble run(const Call& call, Host& host);
-  // Carries it out in the background; `at_once` says whether that is worth waking a thread. If
+  // Carries it out in the background; `immediately` says whether that is worth waking a thread. If
   // there are too many already, it waits; returns false if that was interrupted.
-  bool submit(const Call& call, std::shared_ptr<Work> work, bool at_once, Host& host);
+  bool submit(const Call& call, std::shared_ptr<Work> work, bool immediately, Host& host);
   // The same for a send or receive. It never waits, because what peers wait for may be begun only
   // afterwards; if very many are outstanding already, it returns false.
   bool post(Transfer& transfer, std::shared_ptr<Work> work);

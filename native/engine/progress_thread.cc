@@ -95,9 +95,9 @@ ProgressThread::Visit::~Visit() {
   progress_.mutex_.unlock();
 }
 
-void ProgressThread::notify(bool at_once) {
+void ProgressThread::notify(bool immediately) {
   calls_.fetch_add(1, std::memory_order_seq_cst);
-  if (at_once || is_asleep_.load(std::memory_order_seq_cst)) futex_wake(calls_);
+  if (immediately || is_asleep_.load(std::memory_order_seq_cst)) futex_wake(calls_);
 }
 
 void ProgressThread::run() {

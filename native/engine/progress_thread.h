@@ -38,7 +38,7 @@ class ProgressThread {
   // After this call the thread does not touch the member any more.
   void remove(Progressable& member);
   // There is work: to be done at once, or when the thread next checks, within a millisecond.
-  void notify(bool at_once);
+  void notify(bool immediately);
 
  private:
   class Visit {

@@ -28,17 +28,15 @@ void set_error() {
   }
 }
 
-// A group, and its attribute `at_once`, a tuple: its communicator; its members' ranks in it by
-// their global ranks; the numbers of algorithms that calls have asked for; whether barriers are the
-// engine's.
+// A group, and its attribute `fast_path`: a FastPath of process_group/groups/group.py.
 class Group {
  public:
   explicit Group(PyObject* group)
-      : group_(nb::borrow(group)), parts_(nb::steal(PyObject_GetAttr(group, known.at_once))) {
+      : group_(nb::borrow(group)), parts_(nb::steal(PyObject_GetAttr(group, known.fast_path))) {
     if (!parts_.is_valid()) PyErr_Clear();
     const bool is_there = parts_.is_valid() && PyTuple_Check(parts_.ptr());
-    if (is_there && Py_TYPE(part(0)) == known.communicator) {
-      communicator_ = nb::inst_ptr<PythonCommunicator>(part(0));
+    if (is_there && Py_TYPE(part(kCommunicator)) == known.communicator) {
+      communicator_ = nb::inst_ptr<PythonCommunicator>(part(kCommunicator));
     }
   }
   PythonCommunicator* communicator() const { return communicator_; }
@@ -48,15 +46,17 @@ class Group {
     return nb::steal(ranks.is_valid() ? PySequence_GetItem(ranks.ptr(), rank) : nullptr);
   }
   std::optional<std::uint32_t> rank_of(PyObject* global_rank) const {
-    return number_in(part(1), global_rank);
+    return number_in(part(kRanks), global_rank);
   }
   std::optional<std::uint32_t> variant_of(PyObject* algorithm) const {
-    return number_in(part(2), algorithm);
+    return number_in(part(kVariants), algorithm);
   }
-  bool has_barriers() const { return part(3) == Py_True; }
+  bool has_barriers() const { return part(kHasBarriers) == Py_True; }
 
  private:
-  PyObject* part(Py_ssize_t index) const { return PyTuple_GetItem(parts_.ptr(), index); }
+  enum Part : Py_ssize_t { kCommunicator, kRanks, kVariants, kHasBarriers };
+
+  PyObject* part(Part which) const { return PyTuple_GetItem(parts_.ptr(), which); }
   static std::optional<std::uint32_t> number_in(PyObject* dict, PyObject* key) {
     PyObject* const found = PyDict_GetItemWithError(dict, key);
     if (found == nullptr) {

@@ -48,7 +48,7 @@ struct Known {
   PyTypeObject* timedelta;     // datetime.timedelta
   PyObject* defaults;          // the namespace that has the default group,
   PyObject* default_group;     // by this name
-  PyObject* at_once;           // names of a group's attributes
+  PyObject* fast_path;         // names of a group's attributes
   PyObject* ranks;
   PyObject* total_seconds;  // the name of a method of timedelta
   PyObject* error;          // makes the exception for a call that failed,

@@ -155,7 +155,7 @@ void bind_short_way(nb::module_& module) {
                  type_of(timedelta),
                  defaults.ptr(),
                  PyUnicode_InternFromString("_default"),
-                 PyUnicode_InternFromString("at_once"),
+                 PyUnicode_InternFromString("fast_path"),
                  PyUnicode_InternFromString("ranks"),
                  PyUnicode_InternFromString("total_seconds"),
                  error.ptr(),

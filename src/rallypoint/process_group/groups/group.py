@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Never
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never
 
 from rallypoint.base.errors import (
     InvalidArgumentError,
@@ -40,6 +40,22 @@ _OF_EARLIER = (
     "the members of the default group have changed since the process group {} was made; make it "
     "again with new_group"
 )
+
+
+class FastPath(NamedTuple):
+    """What native/python/short_call.cc reads of a group, by position.
+
+    Attributes:
+        communicator: the native one.
+        ranks: the members' ranks in the group by their global ranks.
+        variants: the numbers of algorithms that calls have asked for, by name.
+        has_barriers: whether barriers are the engine's.
+    """
+
+    communicator: object
+    ranks: dict[int, int]
+    variants: dict[str, int]
+    has_barriers: bool
 
 
 class GroupStatus(Enum):
@@ -75,10 +91,10 @@ class ProcessGroup:
         ends: other backends' libraries, by the kind of device whose memory they take.
         takes_arrays: whether the engine takes the caller's arrays.
         forms_again: after abort() it may be formed again, as torch's groups that are reconfigured.
-        at_once: what native/python/short_call.cc needs; None while no call may take the short way.
+        fast_path: for calls of the usual form; None while none may take it.
     """
 
-    at_once: tuple[object, ...] | None
+    fast_path: FastPath | None
 
     def __init__(
         self,
@@ -153,22 +169,22 @@ class ProcessGroup:
         self.run_apart = communicator.run_apart
         self.send = communicator.send
         self.receive = communicator.receive
-        self.at_once = (
+        self.fast_path = FastPath(
             communicator.native,
             self._group_ranks,
             self.algorithms.variants,
-            not self.ends,
+            has_barriers=not self.ends,
         )
 
     def defer(self, works: list[Any]) -> None:
         """Have `calls.run` begin each call and append its work, until `bind_calls`."""
         self.deferred = works
         self.run = self.run_apart = _not_the_engines
-        self.at_once = None
+        self.fast_path = None
 
     def _bind(self, way: Callable[..., int]) -> None:
         self.run = self.run_apart = self.send = self.receive = way
-        self.at_once = None
+        self.fast_path = None
 
     def hold(self, why: str) -> None:
         """Refuse new calls with InvalidArgumentError; if `why` is empty, take them again."""

@@ -331,7 +331,7 @@ def test_nothing_is_kept() -> None:
                     dist.broadcast(arrays[3], **(right | wrong))
 
         def counts() -> list[int]:
-            kept = (*arrays, listed, dist.ReduceOp.MAX, group, group.at_once)
+            kept = (*arrays, listed, dist.ReduceOp.MAX, group, group.fast_path)
             return [sys.getrefcount(each) for each in kept]
 
         calls()
