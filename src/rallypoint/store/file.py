@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from io import BufferedRandom
+from io import FileIO
 from pathlib import Path
 
 from rallypoint.base.errors import StoreConnectionError
@@ -135,7 +135,7 @@ class FileStore(LocalStore):
     def _pause(self, count: int, left_s: float) -> None:
         time.sleep(min(_POLL_S, left_s))
 
-    def _replay(self, file: BufferedRandom) -> None:
+    def _replay(self, file: FileIO) -> None:
         file.seek(self._replayed)
         data, start = file.read(), 0
         while (body := _body(data, start)) is not None:
@@ -144,26 +144,21 @@ class FileStore(LocalStore):
             start += _HEAD.size + len(body)
         self._replayed += start
 
-    def _write(self, file: BufferedRandom) -> None:
+    def _write(self, file: FileIO) -> None:
         """Append what was changed."""
         changes = self._contents.changes
         if changes:
             record = encode_record(changes)
             file.seek(self._replayed)
             file.truncate()  # the torn record of a killed writer is cut off
-            file.write(record)
-            file.flush()
+            _write_all(file, record)
             self._replayed += len(record)
             changes.clear()
 
     # Who may join.
 
-    def _admit(self, file: BufferedRandom, *, reset_stale: bool) -> None:
-        """Make sure that the file is this run's, and fresh if it is new.
-
-        Raises:
-            StoreError: it is not.
-        """
+    def _admit(self, file: FileIO, *, reset_stale: bool) -> None:
+        """Make sure that the file is this run's, and fresh if it is new."""
         data = file.read()
         if data.startswith(self._header):
             self._replay(file)
@@ -196,20 +191,15 @@ class FileStore(LocalStore):
         self._forget()
         file.seek(0)
         file.truncate()
-        file.write(self._header)
+        _write_all(file, self._header)
 
     # The file.
 
     @contextmanager
     def _opened(
         self, operation: str, key: str | None, lock: int, *, creates: bool = False
-    ) -> Iterator[BufferedRandom]:
-        """Open the file and lock it.
-
-        Raises:
-            StoreConnectionError: it cannot be opened.
-            StoreError: another process keeps its lock, or this thread has it open.
-        """
+    ) -> Iterator[FileIO]:
+        """Open the file and lock it."""
         with self._lock:
             if self._is_open:  # by this thread, which has the lock
                 raise self._refusal(
@@ -229,10 +219,10 @@ class FileStore(LocalStore):
             finally:
                 self._is_open = False
 
-    def _open(self, operation: str, key: str | None, *, creates: bool) -> BufferedRandom:
+    def _open(self, operation: str, key: str | None, *, creates: bool) -> FileIO:
         flags = os.O_RDWR | (os.O_CREAT if creates else 0)
         try:
-            return os.fdopen(open_regular(self.path, flags), "r+b")
+            return FileIO(open_regular(self.path, flags), "r+")
         except OSError as error:
             raise StoreConnectionError(
                 f"{operation} at the store {self.path} failed: {error.strerror}; check the "
@@ -243,7 +233,7 @@ class FileStore(LocalStore):
             ) from error
 
     def _take_lock(
-        self, file: BufferedRandom, lock: int, deadline: float, operation: str, key: str | None
+        self, file: FileIO, lock: int, deadline: float, operation: str, key: str | None
     ) -> None:
         pause_s = 0.0005
         while True:
@@ -260,6 +250,11 @@ class FileStore(LocalStore):
 
 
 # The log.
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    while data:
+        data = data[file.write(data) :]
 
 
 def encode_record(changes: Iterable[Change]) -> bytes:
