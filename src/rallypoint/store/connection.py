@@ -84,25 +84,20 @@ class Connection:
             TimeoutError: they did not come in time; what came is kept.
             OSError: the connection is lost.
         """
-        while len(self._buffer) < size:
-            missing = size - len(self._buffer)
-            if missing > _CHUNK:
-                self._receive_long(size)
-            else:
-                self._buffer += self._receive_some(_CHUNK)
-                if len(self._buffer) < size:
-                    self._check_deadline()
+        if len(self._buffer) < size:
+            self._fill(size)
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         return data
 
-    def _receive_long(self, size: int) -> None:
-        parts = [self._buffer]
-        got = len(self._buffer)
+    def _fill(self, size: int) -> None:
+        """Receive until the buffer has `size` bytes or more."""
+        parts, got = [self._buffer], len(self._buffer)
         try:
             while got < size:
-                parts.append(self._receive_some(min(size - got, 16 * _CHUNK)))
+                parts.append(self._receive_some(min(max(size - got, _CHUNK), 16 * _CHUNK)))
                 got += len(parts[-1])
-                self._check_deadline()
+                if got < size:
+                    self._check_deadline()
         finally:
             self._buffer = b"".join(parts)
 
