@@ -24,8 +24,7 @@ from typing import Any
 from table import need, print_table, save
 
 from rallypoint.store import wire
-from rallypoint.store.packing import pack_key, pack_number, pack_value
-from rallypoint.store.wire import Opcode
+from rallypoint.store.wire import Opcode, pack_key, pack_number, pack_value
 
 KINDS = ("ours", "torch")
 TIMEOUT = "datetime.timedelta(seconds=60)"

@@ -27,6 +27,8 @@ PACKAGES = ("rallypoint", "rallypoint.elastic", "rallypoint.launch", "rallypoint
 WITH_TORCH = ("rallypoint.pytorch", "rallypoint.pytorch.elastic")  # only names: torch may be absent
 # Objects of these packages are pickled, or their paths written by programs.
 KEPT_PATHS = ("rallypoint.launch", "rallypoint.base.errors", "rallypoint.engine.communicator")
+# Classes that are no part of it: what they define counts as their subclasses' own.
+SHARED_CODE = ("LocalStore",)
 # What writes fields for programs: dictionaries in these functions.
 FIELDS = {
     "explain --json": "diagnosis/explanation.py Explanation.to_json",
@@ -65,7 +67,9 @@ def described(path: str, value: object) -> Iterator[str]:
     """A function, class or constant."""
     if isinstance(value, type):
         own = getattr(value, "__module__", "")
-        bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+        shared = [base for base in value.__bases__ if base.__name__ in SHARED_CODE]
+        above = [base for each in (value, *shared) for base in each.__bases__]
+        bases = ", ".join(b.__name__ for b in above if b is not object and b not in shared)
         yield f"{path}: class({bases})"
         if own.startswith(KEPT_PATHS):
             yield f"{path}: pickled as {own}.{value.__qualname__}"
@@ -75,7 +79,8 @@ def described(path: str, value: object) -> Iterator[str]:
         constructor = getattr(value, "__init__", None)
         if inspect.isfunction(constructor):
             yield f"{path}.__init__{signature(constructor)}"
-        for name, member in vars(value).items():
+        members = {name: each for kind in (*shared, value) for name, each in vars(kind).items()}
+        for name, member in members.items():
             if name.startswith("_"):
                 continue
             if isinstance(member, property):

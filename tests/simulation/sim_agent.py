@@ -36,7 +36,7 @@ from rallypoint.rendezvous.job.reports import (
 )
 from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Endpoint, Seat
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRules
 from rallypoint.rendezvous.keyvalue.key_value_voter import Answer
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from rallypoint.rendezvous.consensus.register import PeerRegister, Register
 from rallypoint.rendezvous.consensus.rules import KEEPER, Rules
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
-from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister, KeyValueRules
 from rallypoint.rendezvous.timeouts import Timeouts
 
 

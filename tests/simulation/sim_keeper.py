@@ -19,19 +19,18 @@ from tests.simulation.sim_clock import SimClock, SimLoop
 
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.rendezvous.keyvalue.key_value_client import Pair, Snapshot
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.key_value_voter import (
-    Answer,
+from rallypoint.rendezvous.keyvalue.keeper import (
     Grant,
     KeepAlive,
-    KeyValueVoter,
+    Pair,
     Read,
     Request,
+    Snapshot,
     Transact,
-    is_same,
 )
-from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter, is_same
+from rallypoint.rendezvous.keyvalue.store_client import OneValue, Swap
 
 _PATIENCE_S = 2.0  # limit of the agents' client
 
@@ -206,8 +205,8 @@ class SimStore(SimServer):
         match request:
             case Read(prefix=prefix):
                 return (yield from value.read(prefix))
-            case Transact(revisions=revisions, puts=puts, deletes=deletes):
-                return (yield from value.transact(revisions, puts, deletes))
+            case Transact():
+                return (yield from value.transact(request))
             case Grant():
                 return 0
             case KeepAlive():

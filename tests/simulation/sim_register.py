@@ -30,7 +30,7 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.reports import Finish, Join
 from rallypoint.rendezvous.job.round import Member
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRules
 from rallypoint.rendezvous.keyvalue.key_value_voter import Answer
 
 _NEVER = float("-inf")

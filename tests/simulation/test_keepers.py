@@ -14,10 +14,10 @@ from tests.simulation.sim_story import story
 from rallypoint.rendezvous.consensus.messages import Agreement, Promise
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.reports import Finish, Outcome
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter, Transact
-from rallypoint.rendezvous.keyvalue.keys import JobKeys
-from rallypoint.rendezvous.keyvalue.one_value import OneValue
+from rallypoint.rendezvous.keyvalue.keeper import JobKeys, Transact
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter
+from rallypoint.rendezvous.keyvalue.store_client import OneValue
 
 SEEDS = range(200)
 MANY_SEEDS = range(3000)
@@ -188,7 +188,7 @@ def test_who_takes_over_before_the_first_round_goes_on_gathering(keeper: type[Si
 
 def test_closing_the_name_ends_the_job_for_all(keeper: type[SimKeeper]) -> None:
     cluster = cluster_of(keeper, 3)
-    kept, closed = cluster.keeper, JobKeys.of("job", 0).closed
+    kept, closed = cluster.keeper, JobKeys("job", 0).closed
     assert isinstance(kept, SimServer)
     request = Transact(revisions={closed: 0}, puts={closed: b"somebody closed it"}, lease=0)
     steps, result = kept.steps_of(OneValue(), request), None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rallypoint.store import wire
-from rallypoint.store.counters import number_in
+from rallypoint.store.local_store import number_in
 from rallypoint.store.wire import Opcode
 
 

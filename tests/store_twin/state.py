@@ -16,7 +16,7 @@ from tests.store_twin.keyspace import Entry, Keyspace
 from tests.store_twin.messages import Reply, Request
 
 from rallypoint.store import wire
-from rallypoint.store.counters import wrapped
+from rallypoint.store.local_store import wrapped
 from rallypoint.store.wire import ErrorCode, EventKind, Opcode, Status
 
 HANDSHAKE_S = 30.0  # a client is closed if it has not sent VALIDATE by then

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import urllib.request
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,8 @@ class Cluster:
 
     def client(
         self, *, timeout_s: float = 60.0, try_timeout_s: float = TRY_TIMEOUT_S
-    ) -> EtcdClient:
-        return EtcdClient(self.endpoints, timeout_s=timeout_s, try_timeout_s=try_timeout_s)
+    ) -> closing[EtcdClient]:
+        return closing(EtcdClient(self.endpoints, timeout_s=timeout_s, try_timeout_s=try_timeout_s))
 
     def leader(self) -> int:
         for i, (host, port) in enumerate(self.endpoints):

@@ -29,11 +29,11 @@ FULL = ("--rdzv-conf", f"last_call_timeout=60,{CONF}")
 PROBE = """
 import json, sys, urllib.request
 from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient
-from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, unpack
+from rallypoint.rendezvous.keyvalue.keeper import Claim, JobKeys, unpack
 places = [(f"host{i}", 2379) for i in (5, 6, 7)]
 if sys.argv[1] == "coordinator":
-    found = {p.key: p.value for p in EtcdClient(places).read(JobKeys.of("j", 0).vote).pairs}
-    print(unpack(Claim, found[JobKeys.of("j", 0).claim]).leader.host)
+    found = {p.key: p.value for p in EtcdClient(places).read(JobKeys("j", 0).vote).pairs}
+    print(unpack(Claim, found[JobKeys("j", 0).claim]).leader.host)
 for host, port in places if sys.argv[1] == "leader" else ():
     url = f"http://{host}:{port}/v3/maintenance/status"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -26,7 +26,7 @@ from rallypoint.rendezvous import (
 )
 from rallypoint.rendezvous.consensus.messages import Ballot
 from rallypoint.rendezvous.job.round import Member
-from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack
+from rallypoint.rendezvous.keyvalue.keeper import Claim, JobKeys, Transact, pack
 from rallypoint.rendezvous.keyvalue.store_client import StoreClient
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
@@ -317,9 +317,9 @@ def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
     other.next_rendezvous()
     dead = Member(key="d", host="h", local_world_size=1, address="127.0.0.1", port=free_port)
     claim = Claim(ballot=Ballot(1, "d"), leader=dead, host="d", lease=0)
-    store, name = HashStore(), JobKeys.of("r", 0).claim
+    store, name = HashStore(), JobKeys("r", 0).claim
     client = StoreClient(store, "rallypoint.rendezvous/r/state")
-    client.transact(revisions={}, puts={name: pack(claim)})
+    client.transact(Transact(revisions={}, puts={name: pack(claim)}))
     hasty = _over(store, least=1, most=1, join_s=2, missed_beats=2)
     with pytest.raises(RendezvousTimeoutError, match=f":{free_port}. coordinates, but does not"):
         hasty.next_rendezvous()

@@ -25,11 +25,10 @@ from rallypoint.base.errors import (
 )
 from rallypoint.store import wire
 from rallypoint.store.connection import Connection, connect
-from rallypoint.store.packing import pack_count, pack_key, pack_keys, pack_number, pack_value
 from rallypoint.store.server import StoreServer
-from rallypoint.store.session import Session
-from rallypoint.store.store import DEFAULT_TIMEOUT, Store, empty_queue, seconds_of
-from rallypoint.store.watch import Watch
+from rallypoint.store.session import Session, Watch
+from rallypoint.store.store import DEFAULT_TIMEOUT, Store, empty_queue, first_of, seconds_of
+from rallypoint.store.wire import pack_count, pack_key, pack_keys, pack_number, pack_value
 
 _I64 = struct.Struct("<q")
 _U8 = struct.Struct("<B")
@@ -159,7 +158,7 @@ class TCPStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         request = b"\x05" + pack_keys(keys)
-        return self._session.exchange_number("check", _first(keys), request, _U8) == wire.READY
+        return self._session.exchange_number("check", first_of(keys), request, _U8) == wire.READY
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         timeout_s = seconds_of(timeout) if timeout is not None else self._own.timeout_s
@@ -200,7 +199,7 @@ class TCPStore(Store):
         self._session.wait(
             operation, keys, b"\x06" + packed, Connection.receive_u8, self._own.timeout_s
         )
-        return self._session.exchange(operation, _first(keys), b"\x0a" + packed, read)
+        return self._session.exchange(operation, first_of(keys), b"\x0a" + packed, read)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
@@ -210,7 +209,7 @@ class TCPStore(Store):
             )
         parts = [pack_key(k) + pack_value(k, v) for k, v in zip(keys, values, strict=True)]
         request = b"\x0b" + pack_count(parts) + b"".join(parts)
-        self._post("multi_set", _first(keys), request)
+        self._post("multi_set", first_of(keys), request)
 
     # Queues and barriers.
 
@@ -352,10 +351,6 @@ def _listen_host(host: str) -> str:
     if is_loopback(host):
         return "::1" if host == "::1" else "127.0.0.1"
     return "::"
-
-
-def _first(keys: Sequence[str]) -> str | None:
-    return keys[0] if keys else None
 
 
 def _receive_numbers(count: int, connection: Connection) -> int:

@@ -84,25 +84,20 @@ class Connection:
             TimeoutError: they did not come in time; what came is kept.
             OSError: the connection is lost.
         """
-        while len(self._buffer) < size:
-            missing = size - len(self._buffer)
-            if missing > _CHUNK:
-                self._receive_long(size)
-            else:
-                self._buffer += self._receive_some(_CHUNK)
-                if len(self._buffer) < size:
-                    self._check_deadline()
+        if len(self._buffer) < size:
+            self._fill(size)
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         return data
 
-    def _receive_long(self, size: int) -> None:
-        parts = [self._buffer]
-        got = len(self._buffer)
+    def _fill(self, size: int) -> None:
+        """Receive until the buffer has `size` bytes or more."""
+        parts, got = [self._buffer], len(self._buffer)
         try:
             while got < size:
-                parts.append(self._receive_some(min(size - got, 16 * _CHUNK)))
+                parts.append(self._receive_some(min(max(size - got, _CHUNK), 16 * _CHUNK)))
                 got += len(parts[-1])
-                self._check_deadline()
+                if got < size:
+                    self._check_deadline()
         finally:
             self._buffer = b"".join(parts)
 
@@ -195,11 +190,6 @@ class Connection:
         """Return the descriptor, to wait for what the server pushes."""
         return self._socket.fileno()
 
-    @property
-    def buffered(self) -> bool:
-        """Whether bytes have been received that nobody has asked for yet."""
-        return bool(self._buffer)
-
     def interrupt(self) -> None:
         """End what waits for the server, with an error; another thread may call it."""
         with suppress(OSError):
@@ -218,10 +208,6 @@ class _Socket(socket.socket):
         self.close()
 
 
-class _RefusedError(Exception):
-    """The server is there and will not have us; trying again is no use."""
-
-
 def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) -> Connection:
     """Connect and introduce ourselves, trying again until the time is up.
 
@@ -236,18 +222,15 @@ def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) 
     while True:
         try:
             return _connect_once(host, port, endpoint, deadline, token)
-        except _RefusedError as error:
-            raise StoreRefusedError(
-                f"the store at {endpoint} refused the connection: {error}",
-                endpoint=endpoint,
-                operation="connect",
-            ) from None
+        except StoreRefusedError:
+            raise
         except OSError as error:
             _raise_if_in_vain(error, host, endpoint)
             pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
             if time.monotonic() + pause_s >= deadline:
                 raise StoreConnectionError(
-                    f"no store answered at {endpoint} within {timeout_s:g} s ({_words(error)}); "
+                    f"no store answered at {endpoint} within {timeout_s:g} s "
+                    f"({error.strerror or str(error) or 'no answer in time'}); "
                     "check that its server is running, and check the address and port",
                     endpoint=endpoint,
                     operation="connect",
@@ -291,12 +274,12 @@ def _connect_once(
                 _prove(connection, token)
             _introduce(connection)
             return connection
+        except StoreRefusedError:
+            sock.close()
+            raise
         except OSError as error:
             failure = error
             sock.close()
-        except _RefusedError:
-            sock.close()
-            raise
     raise failure
 
 
@@ -320,12 +303,12 @@ def _prove(connection: Connection, token: bytes) -> None:
     connection.send(client_proof(token, ours, theirs))
     first = connection.receive(4)
     if int.from_bytes(first, "little") == wire.TOKEN_REFUSED:
-        raise _RefusedError("the server has a different token; set the same one for both")
+        raise _refusal(connection, "the server has a different token; set the same one for both")
     if not is_server_proof(first + connection.receive(PROOF - 4), token, ours, theirs):
-        raise _RefusedError(
-            "the server could not prove that it knows the token; another program may be using its "
-            "port"
-        )
+        raise _refusal(
+            connection, "the server could not prove that it knows the token; another program may "
+            "be using its port"
+        )  # fmt: skip
 
 
 def _introduce(connection: Connection) -> None:
@@ -338,7 +321,8 @@ def _introduce(connection: Connection) -> None:
     )
     answer = int.from_bytes(connection.receive(4), "little")
     if answer == wire.TOKEN_REFUSED:
-        raise _RefusedError("it requires a token; pass one (--token-file or RALLYPOINT_TOKEN)")
+        why = "it requires a token; pass one (--token-file or RALLYPOINT_TOKEN)"
+        raise _refusal(connection, why)
     if answer not in {wire.PROBE, wire.PROBE_ANSWER}:
         raise ConnectionError(
             f"the program listening there is not a store: it answered {answer:#x}"
@@ -346,15 +330,20 @@ def _introduce(connection: Connection) -> None:
     connection.ours = answer == wire.PROBE_ANSWER
 
 
+def _refusal(connection: Connection, why: str) -> StoreRefusedError:
+    """The server is there and will not have us; trying again is no use."""
+    return StoreRefusedError(
+        f"the store at {connection.endpoint} refused the connection: {why}",
+        endpoint=connection.endpoint,
+        operation="connect",
+    )
+
+
 def _addresses(host: str, port: int) -> list[Address]:
     if family := numeric_family(host):
         return [(family, (host, port))]
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]  # type: ignore[misc]
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error) or "no answer in time"
 
 
 _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -1,58 +1,50 @@
-"""A store in a file that all processes see: a log under flock, replayed by each (file_log.py).
+"""A store in a file that all processes see: a log under flock, which each of them replays.
 
-The file is opened for each operation, as NFS requires. The last member to leave removes it. A file
-left by a crashed run is recognised by its run id, or because all its members are dead, and is never
-silently reused. It works on NFS wherever flock does (Linux 2.6.12 and later).
+    file     MAGIC, a record with the run's id, then one record for each operation
+    record   u32 length, u32 CRC-32 of the body, body
+    body     changes that belong together: u8 kind, u32 length, key, u32 length, value
+
+A process killed in the middle of a write leaves a record that is too short or has a wrong checksum.
+Readers stop before such a record, and the next writer truncates it. The file is opened for each
+operation, as NFS requires, and works on NFS wherever flock does (Linux 2.6.12 and later).
 """
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
+import struct
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from io import FileIO
 from pathlib import Path
-from typing import TypeVar
 
-from rallypoint.base.errors import (
-    InvalidArgumentError,
-    StoreConnectionError,
-    StoreError,
-    StoreTimeoutError,
-)
+from rallypoint.base.errors import StoreConnectionError
+from rallypoint.base.process_end import is_running, start_of
 from rallypoint.base.regular_file import open_regular
-from rallypoint.store.counters import number_in, wrapped
-from rallypoint.store.file_log import (
-    MAGIC,
-    Change,
-    ChangeKind,
-    LogState,
-    decode_header,
-    decode_records,
-    encode_header,
-    encode_record,
-)
-from rallypoint.store.member import Liveness, identity, liveness_of
-from rallypoint.store.store import (
-    DEFAULT_TIMEOUT,
-    Store,
-    empty_queue,
-    encode_key,
-    encode_value,
-    seconds_of,
-)
+from rallypoint.store.local_store import Change, ChangeKind, LocalStore, StoreContents
+from rallypoint.store.store import DEFAULT_TIMEOUT, encode_key, seconds_of
 
-T = TypeVar("T")
+MAGIC = b"RLYPTLG1"
 
+_RUN = b"run "  # so that a record is never empty: zeros are not a record
+_HEAD = struct.Struct("<II")
+_CHANGE = struct.Struct("<BI")
+_LENGTH = struct.Struct("<I")
 _POLL_S = 0.01
 
 
-class FileStore(Store):
+class FileStore(LocalStore):
     """A store in the file `file_name`, which the first process creates.
+
+    A file left by a crashed run is recognised by its run id, or because all its members are dead,
+    and is never silently reused.
 
     Args:
         file_name: a path on a file system that all processes share; its folder exists.
@@ -78,140 +70,33 @@ class FileStore(Store):
     ) -> None:
         super().__init__(timeout)
         self.path: str = os.fspath(file_name)
+        self._endpoint, self._at = self.path, f" at the store {self.path}"
         self._world_size = world_size
         self._run_id = run_id
-        self._reset_stale = reset_stale
+        self._header = MAGIC + _record(_RUN + run_id.encode())
+        self._begin()
+        member = _identity()
+        self._member: bytes | None = member
+        with self._opened("open", None, fcntl.LOCK_EX, creates=True) as file:
+            self._admit(file, reset_stale=reset_stale)
+            self._contents.change(ChangeKind.JOIN, member)
+            self._write(file)
+
+    def _begin(self) -> None:
+        """Set what each handle has for itself."""
         self._lock = threading.RLock()
         self._is_open = False
-        self._contents = LogState()
-        self._replayed = 0  # the number of bytes of the file that are in _contents
-        self._member: bytes | None = None
-        member = identity()
-        self._change(
-            "open", None, lambda _: ([Change(ChangeKind.JOIN, member)], None), joining=True
-        )
-        self._member = member
+        self._forget()
 
-    # Keys.
-
-    def set(self, key: str, value: str | bytes) -> None:
-        change = Change(ChangeKind.SET, encode_key(key), encode_value(value))
-        self._change("set", key, lambda _: ([change], None))
-
-    def add(self, key: str, amount: int) -> int:
-        raw = encode_key(key)
-
-        def decide(contents: LogState) -> tuple[list[Change], int]:
-            before = contents.values.get(key)
-            number = 0 if before is None else number_in(before)
-            if number is None:
-                raise self._error("add", key, "the value is not a 64-bit decimal number")
-            total = wrapped(number + amount)
-            return [Change(ChangeKind.SET, raw, b"%d" % total)], total
-
-        return self._change("add", key, decide)
-
-    def append(self, key: str, value: str | bytes) -> None:
-        raw, more = encode_key(key), encode_value(value)
-
-        def decide(contents: LogState) -> tuple[list[Change], None]:
-            return [Change(ChangeKind.SET, raw, contents.values.get(key, b"") + more)], None
-
-        self._change("append", key, decide)
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        raw, old, new = encode_key(key), encode_value(expected), encode_value(desired)
-
-        def decide(contents: LogState) -> tuple[list[Change], bytes]:
-            before = contents.values.get(key)
-            if before is None and old:
-                return [], old
-            if before is None or before == old:
-                return [Change(ChangeKind.SET, raw, new)], new
-            return [], before
-
-        return self._change("compare_set", key, decide)
-
-    def get(self, key: str) -> bytes:
-        return self.multi_get([key])[0]
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        def found(contents: LogState) -> list[bytes] | None:
-            if not all(map(contents.has, keys)):
-                return None
-            return [contents.values.get(key, b"") for key in keys]
-
-        return self._await("get", keys, found, None)
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        if len(keys) != len(values):
-            raise InvalidArgumentError(
-                f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
-            )
-        pairs = zip(keys, values, strict=True)
-        changes = [Change(ChangeKind.SET, encode_key(k), encode_value(v)) for k, v in pairs]
-        self._change("multi_set", _first(keys), lambda _: (changes, None))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._read("check", _first(keys), lambda c: all(map(c.has, keys)))
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._await("wait", keys, lambda c: all(map(c.has, keys)) or None, timeout)
-
-    def delete_key(self, key: str) -> bool:
-        raw = encode_key(key)
-
-        def decide(contents: LogState) -> tuple[list[Change], bool]:
-            there = key in contents.values
-            return ([Change(ChangeKind.DELETE, raw)] if there else []), there
-
-        return self._change("delete_key", key, decide)
-
-    def num_keys(self) -> int:
-        return self._read("num_keys", None, lambda contents: len(contents.values))
-
-    def list_keys(self) -> list[str]:
-        return self._read("list_keys", None, lambda contents: list(contents.values))
-
-    # Queues and barriers.
-
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        change = Change(ChangeKind.PUSH, encode_key(key), encode_value(value))
-        self._change("queue_push", key, lambda _: ([change], None))
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        raw = encode_key(key)
-
-        def decide(contents: LogState) -> tuple[list[Change], bytes | None]:
-            queue = contents.queues.get(key)
-            return ([Change(ChangeKind.POP, raw)], queue[0]) if queue else ([], None)
-
-        deadline = time.monotonic() + seconds_of(self._timeout)
-        while (value := self._change("queue_pop", key, decide)) is None:
-            if not block:
-                raise empty_queue(key, self.path)
-            if time.monotonic() >= deadline:
-                raise self._timed_out("queue_pop", [key], self._timeout)
-            time.sleep(_POLL_S)
-        return value
-
-    def queue_len(self, key: str) -> int:
-        return self._read("queue_len", key, lambda c: len(c.queues.get(key, ())))
-
-    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        self.add(key, 1)
-        self._await("barrier", [key], lambda c: int(c.values[key]) >= world_size or None, timeout)
-
-    # The handle.
+    def _forget(self) -> None:
+        self._contents = StoreContents()
+        self._replayed = len(self._header)  # the size of the part of the file that is in _contents
 
     def clone(self) -> FileStore:
         """See Store. A clone does not count as a member."""
-        other = FileStore.__new__(FileStore)
-        Store.__init__(other, self._timeout)
-        other.path, other._run_id, other._world_size = self.path, self._run_id, self._world_size
-        other._reset_stale = False
-        other._lock, other._is_open = threading.RLock(), False
-        other._contents, other._replayed, other._member = LogState(), 0, None
+        other = copy.copy(self)
+        other._begin()
+        other._member = None
         return other
 
     def close(self) -> None:
@@ -219,208 +104,216 @@ class FileStore(Store):
         member, self._member = self._member, None
         if member is None:
             return
-
-        def decide(contents: LogState) -> tuple[list[Change], None]:
-            gone = contents.left | {member}
-            gone |= {m for m in contents.joined if liveness_of(m) is Liveness.DEAD}
+        # If the file was removed, or is another run's by now, there is nothing to leave.
+        with suppress(StoreConnectionError), self._hold("close", None) as contents:
+            contents.change(ChangeKind.LEAVE, member)
+            gone = [m for m, is_in in contents.members.items() if not is_in or _is_dead(m)]
             if 0 < self._world_size <= len(gone):
                 Path(self.path).unlink()
-            return [Change(ChangeKind.LEAVE, member)], None
 
-        try:
-            self._change("close", None, decide)
-        except StoreConnectionError:
-            return  # the file was removed: there is nothing to leave
+    # The contents.
+
+    @contextmanager
+    def _hold(
+        self, operation: str, key: str | None, *, writes: bool = True
+    ) -> Iterator[StoreContents]:
+        if key is not None:
+            encode_key(key)
+        with self._opened(operation, key, fcntl.LOCK_EX if writes else fcntl.LOCK_SH) as file:
+            file.seek(0)
+            if file.read(len(self._header)) != self._header:
+                text = "another run has taken over the file"
+                raise self._refusal(operation, key, text, StoreConnectionError)
+            try:
+                self._replay(file)
+                yield self._contents
+                self._write(file)
+            except BaseException:
+                self._forget()  # the file may not have what was changed, or not all of it
+                raise
+
+    def _pause(self, count: int, left_s: float) -> None:
+        time.sleep(min(_POLL_S, left_s))
+
+    def _replay(self, file: FileIO) -> None:
+        file.seek(self._replayed)
+        data, start = file.read(), 0
+        while (body := _body(data, start)) is not None:
+            for change in _changes(body):
+                self._contents.apply(change)
+            start += _HEAD.size + len(body)
+        self._replayed += start
+
+    def _write(self, file: FileIO) -> None:
+        """Append what was changed."""
+        changes = self._contents.changes
+        if changes:
+            record = encode_record(changes)
+            file.seek(self._replayed)
+            file.truncate()  # the torn record of a killed writer is cut off
+            _write_all(file, record)
+            self._replayed += len(record)
+            changes.clear()
+
+    # Who may join.
+
+    def _admit(self, file: FileIO, *, reset_stale: bool) -> None:
+        """Make sure that the file is this run's, and fresh if it is new."""
+        data = file.read()
+        if data.startswith(self._header):
+            self._replay(file)
+            members = self._contents.members
+            present = [m for m, is_in in members.items() if is_in]
+            if not self._run_id and present and all(map(_is_dead, present)):
+                # No id distinguishes runs, but all members died without leaving.
+                warnings.warn(
+                    f"the store {self.path} was left by a run that crashed; clearing it",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            elif 0 < self._world_size <= len(members):
+                raise self._refusal(
+                    "open", None, f"{len(members)} processes have already joined it and the world "
+                    f"has {self._world_size}; remove it, or give each run its own path or run_id"
+                )  # fmt: skip
+            else:
+                return
+        elif not data.startswith(MAGIC) and not MAGIC.startswith(data):
+            raise self._refusal("open", None, "it is not a store; choose another path")
+        else:
+            run = _body(data, len(MAGIC))  # None: the header is torn, or not yet written
+            if run is not None and not reset_stale:
+                name = run[len(_RUN) :].decode(errors="replace")
+                raise self._refusal(
+                    "open", None, f"run {name!r} left it and this is run {self._run_id!r}; "
+                    "remove it, or pass reset_stale=True"
+                )  # fmt: skip
+        self._forget()
+        file.seek(0)
+        file.truncate()
+        _write_all(file, self._header)
 
     # The file.
 
-    def _change(
-        self,
-        operation: str,
-        key: str | None,
-        decide: Callable[[LogState], tuple[list[Change], T]],
-        *,
-        joining: bool = False,
-    ) -> T:
-        """Write what `decide` wants, given the contents, and return its answer."""
-        with self._lock, self._open(operation, key, fcntl.LOCK_EX, create=joining) as fd:
-            if joining:
-                self._admit(fd)
-            self._replay(fd, operation, key)
-            changes, result = decide(self._contents)
-            if changes:
-                os.ftruncate(fd, self._replayed)  # the torn record of a killed writer is cut off
-                _write_all(fd, encode_record(changes), self._replayed)
-                self._replay(fd, operation, key)
-            return result
-
-    def _read(self, operation: str, key: str | None, look: Callable[[LogState], T]) -> T:
-        with self._lock, self._open(operation, key, fcntl.LOCK_SH, create=False) as fd:
-            self._replay(fd, operation, key)
-            return look(self._contents)
-
-    def _await(
-        self,
-        operation: str,
-        keys: Sequence[str],
-        look: Callable[[LogState], T | None],
-        timeout: timedelta | None,
-    ) -> T:
-        limit = timeout or self._timeout
-        deadline = time.monotonic() + seconds_of(limit)
-        while (result := self._read(operation, _first(keys), look)) is None:
-            if time.monotonic() >= deadline:
-                raise self._timed_out(operation, keys, limit)
-            time.sleep(_POLL_S)
-        return result
-
     @contextmanager
-    def _open(self, operation: str, key: str | None, lock: int, *, create: bool) -> Iterator[int]:
-        if self._is_open:  # by this thread, which has the lock
-            raise self._error(
-                operation, key, "a signal handler has interrupted another call of this store; use "
-                "another handle in the handler, or set a flag there and make the call later"
-            )  # fmt: skip
-        self._is_open = True
-        try:
-            with self._opened(operation, key, lock, create=create) as fd:
-                yield fd
-        finally:
-            self._is_open = False
-
-    @contextmanager
-    def _opened(self, operation: str, key: str | None, lock: int, *, create: bool) -> Iterator[int]:
-        deadline = time.monotonic() + seconds_of(self._timeout)
-        flags = os.O_RDWR | (os.O_CREAT if create else 0)
-        while True:
+    def _opened(
+        self, operation: str, key: str | None, lock: int, *, creates: bool = False
+    ) -> Iterator[FileIO]:
+        """Open the file and lock it."""
+        with self._lock:
+            if self._is_open:  # by this thread, which has the lock
+                raise self._refusal(
+                    operation, key, "a signal handler has interrupted another call of this store; "
+                    "use another handle in the handler, or set a flag there and make the call later"
+                )  # fmt: skip
+            self._is_open = True
             try:
-                fd = open_regular(self.path, flags)
-            except OSError as error:
-                raise StoreConnectionError(
-                    f"{operation} at the store {self.path} failed: {error.strerror}; check the "
-                    "path, and whether another process removed the file",
-                    endpoint=self.path,
-                    operation=operation,
-                    key=key,
-                ) from error
-            try:
-                self._take_lock(fd, lock, deadline, operation, key)
-                if create and os.fstat(fd).st_nlink == 0:
-                    continue  # removed by the last member out while we waited: start a new one
-                yield fd
-                return
+                deadline = time.monotonic() + seconds_of(self._timeout)
+                while True:
+                    with self._open(operation, key, creates=creates) as file:
+                        self._take_lock(file, lock, deadline, operation, key)
+                        # The last member out may have removed it while we waited: then a new one.
+                        if not creates or os.fstat(file.fileno()).st_nlink > 0:
+                            yield file
+                            return
             finally:
-                os.close(fd)
+                self._is_open = False
+
+    def _open(self, operation: str, key: str | None, *, creates: bool) -> FileIO:
+        flags = os.O_RDWR | (os.O_CREAT if creates else 0)
+        try:
+            return FileIO(open_regular(self.path, flags), "r+")
+        except OSError as error:
+            raise StoreConnectionError(
+                f"{operation} at the store {self.path} failed: {error.strerror}; check the "
+                "path, and whether another process removed the file",
+                endpoint=self.path,
+                operation=operation,
+                key=key,
+            ) from error
 
     def _take_lock(
-        self, fd: int, lock: int, deadline: float, operation: str, key: str | None
+        self, file: FileIO, lock: int, deadline: float, operation: str, key: str | None
     ) -> None:
         pause_s = 0.0005
         while True:
             try:
-                fcntl.flock(fd, lock | fcntl.LOCK_NB)
+                fcntl.flock(file, lock | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise self._error(
-                        operation, key, "another process holds its lock and makes no progress"
-                    ) from None
+                    text = "another process holds its lock and makes no progress"
+                    raise self._refusal(operation, key, text) from None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_S)
             else:
                 return
 
-    def _admit(self, fd: int) -> None:
-        """Make sure that the file is this run's, and fresh if it is new."""
-        header = decode_header(_read_from(fd, 0))
-        if header is None:
-            if os.fstat(fd).st_size > 0 and not _is_torn_header(fd):
-                raise self._error("open", None, "it is not a store; choose another path")
-            self._start_afresh(fd)
-        elif header[0] != self._run_id:
-            if not self._reset_stale:
-                raise self._error(
-                    "open", None, f"run {header[0]!r} left it and this is run {self._run_id!r}; "
-                    "remove it, or pass reset_stale=True"
-                )  # fmt: skip
-            self._start_afresh(fd)
-        else:
-            self._replay(fd, "open", None)
-            self._refuse_leftover(fd)
 
-    def _refuse_leftover(self, fd: int) -> None:
-        joined = self._contents.joined
-        present = [m for m in joined if m not in self._contents.left]
-        if not self._run_id and present and all(liveness_of(m) is Liveness.DEAD for m in present):
-            # No id distinguishes runs, but all members died without leaving.
-            warnings.warn(
-                f"the store {self.path} was left by a run that crashed; clearing it",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-            self._start_afresh(fd)
-        elif 0 < self._world_size <= len(joined):
-            raise self._error(
-                "open", None, f"{len(joined)} processes have already joined it and the world has "
-                f"{self._world_size}; remove it, or give each run its own path or run_id"
-            )  # fmt: skip
-
-    def _start_afresh(self, fd: int) -> None:
-        os.ftruncate(fd, 0)
-        _write_all(fd, encode_header(self._run_id), 0)
-        self._contents, self._replayed = LogState(), 0
-
-    def _replay(self, fd: int, operation: str, key: str | None) -> None:
-        if self._replayed == 0:
-            header = decode_header(_read_from(fd, 0))
-            if header is None or header[0] != self._run_id:
-                raise self._error(operation, key, "another run has taken over the file")
-            self._replayed = header[1]
-        start = self._replayed
-        for changes, end in decode_records(_read_from(fd, start)):
-            for change in changes:
-                self._contents.apply(change)
-            self._replayed = start + end
-
-    def _error(self, operation: str, key: str | None, text: str) -> StoreError:
-        name = "" if key is None else f" of {key!r}"
-        return StoreError(
-            f"{operation}{name} at the store {self.path} was refused: {text}",
-            endpoint=self.path,
-            operation=operation,
-            key=key,
-        )
-
-    def _timed_out(
-        self, operation: str, keys: Sequence[str], limit: timedelta
-    ) -> StoreTimeoutError:
-        return StoreTimeoutError(
-            f"{operation} of {', '.join(map(repr, keys[:8]))} at the store {self.path} timed out "
-            f"after {limit.total_seconds():g} s; check the process that should have set it",
-            endpoint=self.path,
-            operation=operation,
-            key=_first(keys),
-        )
+# The log.
 
 
-def _first(keys: Sequence[str]) -> str | None:
-    return keys[0] if keys else None
-
-
-def _read_from(fd: int, start: int) -> bytes:
-    size = os.fstat(fd).st_size
-    parts: list[bytes] = []
-    while start < size and (part := os.pread(fd, size - start, start)):
-        parts.append(part)
-        start += len(part)
-    return b"".join(parts)
-
-
-def _write_all(fd: int, data: bytes, start: int) -> None:
+def _write_all(file: FileIO, data: bytes) -> None:
     while data:
-        written = os.pwrite(fd, data, start)
-        data, start = data[written:], start + written
+        data = data[file.write(data) :]
 
 
-def _is_torn_header(fd: int) -> bool:
-    data = _read_from(fd, 0)
-    return data.startswith(MAGIC) or MAGIC.startswith(data)
+def encode_record(changes: Iterable[Change]) -> bytes:
+    """Return the record of changes that happen together or not at all."""
+    return _record(
+        b"".join(
+            _CHANGE.pack(kind, len(key)) + key + _LENGTH.pack(len(value)) + value
+            for kind, key, value in changes
+        )
+    )
+
+
+def _record(body: bytes) -> bytes:
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def _body(data: bytes, start: int) -> bytes | None:
+    """Return the body of the record that starts there; None if it is torn."""
+    if len(data) < start + _HEAD.size:
+        return None
+    length, checksum = _HEAD.unpack_from(data, start)
+    body = data[start + _HEAD.size : start + _HEAD.size + length]
+    if len(body) < length or zlib.crc32(body) != checksum:
+        return None
+    return body or None  # a crash may leave zeros, which would pass for empty records
+
+
+def _changes(body: bytes) -> Iterator[Change]:
+    position = 0
+    while position < len(body):
+        kind, size = _CHANGE.unpack_from(body, position)
+        position += _CHANGE.size
+        key = body[position : position + size]
+        position += size
+        (size,) = _LENGTH.unpack_from(body, position)
+        position += _LENGTH.size
+        yield Change(ChangeKind(kind), key, body[position : position + size])
+        position += size
+
+
+# Its members.
+
+
+def _identity() -> bytes:
+    """Identify this process and this opening of a store, so that others can tell if it lives."""
+    pid = os.getpid()
+    return b"\0".join([_machine(), b"%d" % pid, start_of(pid) or b"", os.urandom(8).hex().encode()])
+
+
+def _is_dead(member: bytes) -> bool:
+    """Whether that process has ended; one of another machine is taken to live, a reused pid not."""
+    machine, pid, start, _ = member.split(b"\0")
+    return machine == _machine() and not is_running(int(pid), start)
+
+
+def _machine() -> bytes:
+    # The boot id is the machine's until it restarts; the namespace tells containers apart.
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        return boot_id + bytes(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # there is no /proc
+        return os.fsencode(os.uname().nodename)

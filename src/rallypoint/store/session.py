@@ -1,34 +1,29 @@
-"""One request and its reply at a time over one connection, with errors that name operation and key.
+"""What a client does with a connection: a request and its reply at a time, or a watch.
 
-An interrupted exchange closes the connection: its late reply could be mistaken for that to the next
-request. A signal handler that runs in the middle of one cannot use the connection, and calls that
-another thread waits in may wait for the handler's: see `is_busy`.
+Errors name operation and key. An interrupted exchange closes the connection: its late reply could
+be mistaken for that to the next request. A signal handler that runs in the middle of one cannot use
+the connection, and calls that another thread waits in may wait for the handler's: see `is_busy`.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from rallypoint.base.errors import (
-    StoreConnectionError,
-    StoreError,
-    StoreFencedError,
-    StoreTimeoutError,
-)
+from rallypoint.base.errors import StoreConnectionError, StoreError, StoreFencedError
 from rallypoint.store import wire
 from rallypoint.store.connection import Connection
-from rallypoint.store.wire import ErrorCode, Status
+from rallypoint.store.store import first_of, wait_timed_out
+from rallypoint.store.wire import ErrorCode, EventKind, Status, pack_key
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StoreError)
 
 _CANCEL_S = 10.0  # an answer to CANCEL_WAIT may take that long, or as long as any other
-
-
-class _WaitCanceledError(Exception):
-    """The wait ended because its time was up; the connection is fine."""
 
 
 class Session:
@@ -66,22 +61,12 @@ class Session:
         self, operation: str, key: str | None, request: bytes, read: Callable[[Connection], T]
     ) -> T:
         """Send `request` and return what `read` makes of the reply."""
-        with self._lock:
-            connection = self._usable(operation, key)
-            try:
-                self._thread = threading.get_ident()
-                connection.start(self.timeout_s)
-                connection.send(request)
-                if connection.ours:
-                    self._check_status(connection, connection.receive_u8(), operation, key)
-                return read(connection)
-            except OSError as error:
-                raise self._lost(operation, key, error, self.timeout_s) from error
-            except BaseException as error:
-                self._give_up(error)
-                raise
-            finally:
-                self._thread = 0
+
+        def perform(connection: Connection) -> T:
+            connection.send(request)
+            return self._read_reply(connection, operation, key, read)
+
+        return self._begin(operation, key, perform, self.timeout_s)
 
     def exchange_number(
         self, operation: str, key: str | None, request: bytes, layout: struct.Struct
@@ -97,29 +82,15 @@ class Session:
                     connection.put_back(reply[1:])
                     self._check_status(connection, reply[0], operation, key)
                 return layout.unpack_from(reply, self.ours)[0]  # type: ignore[no-any-return]
-            except OSError as error:
-                raise self._lost(operation, key, error, self.timeout_s) from error
             except BaseException as error:
-                self._give_up(error)
+                self._raise_if_lost(error, operation, key, self.timeout_s)
                 raise
             finally:
                 self._thread = 0
 
     def post(self, operation: str, key: str | None, request: bytes) -> None:
         """Send `request`, which has no reply."""
-        with self._lock:
-            connection = self._usable(operation, key)
-            try:
-                self._thread = threading.get_ident()
-                connection.start(self.timeout_s)
-                connection.send(request)
-            except OSError as error:
-                raise self._lost(operation, key, error, self.timeout_s) from error
-            except BaseException as error:
-                self._give_up(error)
-                raise
-            finally:
-                self._thread = 0
+        self._begin(operation, key, lambda connection: connection.send(request), self.timeout_s)
 
     def wait(
         self,
@@ -130,60 +101,72 @@ class Session:
         timeout_s: float,
     ) -> T:
         """As `exchange`, for a reply that the server owes only once something has happened."""
-        key = _first(keys)
+        key = first_of(keys)
+        cancel_s = max(_CANCEL_S, self.timeout_s)
+
+        def perform(connection: Connection) -> T:
+            self._is_waiting = True
+            connection.send(request)
+            try:
+                connection.await_byte()
+            except TimeoutError:
+                connection.start(cancel_s)
+                connection.send(b"\x0c")
+                if self._is_canceled(connection):
+                    raise wait_timed_out(
+                        operation,
+                        keys,
+                        timeout_s,
+                        endpoint=self._endpoint,
+                        at=f" at {self._endpoint}",
+                    ) from None
+                try:  # its result was on its way already
+                    return self._read_reply(connection, operation, key, read)
+                finally:
+                    connection.receive_u8()
+            return self._read_reply(connection, operation, key, read)
+
+        return self._begin(operation, key, perform, timeout_s, cancel_s)
+
+    def _is_canceled(self, connection: Connection) -> bool:
+        """Whether the answer to CANCEL_WAIT comes first; read it then."""
+        canceled = Status.CANCELED if connection.ours else wire.WAIT_CANCELED
+        if connection.peek() != canceled:
+            return False
+        connection.receive_u8()
+        return True
+
+    def _begin(
+        self,
+        operation: str,
+        key: str | None,
+        perform: Callable[[Connection], T],
+        timeout_s: float,
+        cancel_s: float = 0.0,
+    ) -> T:
+        """Carry out an exchange; another `cancel_s` may pass until it fails."""
         with self._lock:
             connection = self._usable(operation, key)
             try:
-                self._thread, self._is_waiting = threading.get_ident(), True
+                self._thread = threading.get_ident()
                 connection.start(timeout_s)
-                connection.send(request)
-                try:
-                    connection.await_byte()
-                except TimeoutError:
-                    return self._cancel(connection, operation, key, read)
-                if connection.ours:
-                    self._check_status(connection, connection.receive_u8(), operation, key)
-                return read(connection)
-            except _WaitCanceledError:
-                raise self._timed_out(operation, keys, timeout_s) from None
-            except OSError as error:
-                waited_s = timeout_s + self._cancel_s
-                raise self._lost(operation, key, error, waited_s) from error
+                return perform(connection)
             except BaseException as error:
-                self._give_up(error)
+                self._raise_if_lost(error, operation, key, timeout_s + cancel_s)
                 raise
             finally:
                 self._thread, self._is_waiting = 0, False
 
-    @property
-    def _cancel_s(self) -> float:
-        return max(_CANCEL_S, self.timeout_s)
-
-    def _cancel(
+    def _read_reply(
         self,
         connection: Connection,
         operation: str,
         key: str | None,
         read: Callable[[Connection], T],
     ) -> T:
-        """End a wait whose time is up, or return its result if that was on its way already."""
-        connection.start(self._cancel_s)
-        connection.send(b"\x0c")
-        if not connection.ours:
-            if connection.peek() == wire.WAIT_CANCELED:
-                connection.receive_u8()
-                raise _WaitCanceledError
-            result = read(connection)
-            connection.receive_u8()
-            return result
-        status = connection.receive_u8()
-        if status == Status.CANCELED:
-            raise _WaitCanceledError
-        try:
-            self._check_status(connection, status, operation, key)
-            return read(connection)
-        finally:
-            connection.receive_u8()
+        if connection.ours:
+            self._check_status(connection, connection.receive_u8(), operation, key)
+        return read(connection)
 
     def _check_status(
         self, connection: Connection, status: int, operation: str, key: str | None
@@ -194,65 +177,139 @@ class Session:
             raise ConnectionError(f"the server sent status {status} where a reply was expected")
         code, text = connection.receive_u8(), connection.receive_blob().decode(errors="replace")
         if code == ErrorCode.FENCED:
-            raise StoreFencedError(
-                f"{self._where(operation, key)} was refused: {text}; join the new round first",
-                endpoint=self._endpoint,
-                operation=operation,
-                key=key,
-            )
-        raise StoreError(
-            f"{self._where(operation, key)} was refused: {text}",
-            endpoint=self._endpoint,
-            operation=operation,
-            key=key,
-        )
+            text = f"was refused: {text}; join the new round first"
+            raise self._error(StoreFencedError, operation, key, text)
+        raise self._error(StoreError, operation, key, f"was refused: {text}")
 
     def _usable(self, operation: str, key: str | None) -> Connection:
         if self._connection is None:
-            raise StoreConnectionError(
-                f"{self._where(operation, key)} is not possible: the connection was closed or "
-                "lost earlier; open the store again",
-                endpoint=self._endpoint,
-                operation=operation,
-                key=key,
-            )
+            raise self._error(
+                StoreConnectionError, operation, key, "is not possible: the connection was closed "
+                "or lost earlier; open the store again"
+            )  # fmt: skip
         return self._connection
 
-    def _give_up(self, error: BaseException) -> None:
+    def _raise_if_lost(
+        self, error: BaseException, operation: str, key: str | None, timeout_s: float
+    ) -> None:
         """Drop the connection where an exchange broke off in the middle."""
-        if not isinstance(error, StoreError) and self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if isinstance(error, StoreError):
+            return
+        self.close()
+        if isinstance(error, OSError):
+            late = isinstance(error, TimeoutError)
+            what = f"no answer within {timeout_s:g} s" if late else error.strerror or str(error)
+            text = f"failed: {what}; check that the server is still running"
+            raise self._error(StoreConnectionError, operation, key, text) from error
 
-    def _lost(
-        self, operation: str, key: str | None, error: OSError, timeout_s: float
-    ) -> StoreConnectionError:
-        self._give_up(error)
-        late = isinstance(error, TimeoutError)
-        what = f"no answer within {timeout_s:g} s" if late else error.strerror or str(error)
-        return StoreConnectionError(
-            f"{self._where(operation, key)} failed: {what}; check that the server is still running",
+    def _error(self, kind: type[E], operation: str, key: str | None, text: str) -> E:
+        name = "" if key is None else f" of {key!r}"
+        return kind(
+            f"{operation}{name} at the store {self._endpoint} {text}",
             endpoint=self._endpoint,
             operation=operation,
             key=key,
         )
 
-    def _timed_out(
-        self, operation: str, keys: Sequence[str], timeout_s: float
-    ) -> StoreTimeoutError:
-        names = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
-        return StoreTimeoutError(
-            f"{operation} of {names} at {self._endpoint} timed out after {timeout_s:g} s; "
-            "check the process that should have set it",
-            endpoint=self._endpoint,
-            operation=operation,
-            key=_first(keys),
+
+@dataclass(frozen=True, slots=True)
+class KeyEvent:
+    """A key was set, or deleted: then `value` is None."""
+
+    key: str
+    value: bytes | None
+
+
+class Watch:
+    """The events of all keys with a prefix, which our server pushes. Use from one thread at a time.
+
+    A watch first reports every existing key, so that no change is missed before it begins. `fileno`
+    can be registered with any selector.
+    """
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self.prefix = prefix
+        self._connection = connection
+        self._pending = b""
+        connection.send(b"\x43" + pack_key(prefix))
+
+    def fileno(self) -> int:
+        """Return the descriptor, readable when there is news; then call `events(0)`."""
+        return self._connection.fileno()
+
+    def events(self, timeout_s: float | None = None) -> list[KeyEvent]:
+        """Return what has happened, waiting for the first event up to `timeout_s` or for ever.
+
+        Returns an empty list when nothing happened in time.
+
+        Raises:
+            StoreConnectionError: the server is gone; open a new watch, which starts afresh.
+            StoreFencedError: the round that is watched has ended.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = self._parse()
+            if found:
+                return found
+            left_s = None if deadline is None else deadline - time.monotonic()
+            try:
+                more = self._connection.receive_available(left_s)
+            except OSError as error:
+                why = f"{error.strerror or error}; check that the server is still running"
+                raise self._ended(StoreConnectionError, why) from error
+            if not more:
+                return []
+            self._pending += more
+
+    def close(self) -> None:
+        """Stop watching; a second call does nothing."""
+        self._connection.close()
+
+    def _parse(self) -> list[KeyEvent]:
+        events: list[KeyEvent] = []
+        data, start = self._pending, 0
+        try:
+            while start < len(data):
+                if data[start] == Status.REPLY:
+                    # The end of the initial keys; not needed, but it takes 2 bytes.
+                    if len(data) < start + 2:
+                        break
+                    start += 2
+                    continue
+                parsed = _parse_event(data, start)
+                if parsed is None:
+                    break
+                kind, raw_key, value, start = parsed
+                if kind == EventKind.FENCED:
+                    text = value.decode(errors="replace")
+                    raise self._ended(StoreFencedError, f"{text}; join the new round")
+                key = raw_key[1:].decode(errors="surrogateescape")
+                events.append(KeyEvent(key, value if kind == EventKind.SET else None))
+        finally:
+            self._pending = data[start:]
+        return events
+
+    def _ended(self, kind: type[E], why: str) -> E:
+        endpoint = self._connection.endpoint
+        return kind(
+            f"the watch of {self.prefix!r} at the store {endpoint} ended: {why}",
+            endpoint=endpoint,
+            operation="watch",
+            key=self.prefix,
         )
 
-    def _where(self, operation: str, key: str | None) -> str:
-        name = "" if key is None else f" of {key!r}"
-        return f"{operation}{name} at the store {self._endpoint}"
 
-
-def _first(keys: Sequence[str]) -> str | None:
-    return keys[0] if keys else None
+def _parse_event(data: bytes, start: int) -> tuple[int, bytes, bytes, int] | None:
+    """Return kind, key, value and where the next message starts, or None if bytes are missing."""
+    parts: list[bytes] = []
+    end = start + 2
+    for _ in range(2):
+        if len(data) < end + 8:
+            return None
+        length = int.from_bytes(data[end : end + 8], "little")
+        end += 8
+        if len(data) < end + length:
+            return None
+        parts.append(data[end : end + length])
+        end += length
+    return data[start + 1], parts[0], parts[1], end

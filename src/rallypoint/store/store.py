@@ -12,7 +12,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, QueueEmptyError
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
@@ -167,6 +172,31 @@ def empty_queue(key: str, endpoint: str) -> QueueEmptyError:
         operation="queue_pop",
         key=key,
     )
+
+
+def wait_timed_out(
+    operation: str,
+    keys: Sequence[str],
+    timeout_s: float,
+    *,
+    endpoint: str,
+    at: str = "",
+    setter: str = "process",
+) -> StoreTimeoutError:
+    """Return the error for keys that were not set in time, `at` that store."""
+    names = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
+    return StoreTimeoutError(
+        f"{operation} of {names}{at} timed out after {timeout_s:g} s; "
+        f"check the {setter} that should have set it",
+        endpoint=endpoint,
+        operation=operation,
+        key=first_of(keys),
+    )
+
+
+def first_of(keys: Sequence[str]) -> str | None:
+    """Return the key that errors name."""
+    return keys[0] if keys else None
 
 
 def encode_key(key: str) -> bytes:

@@ -1,17 +1,22 @@
-"""The store's wire: opcodes, status bytes, limits, and how values become bytes, without any I/O.
+"""The store's wire: opcodes, status bytes, limits, and how arguments become bytes, without any I/O.
 
 The stock opcodes 0-18 are those of ``torch.distributed.TCPStore`` (torch 2.13): no framing, no
 version, integers in little-endian order. Ours start at 64 and are only sent by a client whose PING
 carried PROBE and was answered with PROBE_ANSWER, which a stock server never does: it echoes. From
 then on every reply of that connection begins with a Status byte. Every length is checked before
-its bytes are read (native/store/wire.cc). tests/store_twin/messages.py lists the fields of each
-request.
+its bytes are read (native/store/wire.cc), and the `pack` functions refuse what the server would
+close the connection for. tests/store_twin/messages.py lists the fields of each request.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
+
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.store.store import encode_key, encode_value
 
 MAGIC = 0x3C85F7CE
 PROBE = 0xF5A10001  # larger than any process id (2**22), which is what stock clients send
@@ -106,3 +111,55 @@ def i64(number: int) -> bytes:
 def blob(data: bytes) -> bytes:
     """Encode bytes with their length before them."""
     return _U64.pack(len(data)) + data
+
+
+# What callers pass, checked.
+
+
+@lru_cache(maxsize=512)
+def pack_key(key: str) -> bytes:
+    """Pack a key, with the slash that stock clients put before it."""
+    try:
+        raw = ("/" + key).encode()
+    except TypeError:
+        raw = b"/" + encode_key(key)  # encode_key reports what is wrong
+    if len(raw) > MAX_KEY:
+        raise InvalidArgumentError(
+            f"a store's key has at most {MAX_KEY - 1} bytes, not {len(raw) - 1}: {key[:40]!r}..."
+        )
+    return blob(raw)
+
+
+def pack_keys(keys: Sequence[str]) -> bytes:
+    """Pack a list of keys."""
+    if isinstance(keys, str):
+        raise InvalidArgumentError(f"expected a list of keys, not the single key {keys!r}")
+    return pack_count(keys) + b"".join(map(pack_key, keys))
+
+
+def pack_count(items: Sequence[object]) -> bytes:
+    """Pack how many items follow."""
+    if len(items) > MAX_COUNT:
+        raise InvalidArgumentError(
+            f"one request can hold at most {MAX_COUNT} keys, not {len(items)}; split it"
+        )
+    return _U64.pack(len(items))
+
+
+def pack_value(key: str, value: str | bytes) -> bytes:
+    """Pack the value of `key`."""
+    raw = encode_value(value)
+    if len(raw) > MAX_VALUE:
+        raise InvalidArgumentError(
+            f"the value of {key!r} has {len(raw)} bytes, but a store accepts at most "
+            f"{MAX_VALUE}; split it"
+        )
+    return blob(raw)
+
+
+def pack_number(operation: str, number: int) -> bytes:
+    """Pack a 64-bit integer."""
+    try:
+        return i64(number)
+    except struct.error:
+        raise InvalidArgumentError(f"{operation} takes a 64-bit integer, not {number!r}") from None

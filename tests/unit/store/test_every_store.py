@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rallypoint.base.errors import InvalidArgumentError, StoreError
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
 from rallypoint.store.hash import HashStore
@@ -146,3 +147,26 @@ def test_prefixes_nest_as_torch_nests_them() -> None:
         assert store.list_keys() == ["o/p/k"]
         assert inner.list_keys() == ["k"]
         assert inner.get("k") == b"v"
+
+
+def test_a_prefix_passes_on_what_is_not_about_keys() -> None:
+    inner = HashStore()
+    outer = PrefixStore("p", inner)
+    outer.set_timeout(timedelta(seconds=7))
+    assert inner.timeout == outer.timeout == timedelta(seconds=7)
+    outer.set("k", "v")
+    assert inner.get("p/k") == b"v"
+    outer.close()
+
+
+def test_a_number_that_is_none() -> None:
+    store = HashStore()
+    store.set("k", "seven")
+    with pytest.raises(StoreError, match="add to 'k' was refused: the value is not a 64-bit dec"):
+        store.add("k", 1)
+    assert store.get("k") == b"seven"
+
+
+def test_as_many_values_as_keys() -> None:
+    with pytest.raises(InvalidArgumentError, match="as many values as keys, not 1 for 2"):
+        HashStore().multi_set(["a", "b"], ["1"])

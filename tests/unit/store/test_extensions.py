@@ -27,7 +27,7 @@ from rallypoint.base.errors import (
 from rallypoint.store import wire
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
-from rallypoint.store.watch import KeyEvent, Watch
+from rallypoint.store.session import KeyEvent, Watch
 
 TIMEOUT = timedelta(seconds=60)
 

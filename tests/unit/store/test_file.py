@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import StoreConnectionError, StoreError, StoreTimeoutError
-from rallypoint.store.file import FileStore
-from rallypoint.store.file_log import Change, ChangeKind, LogState, encode_record
+from rallypoint.store.file import FileStore, encode_record
+from rallypoint.store.local_store import Change, ChangeKind
 
 
 @pytest.mark.parametrize("keep", range(0, 60, 7))
@@ -65,6 +65,20 @@ def test_another_runs_file_is_refused_or_reset(tmp_path: Path) -> None:
         assert store.num_keys() == 0
 
 
+def test_members_of_a_run_whose_file_was_reset_leave_the_new_runs_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    old = FileStore(path, 2, run_id="monday")
+    old.set("k", "old" * 100)
+    with FileStore(path, 2, run_id="tuesday", reset_stale=True) as new:
+        new.set("k", "new")
+        for call in (lambda: old.get("k"), lambda: old.set("k", "old")):
+            with pytest.raises(StoreError, match="another run has taken over the file"):
+                call()
+        old.close()
+        assert new.get("k") == b"new"
+        assert new.clone().list_keys() == ["k"]
+
+
 def test_more_members_than_the_world_are_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     first = FileStore(path, 1)
@@ -109,16 +123,13 @@ def test_a_call_in_a_signal_handler_in_the_middle_of_another_is_refused(tmp_path
         else:
             told.append("made")
 
-    def is_set(contents: LogState) -> bool:
-        if not told:
-            signal.raise_signal(signal.SIGUSR1)
-        return contents.has("key")
-
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        assert not store._read("check", "key", is_set)
+        with store._hold("check", "key", writes=False) as contents:
+            signal.raise_signal(signal.SIGUSR1)
+            assert not contents.has("key")
         signal.raise_signal(signal.SIGUSR1)
-        assert store._read("check", "key", is_set)
+        assert store.check(["key"])
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert "a signal handler has interrupted another call of this store" in told[0]

@@ -1,14 +1,17 @@
-"""The parser finds the same requests however the bytes are cut, and refuses what is too long."""
+"""Requests as bytes, and what cannot be sent; the parser finds them however the bytes are cut, and
+refuses what is too long."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from tests.store_twin.messages import Parser, Request, WireError, encode_request
 
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.store import wire
-from rallypoint.store.wire import Opcode
+from rallypoint.store.wire import Opcode, pack_count, pack_key, pack_keys, pack_number, pack_value
 
 SAMPLES = [
     Request(Opcode.VALIDATE, number=wire.MAGIC),
@@ -59,3 +62,39 @@ def test_bytes_are_those_of_the_specification() -> None:
 def test_announced_lengths_are_refused_before_their_bytes(data: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):
         list(Parser().feed(data))
+
+
+def blob(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
+
+
+def test_requests_as_bytes() -> None:
+    assert pack_key("a") == blob(b"/a")
+    assert pack_keys(["a", "\u00e9"]) == struct.pack("<Q", 2) + blob(b"/a") + blob(b"/\xc3\xa9")
+    assert pack_value("a", "\u00e9") == blob(b"\xc3\xa9")
+    assert pack_value("a", b"\xff") == blob(b"\xff")
+    assert pack_number("add", -2) == b"\xfe" + b"\xff" * 7
+
+
+@pytest.mark.parametrize(
+    ("pack", "message"),
+    [
+        (lambda: pack_key(7), "a store's keys are str, not int: 7"),
+        (lambda: pack_key("k" * wire.MAX_KEY), f"has at most {wire.MAX_KEY - 1} bytes, not"),
+        (lambda: pack_keys("abc"), "expected a list of keys, not the single key 'abc'"),
+        (lambda: pack_count(range(wire.MAX_COUNT + 1)), f"at most {wire.MAX_COUNT} keys, not"),
+        (lambda: pack_value("a", 7), "values are str or bytes, not int"),  # type: ignore[arg-type]
+        (lambda: pack_number("add", 1 << 63), "add takes a 64-bit integer, not 9223372036854775"),
+        (lambda: pack_number("add", "x"), "integer, not 'x'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_sent(pack: Callable[[], object], message: str) -> None:
+    with pytest.raises((InvalidArgumentError, InvalidTypeError)) as raised:
+        pack()
+    assert message in str(raised.value)
+
+
+def test_a_value_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_VALUE", 3)
+    with pytest.raises(InvalidArgumentError, match="the value of 'a' has 4 bytes, but a store acc"):
+        pack_value("a", b"four")

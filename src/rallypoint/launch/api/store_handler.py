@@ -46,9 +46,9 @@ from rallypoint.rendezvous.api.rendezvous_handler import (
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Member, Seat
+from rallypoint.rendezvous.keyvalue.keeper import JobKeys, Transact
 from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
-from rallypoint.rendezvous.keyvalue.key_value_rules import StoreRules
-from rallypoint.rendezvous.keyvalue.keys import JobKeys
+from rallypoint.rendezvous.keyvalue.key_value_register import StoreRules
 from rallypoint.rendezvous.keyvalue.store_client import StoreClient
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.store.client import TCPStore
@@ -162,7 +162,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         is_chosen = choice.is_wished and choice.is_own
         self._place = listening_place(self._address, is_chosen=is_chosen)
         self._root = f"rallypoint.rendezvous/{run_id}"
-        self._closed = JobKeys.of(run_id, 0).closed
+        self._closed = JobKeys(run_id, 0).closed
         with self._reaching():
             self._own = store.clone()  # the program may wait with the other one
             self._value = StoreClient(self._own, f"{self._root}/state")
@@ -187,7 +187,9 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
     def set_closed(self) -> None:
         why = f"node {os.uname().nodename} closed it"
         with self._reaching():
-            self._value.transact(revisions={self._closed: 0}, puts={self._closed: why.encode()})
+            self._value.transact(
+                Transact(revisions={self._closed: 0}, puts={self._closed: why.encode()})
+            )
         if self._node is not None:
             self._node.close()  # sooner than with the next beat
 

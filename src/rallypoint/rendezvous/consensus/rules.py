@@ -20,7 +20,7 @@ from rallypoint.rendezvous.job.round import Member
 # All members vote, up to this number; of a longer list the first ones. Ballots stay cheap, and any
 # 15 of 31 voters may be lost at one time.
 MAX_VOTERS = 31
-KEEPER = "keeper"  # the key of a voter that is not an agent: keyvalue/key_value_rules.py
+KEEPER = "keeper"  # the key of a voter that is not an agent: keyvalue/key_value_register.py
 BEFORE_ALL = -1  # the number of the agreement on endpoints that the first one follows
 _TELL_END_FOR_S = 3.0
 

@@ -1,6 +1,6 @@
 """Agreements that a keeper outside the agents holds: etcd, or any store with compare-and-set.
 
-key_value_voter.py says what a job reads and writes there, key_value_rules.py when;
-key_value_link.py does it in a thread. key_value_client.py is the interface of a keeper, with
-etcd_client.py and store_client.py as the two kinds.
+keeper.py says what a job keeps there, and which requests a keeper carries out (etcd_client.py,
+store_client.py); key_value_register.py says who may write when; key_value_voter.py turns an agent's
+messages into requests, which key_value_link.py has carried out in a thread.
 """

@@ -15,19 +15,17 @@ import json
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
 from typing import Any
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreError
-from rallypoint.rendezvous.keyvalue.key_value_client import KeyValueClient, Pair, Snapshot
+from rallypoint.rendezvous.keyvalue.keeper import KeyValueClient, Pair, Snapshot, Transact
 
 TRY_TIMEOUT_S = 0.5
 TIMEOUT_S = 10.0
 # gRPC: deadline exceeded and unavailable. Another endpoint, or the same a moment later, may answer.
 _PASSING_CODES = {4, 14}
 _PAUSE_S = 0.02
-_LEASE_NOT_FOUND = 5
 
 
 class EtcdClient(KeyValueClient):
@@ -41,23 +39,12 @@ class EtcdClient(KeyValueClient):
         timeout_s: float = TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        if not endpoints:
-            raise InvalidArgumentError("etcd needs at least one endpoint, HOST:PORT")
         self._endpoints = tuple(endpoints)
         self._try_timeout_s = try_timeout_s
         self._timeout_s = timeout_s
         self._tls = tls
         self._current = 0
-        self._why = ""  # the last try failed
         self._connection: http.client.HTTPConnection | None = None
-
-    def __enter__(self) -> EtcdClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
@@ -70,42 +57,26 @@ class EtcdClient(KeyValueClient):
         answer, _ = self._call("read", "kv/range", _under(prefix), prefix)
         return Snapshot(tuple(map(_pair, answer.get("kvs", ()))), _revision(answer))
 
-    def transact(
-        self,
-        *,
-        revisions: Mapping[str, int],
-        puts: Mapping[str, bytes],
-        deletes: Sequence[str] = (),
-        lease: int = 0,
-        leases: Mapping[str, int] = MappingProxyType({}),
-    ) -> int | None:
-        """Write all of `puts` and `deletes`, if each key still has its revision in `revisions`.
-
-        Written keys end with `lease`, or with the key's own in `leases`; 0: with none. Revision 0
-        says that the key must not exist. Return the cluster's revision after the write, or None if
-        a condition did not hold.
-        """
-        first = next(iter(puts.items()), None)
-        if first is None:
-            raise InvalidArgumentError("a transaction must put at least one key")
-        lease_of = {key: str(leases.get(key, lease)) for key in puts}
-        request = {
+    def transact(self, request: Transact) -> int | None:
+        first, value = next(iter(request.puts.items()))
+        leases = {key: str(request.leases.get(key, request.lease)) for key in request.puts}
+        words = {
             "compare": [
                 {"key": _b64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(number)}
-                for key, number in revisions.items()
+                for key, number in request.revisions.items()
             ],
             "success": [
-                {"request_put": {"key": _b64(key), "value": _b64(value), "lease": lease_of[key]}}
-                for key, value in puts.items()
+                {"request_put": {"key": _b64(key), "value": _b64(each), "lease": leases[key]}}
+                for key, each in request.puts.items()
             ]
-            + [{"request_delete_range": {"key": _b64(key)}} for key in deletes],
-            "failure": [{"request_range": {"key": _b64(first[0])}}],
+            + [{"request_delete_range": {"key": _b64(key)}} for key in request.deletes],
+            "failure": [{"request_range": {"key": _b64(first)}}],
         }
-        answer, retried = self._call("transact", "kv/txn", request, first[0])
+        answer, retried = self._call("transact", "kv/txn", words, first)
         if answer.get("succeeded"):
             return _revision(answer)
         found = answer["responses"][0]["response_range"].get("kvs", ())
-        if retried and found and _pair(found[0]).value == first[1]:
+        if retried and found and _pair(found[0]).value == value:
             return _pair(found[0]).revision
         return None
 
@@ -120,66 +91,46 @@ class EtcdClient(KeyValueClient):
         answer, _ = self._call("keep_alive", "lease/keepalive", {"ID": str(lease)})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
-    def revoke(self, lease: int) -> None:
-        """End the lease and delete its keys now; a lease that has ended is no error."""
-        self._call("revoke", "lease/revoke", {"ID": str(lease)}, missing_is_fine=True)
-
-    @property
-    def _endpoint(self) -> tuple[str, int]:
-        return self._endpoints[self._current]
-
-    def _rotate(self) -> None:
-        self.close()
-        self._current = (self._current + 1) % len(self._endpoints)
-
-    def _unreachable(self, operation: str, key: str | None) -> StoreConnectionError:
-        names = ", ".join(endpoint_of(*endpoint) for endpoint in self._endpoints)
-        return StoreConnectionError(
-            f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s "
-            f"({self._why}); check the endpoints, and that a majority of the cluster's members "
-            "is running",
-            endpoint=names,
-            operation=operation,
-            key=key,
-        )
-
     def _call(
         self,
         operation: str,
         path: str,
         request: dict[str, Any],
         key: str | None = None,
-        *,
-        missing_is_fine: bool = False,
     ) -> tuple[dict[str, Any], bool]:
         """Return the answer, and whether an earlier try may have been carried out as well."""
         end = time.monotonic() + self._timeout_s
-        retried = False
+        retried, why = False, ""
         while time.monotonic() < end:
             try:
                 answer = self._try(path, json.dumps(request))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 answer = {"code": 14, "message": str(error) or type(error).__name__}
             code = answer.get("code", 0)
-            if not code or (missing_is_fine and code == _LEASE_NOT_FOUND):
+            if not code:
                 return answer, retried
+            why = str(answer.get("message") or answer.get("error"))
             if code not in _PASSING_CODES:
-                raise StoreError(
-                    f"etcd at {endpoint_of(*self._endpoint)} refused {operation}: "
-                    f"{answer.get('message') or answer.get('error')}",
-                    endpoint=endpoint_of(*self._endpoint),
-                    operation=operation,
-                    key=key,
-                )
+                at = endpoint_of(*self._endpoints[self._current])
+                text = f"etcd at {at} refused {operation}: {why}"
+                raise StoreError(text, endpoint=at, operation=operation, key=key)
             retried = True
-            self._why = str(answer.get("message") or answer.get("error"))
-            self._rotate()
+            self.close()
+            self._current = (self._current + 1) % len(self._endpoints)
             time.sleep(_PAUSE_S)
-        raise self._unreachable(operation, key)
+        names = ", ".join(endpoint_of(*endpoint) for endpoint in self._endpoints)
+        raise StoreConnectionError(
+            f"no etcd member at {names} answered {operation} within {self._timeout_s:g} s "
+            f"({why}); check the endpoints, and that a majority of the cluster's members "
+            "is running",
+            endpoint=names,
+            operation=operation,
+            key=key,
+        )
 
     def _try(self, path: str, body: str) -> dict[str, Any]:
         if self._connection is None:
-            host, port = self._endpoint
+            host, port = self._endpoints[self._current]
             timeout_s, tls = self._try_timeout_s, self._tls
             if tls is None:
                 self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -240,8 +191,6 @@ def _b64(value: str | bytes) -> str:
 def _under(prefix: str) -> dict[str, Any]:
     # The end is the first key after all that start with the prefix; "/" as the last byte never
     # overflows, which is why a prefix must end so.
-    if not prefix.endswith("/"):
-        raise InvalidArgumentError(f"a prefix of etcd keys must end in '/', not {prefix!r}")
     return {"key": _b64(prefix), "range_end": _b64(prefix[:-1] + "0")}
 
 

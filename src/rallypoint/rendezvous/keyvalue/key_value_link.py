@@ -13,19 +13,9 @@ import socket
 import threading
 
 from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.keyvalue.key_value_client import KeyValueClient
-from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.key_value_voter import (
-    Answer,
-    Grant,
-    KeepAlive,
-    KeyValueVoter,
-    Read,
-    Request,
-    Transact,
-    is_same,
-)
+from rallypoint.rendezvous.keyvalue.keeper import KeyValueClient
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister, KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter, is_same
 from rallypoint.rendezvous.lease_clock import lease_time
 
 _CLOSING_S = 0.2
@@ -129,37 +119,19 @@ class KeyValueLink:
         with contextlib.suppress(Exception):  # the next one has to wait then
             request = self._voter.resign()
             if request is not None:
-                self._carry_out(request)
+                self._client.carry_out(request)
         self._client.close()
 
     def _work(self, message: Message) -> None:
         try:
             request = self._voter.ask(message, lease_time())
             while request is not None:
-                request = self._voter.go_on(self._carry_out(request), lease_time())
+                request = self._voter.go_on(self._client.carry_out(request), lease_time())
         except Exception as error:  # the keeper is unavailable, or its data or answer is invalid
             self._voter.failed(str(error))
             if self._is_needed:
                 with self._awake:
                     self._error = error
-
-    def _carry_out(self, request: Request) -> object:
-        client = self._client
-        match request:
-            case Read(prefix=prefix):
-                return client.read(prefix)
-            case Transact():
-                return client.transact(
-                    revisions=request.revisions,
-                    puts=request.puts,
-                    deletes=request.deletes,
-                    lease=request.lease,
-                    leases=request.leases,
-                )
-            case Grant(ttl_s=ttl_s):
-                return client.grant(ttl_s)
-            case KeepAlive(lease=lease):
-                return client.keep_alive(lease)
 
     def _hand_over(self, answers: list[Answer]) -> None:
         if not answers:

@@ -8,7 +8,7 @@
 Each agent has one, which speaks for the keeper (etcd, or a store) to its own `Participant` only. It
 works on one message at a time: `ask` and `go_on` give the next request until there is none, then
 `take` gives the answers. No socket, clock or thread here (key_value_link.py has them); what may be
-done is in key_value_rules.py.
+done is in key_value_register.py.
 
     request = voter.ask(message, now)
     while request is not None:
@@ -19,8 +19,7 @@ done is in key_value_rules.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
-from types import MappingProxyType
+from collections.abc import Generator
 from typing import Any
 
 from rallypoint.base.record import Record
@@ -41,49 +40,23 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER
 from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack, unpack
+from rallypoint.rendezvous.keyvalue.keeper import (
+    Claim,
+    Grant,
+    JobKeys,
+    KeepAlive,
+    Read,
+    Request,
+    Transact,
+    pack,
+    unpack,
+)
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRules
 
 _JOB_TTL_S = 3600  # a job is forgotten this long after its last coordinator's end
 _KEEP_ALIVE_S = 300.0
 
 
-# Its requests to the keeper; each is one method of KeyValueClient.
-
-
-class Read(Record, kw_only=True):
-    """Read all pairs under that prefix; the result is a Snapshot."""
-
-    prefix: str
-
-
-class Transact(Record, kw_only=True):
-    """Write, if those keys have those revisions; the result is the new revision, or None.
-
-    Attributes:
-        leases: of keys that are not bound to `lease`.
-    """
-
-    revisions: dict[str, int]
-    puts: dict[str, bytes]
-    deletes: tuple[str, ...] = ()
-    lease: int
-    leases: Mapping[str, int] = MappingProxyType({})
-
-
-class Grant(Record, kw_only=True):
-    """Get a new lease; the result is its number."""
-
-    ttl_s: int
-
-
-class KeepAlive(Record, kw_only=True):
-    """Keep a lease alive; the result is whether it was still valid."""
-
-    lease: int
-
-
-Request = Read | Transact | Grant | KeepAlive
 _Steps = Generator[Request, Any, None]
 
 
@@ -110,7 +83,7 @@ class KeyValueVoter:
     def __init__(self, setup: Setup, rules: type[KeyValueRules] = KeyValueRules) -> None:
         self._setup = setup
         self._rules = rules(setup)
-        self._keys = JobKeys.of(setup.run_id, setup.attempt)
+        self._keys = JobKeys(setup.run_id, setup.attempt)
         self._lost = EndedAgents()
         self._now = 0.0
         self._steps: _Steps | None = None
@@ -174,7 +147,6 @@ class KeyValueVoter:
             revisions={keys.claim: revision},
             puts={keys.beat: self._beat()},
             deletes=(keys.claim,),
-            lease=0,
         )
 
     def _next(self, result: object) -> Request | None:

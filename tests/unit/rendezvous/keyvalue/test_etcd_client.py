@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError, StoreError
 from rallypoint.rendezvous.keyvalue import etcd_client
 from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls
+from rallypoint.rendezvous.keyvalue.keeper import Transact
 
 PATIENT_S = 60.0
 GOOD = b'{"header": {"revision": "7"}, "kvs": []}'
@@ -72,11 +74,11 @@ def test_errors_all_the_time_are_told(
     client.close()
 
 
-def client_of(gateway: ThreadingHTTPServer, *answers: tuple[int, bytes]) -> EtcdClient:
+def client_of(gateway: ThreadingHTTPServer, *answers: tuple[int, bytes]) -> closing[EtcdClient]:
     """Of a gateway that gives these answers, the last of them again and again."""
     gateway.answers[:] = answers  # type: ignore[attr-defined]
     place = ("127.0.0.1", gateway.server_port)
-    return EtcdClient([place], try_timeout_s=PATIENT_S, timeout_s=10 * PATIENT_S)
+    return closing(EtcdClient([place], try_timeout_s=PATIENT_S, timeout_s=10 * PATIENT_S))
 
 
 FOUND = b"""{"header": {"revision": "9"}, "responses": [{"response_range": {"kvs": [
@@ -95,7 +97,7 @@ def test_a_write_may_have_been_carried_out_before(
     gateway: ThreadingHTTPServer, before: list[tuple[int, bytes]], value: bytes, expected: int
 ) -> None:
     with client_of(gateway, *before, (200, FOUND)) as client:
-        found = client.transact(revisions={"x/a": 3}, puts={"x/a": value})
+        found = client.transact(Transact(revisions={"x/a": 3}, puts={"x/a": value}))
     assert found == expected
 
 
@@ -110,20 +112,11 @@ def test_what_etcd_refuses_is_told(gateway: ThreadingHTTPServer) -> None:
 
 def test_a_lease_that_has_ended(gateway: ThreadingHTTPServer) -> None:
     missing = b'{"code": 5, "message": "requested lease not found"}'
-    with client_of(gateway, (404, missing)) as client:
-        client.revoke(7)
-        with pytest.raises(StoreError, match="refused grant: requested lease not found"):
-            client.grant(60)
+    refused = "refused keep_alive: requested lease not found"
+    with client_of(gateway, (404, missing)) as client, pytest.raises(StoreError, match=refused):
+        client.keep_alive(7)
     with client_of(gateway, (200, b'{"result": {"TTL": "5"}}'), (200, b'{"result": {}}')) as client:
         assert [client.keep_alive(7), client.keep_alive(7)] == [True, False]
-
-
-def test_what_cannot_be_asked(gateway: ThreadingHTTPServer) -> None:
-    with client_of(gateway, (200, GOOD)) as client:
-        with pytest.raises(InvalidArgumentError, match="must end in '/', not 'x'"):
-            client.read("x")
-        with pytest.raises(InvalidArgumentError, match="must put at least one key"):
-            client.transact(revisions={"x/a": 1}, puts={})
 
 
 @pytest.mark.parametrize(

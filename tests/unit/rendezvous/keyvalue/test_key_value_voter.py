@@ -27,15 +27,17 @@ from rallypoint.rendezvous.consensus.voter import before_all
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.keyvalue.key_value_rules import KeyValueRules
-from rallypoint.rendezvous.keyvalue.key_value_voter import (
-    Answer,
-    KeyValueVoter,
+from rallypoint.rendezvous.keyvalue.keeper import (
+    Claim,
+    JobKeys,
     Read,
     Request,
     Transact,
+    pack,
+    unpack,
 )
-from rallypoint.rendezvous.keyvalue.keys import Claim, JobKeys, pack, unpack
+from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRules
+from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter
 from rallypoint.rendezvous.timeouts import Timeouts
 
 PLACE = Endpoint(host="etcd", port=2379)
@@ -148,7 +150,7 @@ def test_a_member_takes_over_after_silence_and_learns_first(etcd: SimEtcd, numbe
     refused = first.propose(1, agreement(number, "A"), 5.0)
     assert isinstance(refused, Refused)
     assert refused.promised == Ballot(2, "B")
-    key = JobKeys.of("job", 0).agreement
+    key = JobKeys("job", 0).agreement
     assert unpack(Agreement, etcd.pairs[key][0]) == held
 
 
@@ -193,7 +195,7 @@ def test_a_write_that_comes_too_late_changes_nothing(etcd: SimEtcd) -> None:
     assert isinstance(first.propose(1, agreement(2, "A"), 3.0), Accepted)
     for request in first.late:
         assert etcd.apply(request) is None
-    found = unpack(Agreement, etcd.pairs[JobKeys.of("job", 0).agreement][0])
+    found = unpack(Agreement, etcd.pairs[JobKeys("job", 0).agreement][0])
     assert found.number == 2
 
 
@@ -229,14 +231,14 @@ def test_a_job_that_was_stopped_makes_way_at_once(etcd: SimEtcd) -> None:
     assert Agent("B", etcd).stand(2, 1.0, agreement(0, "A", "B")) == Over(finish=finish)
     anew = Agent("C", etcd)
     assert isinstance(anew.stand(1, 1.0), Promise)
-    assert JobKeys.of("job", 0).agreement not in etcd.pairs
+    assert JobKeys("job", 0).agreement not in etcd.pairs
     assert Agent("B", etcd).stand(2, 1.0, agreement(0, "A", "B")) == Over(finish=finish)
     assert first.propose(1, agreement(1, "A", "B"), 2.0) == Over(finish=finish)
 
 
 def test_a_name_that_was_closed_stays_closed(etcd: SimEtcd) -> None:
     first, held = begun(etcd, "B"), agreement(0, "A", "B")
-    closed = JobKeys.of("job", 0).closed
+    closed = JobKeys("job", 0).closed
     etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"B closed it"}, lease=0))
     over = Over(finish=Finish(outcome=Outcome.STOPPED, because="B closed it"))
     assert first.propose(1, held, 1.0) == over  # its next beat
@@ -245,7 +247,7 @@ def test_a_name_that_was_closed_stays_closed(etcd: SimEtcd) -> None:
 
 
 def test_who_closes_a_name_also_ends_its_own_job_by_its_own_word(etcd: SimEtcd) -> None:
-    first, closed = begun(etcd, "B"), JobKeys.of("job", 0).closed
+    first, closed = begun(etcd, "B"), JobKeys("job", 0).closed
     etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"A closed it"}, lease=0))
     last = agreement(1, "A", "B", finish=Finish(outcome=Outcome.STOPPED, because="A closed it"))
     assert isinstance(first.propose(1, last, 1.0), Accepted)
@@ -308,7 +310,7 @@ def test_while_etcd_is_away_all_members_must_be_heard() -> None:
 
 def test_keys_of_one_job_begin_no_other() -> None:
     names = ["a", "a/0", "a/", "a%2f;", "", "é", "a b", "a%2f;0"]
-    roots = {JobKeys.of(name, attempt).root for name in names for attempt in (0, 1, 10)}
+    roots = {JobKeys(name, attempt).root for name in names for attempt in (0, 1, 10)}
     assert len(roots) == 3 * len(names)
     assert not any(a != b and b.startswith(a) for a in roots for b in roots)
 

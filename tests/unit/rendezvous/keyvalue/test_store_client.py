@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.rendezvous.keyvalue.one_value import OneValue, Swap
-from rallypoint.rendezvous.keyvalue.store_client import StoreClient
+from rallypoint.rendezvous.keyvalue.keeper import Transact
+from rallypoint.rendezvous.keyvalue.store_client import OneValue, StoreClient, Swap
 from rallypoint.store.hash import HashStore
 
 KEYS = ("a/x", "a/y", "b/z")
@@ -37,9 +37,9 @@ def test_any_transactions_are_those_of_a_dict(seed: int) -> None:
         if wanted and chance.random() < 0.3:
             revisions[wanted[0]] += 1
         puts = dict.fromkeys(chance.sample(KEYS, 2), b"%d\n%d" % (number, number))
-        deletes = [key for key in KEYS if key not in puts and chance.random() < 0.3]
+        deletes = tuple(key for key in KEYS if key not in puts and chance.random() < 0.3)
         holds = all(known.get(key, (b"", 0))[1] == each for key, each in revisions.items())
-        done = client.transact(revisions=revisions, puts=puts, deletes=deletes)
+        done = client.transact(Transact(revisions=revisions, puts=puts, deletes=deletes))
         assert (done is not None) == holds
         if done is not None:
             assert done == revision + 1
@@ -57,11 +57,11 @@ def test_any_transactions_are_those_of_a_dict(seed: int) -> None:
 def test_who_writes_alone_needs_one_operation() -> None:
     store = Counting()
     client = StoreClient(store, "job")
-    beat = client.transact(revisions={"beat": 0}, puts={"beat": b"0"})
+    beat = client.transact(Transact(revisions={"beat": 0}, puts={"beat": b"0"}))
     before = store.count
     for number in range(5):
         assert beat is not None
-        beat = client.transact(revisions={"beat": beat}, puts={"beat": b"%d" % number})
+        beat = client.transact(Transact(revisions={"beat": beat}, puts={"beat": b"%d" % number}))
     assert store.count == before + 5
 
 
@@ -74,9 +74,9 @@ def test_a_write_between_look_and_swap_is_seen() -> None:
         held = swap.desired if swap.expected == held else held
         return held
 
-    slow = first.transact({"claim": 0}, {"claim": b"first"}, ())
+    slow = first.transact(Transact(revisions={"claim": 0}, puts={"claim": b"first"}))
     asked = next(slow)  # on its way
-    fast = second.transact({"claim": 0}, {"claim": b"second"}, ())
+    fast = second.transact(Transact(revisions={"claim": 0}, puts={"claim": b"second"}))
     with pytest.raises(StopIteration) as end:
         fast.send(perform(next(fast)))
     assert end.value.value == 1
@@ -88,10 +88,10 @@ def test_a_write_between_look_and_swap_is_seen() -> None:
 def test_what_the_store_lost_is_not_there() -> None:
     store = HashStore()
     client = StoreClient(store, "job")
-    written = client.transact(revisions={}, puts={"claim": b"mine"})
+    written = client.transact(Transact(revisions={}, puts={"claim": b"mine"}))
     assert written is not None
     store.delete_key("job")
-    assert client.transact(revisions={"claim": written}, puts={"beat": b"1"}) is None
+    assert client.transact(Transact(revisions={"claim": written}, puts={"beat": b"1"})) is None
     assert client.read("").pairs == ()
 
 
@@ -110,5 +110,6 @@ def test_a_store_has_no_leases() -> None:
     lease = client.grant(60)
     assert client.keep_alive(lease)
     assert not client.keep_alive(lease + 7)
-    assert client.transact(revisions={"job/x": 0}, puts={"job/x": b"1"}, lease=lease) is not None
+    write = Transact(revisions={"job/x": 0}, puts={"job/x": b"1"}, lease=lease)
+    assert client.transact(write) is not None
     client.close()
