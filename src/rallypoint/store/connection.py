@@ -57,12 +57,7 @@ class Connection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`.
-
-        Raises:
-            TimeoutError: the server did not take it in time.
-            OSError: the connection is lost.
-        """
+        """Send all of `data`."""
         sent = self._send_some(data)
         if sent == len(data):
             return
@@ -78,12 +73,7 @@ class Connection:
             raise TimeoutError from None
 
     def receive(self, size: int) -> bytes:
-        """Return the next `size` bytes.
-
-        Raises:
-            TimeoutError: they did not come in time; what came is kept.
-            OSError: the connection is lost.
-        """
+        """Return the next `size` bytes."""
         if len(self._buffer) < size:
             self._fill(size)
         data, self._buffer = self._buffer[:size], self._buffer[size:]
@@ -119,12 +109,7 @@ class Connection:
             self._limit(left)
 
     def exchange(self, request: bytes, size: int, timeout_s: float) -> bytes:
-        """Send a short `request` and return the first `size` bytes of the reply: the fast path.
-
-        Raises:
-            TimeoutError: they did not come within `timeout_s`.
-            OSError: the connection is lost.
-        """
+        """Send a short `request` and return the first `size` bytes of the reply: the fast path."""
         if self._buffer or timeout_s != self._timeout_s:
             self.start(timeout_s)
             self.send(request)
@@ -156,11 +141,7 @@ class Connection:
         return self._buffer[0]
 
     def receive_available(self, timeout_s: float | None) -> bytes:
-        """Return what comes within `timeout_s`, or ever; empty if nothing does.
-
-        Raises:
-            OSError: the connection is lost.
-        """
+        """Return what comes within `timeout_s`, or ever; empty if nothing does."""
         if self._buffer:
             data, self._buffer = self._buffer, b""
             return data
@@ -209,13 +190,7 @@ class _Socket(socket.socket):
 
 
 def connect(host: str, port: int, timeout_s: float, token: bytes | None = None) -> Connection:
-    """Connect and introduce ourselves, trying again until the time is up.
-
-    Raises:
-        StoreConnectionError: there is no store at that address.
-        StoreRefusedError: there is one, and it wants another token.
-        SystemCallError: the system refuses this process what it needs to connect.
-    """
+    """Connect and introduce ourselves, trying again until the time is up."""
     endpoint = endpoint_of(host, port)
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S

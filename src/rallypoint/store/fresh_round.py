@@ -35,9 +35,6 @@ def fresh_round(
 
     Args:
         names: what the ranks are called in messages.
-
-    Raises:
-        StoreTimeoutError: some ranks did not come; the message names them.
     """
     count = store.add(f"{prefix}/came/{rank}", 1)
     if rank == 0:

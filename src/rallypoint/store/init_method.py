@@ -53,11 +53,6 @@ def open_store(
 
     `rank` and `world_size` go before those in the method's query (``?rank=0&world_size=2``), and
     these before the environment's. Over TCP, rank 0 runs the server unless the launcher does.
-
-    Raises:
-        InvalidArgumentError: the method, or a number it needs, is missing or wrong.
-        StoreConnectionError: the server does not answer within `timeout`.
-        StoreError: the file is another run's.
     """
     url = urlsplit(init_method or "env://")
     query = parse_qs(url.query)
@@ -100,10 +95,6 @@ def await_ranks(
     While it waits, the lowest rank that is there says every 10 s whom it waits for; `report` gets
     the line, by default standard error does. It names rank `r` as ``global_ranks[r]``. Rank 0 sees
     when all have come, or one has come and gone, and tells the others.
-
-    Raises:
-        StoreTimeoutError: some ranks did not come; the message names them.
-        PeerLostError: one came and died, or gave up. Only our own server shows that.
     """
     done = f"{name}/all"
     names = range(world_size) if global_ranks is None else global_ranks
@@ -227,11 +218,7 @@ class Presence:
             time.sleep(_LOOK_AGAIN_S)
 
     def check_all(self) -> None:
-        """Once all have come.
-
-        Raises:
-            PeerLostError: one is gone.
-        """
+        """Once all have come."""
         if not self._store.check([self.key(rank) for rank in range(len(self._names))]):
             error = self.find_lost()
             if error is not None:
@@ -274,12 +261,7 @@ class Presence:
         return lost_while_forming(self._names[int(self._store.get(lost))])
 
     def wait(self, keys: Sequence[str], deadline: float) -> None:
-        """Wait until there are keys that other ranks set, once all have come.
-
-        Raises:
-            PeerLostError: a rank is gone.
-            StoreTimeoutError: they did not do so by the deadline, of time.monotonic().
-        """
+        """Wait until there are keys that other ranks set, once all have come."""
         while True:
             left_s = deadline - time.monotonic()
             most = min(timedelta(seconds=max(left_s, 0.001)), _LOOK_EVERY)

@@ -39,10 +39,6 @@ class StoreServer:
         silence_s: after which keys of a client whose machine does not answer are deleted, if they
             go with its connection; RALLYPOINT_SILENCE or 5, unless given.
         log_fd: where one line goes for each peer that is turned away; -1 is nowhere.
-
-    Raises:
-        StoreConnectionError: the address cannot be listened on.
-        InvalidArgumentError: the port range is none, or the silence is no number.
     """
 
     def __init__(
@@ -70,11 +66,7 @@ class StoreServer:
         _servers.add(self)
 
     def allow(self, hosts: Iterable[str]) -> None:
-        """From now on let in only these addresses, and loopback. Who is connected stays.
-
-        Raises:
-            InvalidArgumentError: one is no numeric IPv4 or IPv6 address; names are not looked up.
-        """
+        """From now on let in only these addresses, and loopback. Who is connected stays."""
         self._native.allow(b"".join(map(_packed, hosts)))
 
     def counters(self) -> tuple[int, int, int]:

@@ -241,10 +241,6 @@ class Watch:
         """Return what has happened, waiting for the first event up to `timeout_s` or for ever.
 
         Returns an empty list when nothing happened in time.
-
-        Raises:
-            StoreConnectionError: the server is gone; open a new watch, which starts afresh.
-            StoreFencedError: the round that is watched has ended.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

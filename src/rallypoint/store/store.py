@@ -200,22 +200,14 @@ def first_of(keys: Sequence[str]) -> str | None:
 
 
 def encode_key(key: str) -> bytes:
-    """Return `key` as bytes.
-
-    Raises:
-        InvalidTypeError: it is not a str.
-    """
+    """Return `key` as bytes."""
     if not isinstance(key, str):
         raise InvalidTypeError(f"a store's keys are str, not {type(key).__name__}: {key!r}")
     return key.encode()
 
 
 def encode_value(value: str | bytes) -> bytes:
-    """Return `value` as bytes.
-
-    Raises:
-        InvalidTypeError: it is neither str nor bytes.
-    """
+    """Return `value` as bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
@@ -224,12 +216,7 @@ def encode_value(value: str | bytes) -> bytes:
 
 
 def seconds_of(timeout: timedelta) -> float:
-    """Return `timeout` in seconds.
-
-    Raises:
-        InvalidTypeError: it is not a timedelta.
-        InvalidArgumentError: it is not positive.
-    """
+    """Return `timeout` in seconds."""
     if not isinstance(timeout, timedelta):
         raise InvalidTypeError(f"a timeout is a datetime.timedelta, not {type(timeout).__name__}")
     seconds = timeout.total_seconds()

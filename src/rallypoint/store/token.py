@@ -38,11 +38,7 @@ def is_server_proof(proof: bytes, token: bytes, client_nonce: bytes, server_nonc
 
 
 def read_token(path: str) -> bytes:
-    """Return the token in a file, without the line's end.
-
-    Raises:
-        InvalidArgumentError: the file cannot be read, or is empty.
-    """
+    """Return the token in a file, without the line's end."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - launchers of several nodes pay for pathlib
             token = file.read().strip()

@@ -75,11 +75,7 @@ def pack(record: Record) -> bytes:
 
 
 def unpack(kind: type[R], data: bytes) -> R:
-    """From the keeper.
-
-    Raises:
-        ControlMessageError: it is none of that kind, or of another version.
-    """
+    """From the keeper."""
     if data[:1] != b"[":
         try:
             data = zlib.decompress(data)

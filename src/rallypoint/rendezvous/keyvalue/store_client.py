@@ -90,11 +90,7 @@ def encode_value(revision: int, pairs: Sequence[Pair]) -> bytes:
 
 
 def decode_value(data: bytes) -> tuple[int, dict[str, Pair]]:
-    """The revision, and all pairs by key; empty bytes mean that nothing has been written yet.
-
-    Raises:
-        ControlMessageError: it is not such a value.
-    """
+    """The revision, and all pairs by key; empty bytes mean that nothing has been written yet."""
     if not data:
         return 0, {}
     head, _, rest = data.partition(b"\n")
@@ -120,10 +116,6 @@ class StoreClient(KeyValueClient):
     Args:
         store: for this client alone; closed with it.
         key: whose value holds it all.
-
-    Raises:
-        ControlMessageError: the key holds something else.
-        StoreError: the store cannot be reached.
     """
 
     def __init__(self, store: Store, key: str) -> None:
