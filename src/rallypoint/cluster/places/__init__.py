@@ -2,8 +2,8 @@
 
     environment --> recognize --> Reading: which node this is, of how many, and where they meet
 
-Pure: other inputs (this host's name, /etc/hosts) are arguments. One file per kind of place reads
-its variables; this one decides if the variables of several places are set. cli/surroundings.py
+Pure: other inputs (this host's name, /etc/hosts) are arguments. Other files read the variables of
+each kind of place; this one decides if those of several places are set. cli/surroundings.py
 decides what a launch does with a reading, and which flags take precedence. process.py reads the
 variables of a process that our launcher did not start.
 """
@@ -52,7 +52,7 @@ _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
 STARTERS = _LEVELS[:4]
 _FILES = {
     **dict.fromkeys(("open_mpi", "hydra", "mvapich2", "pals", "jsrun"), "mpi"),
-    **dict.fromkeys(("skypilot", "dstack"), "addresses"),
+    **dict.fromkeys((*_LEVELS[4], *_LEVELS[5]), "clouds"),
 }
 KINDS = tuple(kind.replace("_", "-") for level in _LEVELS for kind in level)
 # Set in a worker, which inherits its launcher's variables: they do not describe the worker.
