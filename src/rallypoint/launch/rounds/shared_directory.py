@@ -16,8 +16,8 @@ from _thread import allocate_lock, start_new_thread
 from random import SystemRandom
 
 from rallypoint.cluster.interface import choose_network
+from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import can_bind
-from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.rounds.address_files import AddressFiles, Listing
 from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from rallypoint.base.errors import StoreError
 from rallypoint.base.printable import printable
-from rallypoint.cluster.network_choice import NetworkChoice
+from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.store.store import Store
 
 VARIABLE = "RALLYPOINT_DEBUG"
