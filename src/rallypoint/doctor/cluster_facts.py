@@ -180,7 +180,6 @@ class NodeFacts:
         names: what the names of the other nodes, and of the endpoints, resolve to there.
         addresses: all its own addresses.
         probe_port: where it listens for probes; 0 if nowhere, and `probe_error` says why.
-        is_meeting_here: whether it is the endpoint's node.
         ports: the endpoints on this node.
         versions: by software.
         settings: the environment variables that the checks know; secrets are not among them.
@@ -210,6 +209,10 @@ class NodeFacts:
     has_token: bool = False
     surroundings: Surroundings = NOWHERE
     jobs: tuple[str, ...] = ()
+
+    def interface_of(self, address: str) -> str:
+        """The name of the interface that has this address; empty if none has."""
+        return next((each.name for each in self.interfaces if address in each.addresses), "")
 
 
 MEETING = "where the nodes are to meet"

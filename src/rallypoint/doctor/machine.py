@@ -1,17 +1,39 @@
-"""A node's devices, limits and disk space, from the kernel's files."""
+"""What one machine has: devices, limits, disk space, versions of software, and settings.
+
+Most of it is read from the kernel's files, whose root is an argument where tests need it.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
 import resource
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rallypoint.cluster.devices import count_gpus, gpu_models, list_names, read_text
 from rallypoint.doctor.cluster_facts import DeviceFacts, Disk, ProcessLimits, Usage
 
 SHM = "/dev/shm"
+DRIVER = "NVIDIA driver"
+_PACKAGES = {"Rallypoint": "rallypoint", "NumPy": "numpy", "PyTorch": "torch"}
+# Prefixes of distribution names: what follows is CUDA's version.
+_NVIDIA = {"NCCL": "nvidia-nccl", "CUDA": "nvidia-cuda-runtime"}
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+# The environment variables that the checks read. Secrets and passwords are not among them.
+_SETTINGS = (
+    "CUDA_VISIBLE_DEVICES",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "RALLYPOINT_SOCKET_IFNAME",
+    "TORCH_NCCL_BLOCKING_WAIT",
+)
 
 
 def look_at_devices(environ: Mapping[str, str], root: str = "") -> DeviceFacts:
@@ -146,3 +168,60 @@ def _sockstat(root: str, name: str) -> int:
 def _number(path: str) -> int:
     text = read_text(path).strip()
     return int(text) if text.isdigit() else 0
+
+
+def look_at_versions(root: str = "") -> dict[str, str]:
+    """Versions by software; what is not installed is left out."""
+    found = {"Python": platform.python_version()}
+    for title, name in _PACKAGES.items():
+        try:
+            found[title] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if "PyTorch" in found:  # only then are these needed, and finding them takes a directory walk
+        found |= _of_nvidia()
+    if driver := read_text(f"{root}/sys/module/nvidia/version").strip():
+        found[DRIVER] = driver
+    return found
+
+
+def _of_nvidia() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for suffix in ("-cu13", "-cu12", "-cu11", ""):
+        for title, name in _NVIDIA.items():
+            try:
+                found.setdefault(title, importlib.metadata.version(name + suffix))
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def look_at_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the variables that are set, by the names that must be unset to be rid of them."""
+    found = {name: environ[name] for name in _SETTINGS if environ.get(name)}
+    for name in (*PROXIES, *map(str.upper, PROXIES)):
+        if text := environ.get(name):
+            found[name] = _without_password(text)
+    return found
+
+
+def proxy_bypasses(environ: Mapping[str, str], hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that no_proxy names, themselves or by their domain."""
+    text = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    names = [word.strip().lower().lstrip(".") for word in text.split(",") if word.strip()]
+
+    def is_named(host: str) -> bool:
+        return any(
+            name in ("*", host.lower()) or host.lower().endswith(f".{name}") for name in names
+        )
+
+    return tuple(host for host in hosts if is_named(host))
+
+
+def _without_password(text: str) -> str:
+    """The proxy without its user and password; both "http://me:secret@proxy" and "me:secret@proxy"
+    are usual.
+    """
+    before, at, rest = text.rpartition("@")
+    scheme, separator, _ = before.partition("://")
+    return f"{scheme + separator if separator else ''}***@{rest}" if at else text

@@ -6,16 +6,16 @@ selects.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import RallypointError
 from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, is_here
 from rallypoint.doctor.check_result import Severity
 from rallypoint.doctor.checks import diagnose
-from rallypoint.doctor.checks.interfaces import another_interface
+from rallypoint.doctor.checks.addresses import another_interface
 from rallypoint.doctor.cluster_facts import (
     MEETING,
     ClusterFacts,
@@ -24,8 +24,7 @@ from rallypoint.doctor.cluster_facts import (
     Lookup,
     NodeFacts,
 )
-from rallypoint.doctor.collect import choose, look_at_network
-from rallypoint.doctor.own_interfaces import interface_of
+from rallypoint.doctor.collect import begin, choose, look_at_network
 from rallypoint.doctor.probe import probe_endpoints
 from rallypoint.store.port_holder import holder_of, is_launcher
 
@@ -53,16 +52,8 @@ def finding_about(
             here.
         is_early: the others may not have been started yet, so nobody has to listen anywhere.
     """
-    found: list[str] = []
-
-    def look() -> None:
-        told = _first(endpoints, environ, count, role, is_caller=is_caller, is_early=is_early)
-        found.append(told)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    return found[0] if found else ""
+    look = partial(_first, endpoints, environ, count, role, is_caller=is_caller, is_early=is_early)
+    return begin([look], LIMIT_S)().get(0, "")
 
 
 def first_finding(
@@ -131,17 +122,12 @@ def _first(
     is_early: bool,
 ) -> str:
     hosts = [host for host, _ in endpoints]
-    probes: list[EndpointProbe] = []
-    prober = threading.Thread(
-        target=lambda: probes.extend(probe_endpoints(0, endpoints, _CONNECT_S, _NAME_S)),
-        daemon=True,
-    )
-    prober.start()
+    probing = begin([partial(probe_endpoints, 0, endpoints, _CONNECT_S, _NAME_S)], None)
     try:
         node = look_at_network(0, hosts, environ, _NAME_S)
     except (RallypointError, OSError):  # an error is about to be raised already
         return ""
-    prober.join()
+    probes = probing().get(0, [])
     if is_early:
         probes = [each for each in probes if each.outcome is not ConnectOutcome.REFUSED]
     # What a node's name resolves to on the node itself matters only if the others meet there.
@@ -176,6 +162,6 @@ def _by_route(node: NodeFacts, hosts: Sequence[str], environ: Mapping[str, str])
     for lookup in node.names:
         own = next((each for each in lookup.addresses if each in node.addresses), "")
         if own:  # the others connect to this node
-            return interface_of(own)
+            return node.interface_of(own)
     left = {name: text for name, text in environ.items() if name not in IFNAME_VARIABLES}
     return choose(hosts, left, {each.host: each for each in node.names}).interface

@@ -12,17 +12,19 @@ from tests.ports import reserved_port
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE
-from rallypoint.doctor import listener as listener_module
 from rallypoint.doctor import probe as probe_module
 from rallypoint.doctor.cluster_facts import ConnectOutcome
-from rallypoint.doctor.listener import ProbeListener, TokenRefusedError, admit, listen
 from rallypoint.doctor.probe import (
     GREETING,
     HEAD,
     RECEIVED,
+    ProbeListener,
     Target,
+    TokenRefusedError,
     _send,
     _stream,
+    admit,
+    listen,
     probe_all,
     probe_endpoint,
     prove,
@@ -37,10 +39,8 @@ ENDS = {"Connection reset by peer", "Broken pipe"}
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that does not get its turn is no silent node."""
-    monkeypatch.setattr(probe_module, "CONNECT_S", 60.0)
-    for module in (probe_module, listener_module):
-        monkeypatch.setattr(module, "TALK_S", 60.0)
-        monkeypatch.setattr(module, "STALL_S", 60.0)
+    for name in ("CONNECT_S", "TALK_S", "STALL_S"):
+        monkeypatch.setattr(probe_module, name, 60.0)
     monkeypatch.setattr(probe_module, "_stream", lambda *_: 1000.0)
 
 
@@ -62,7 +62,7 @@ def test_a_node_that_is_reached(listener: ProbeListener) -> None:
 
 def test_a_stream(listener: ProbeListener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a caller that does not get its turn nothing may come while the listener counts."""
-    monkeypatch.setattr(listener_module, "STALL_S", 0.2)
+    monkeypatch.setattr(probe_module, "STALL_S", 0.2)
     place = ("127.0.0.1", listener.port)
     while not _stream(*place, secret_of(SECRET, 1), 0.05):
         pass

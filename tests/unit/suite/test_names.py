@@ -21,7 +21,6 @@ SHARED_FILES = {
     "plot": "each study has one",
     "remote_shell": "the client, and what tests have in its place",
     "store": "a command, a public class, and PyTorch's",
-    "variables": "those that places set, and those that doctor checks",
 }
 # Modules that know each other's types, and nothing else of each other.
 CIRCLES = [

@@ -16,23 +16,29 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.cli.token_flag import VARIABLE as TOKEN
-from rallypoint.cluster.remote_shell import greeting
+from rallypoint.cluster.remote_shell import greeting, send_line
 from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
-from rallypoint.doctor.collect import LookOrder, look, take_ports
+from rallypoint.doctor.collect import LookOrder, is_this_node, look, take_ports
 from rallypoint.doctor.facts_as_json import pack, unpack
-from rallypoint.doctor.listener import ProbeListener, listen
-from rallypoint.doctor.lookups import is_this_node
 from rallypoint.doctor.paths import look_at_path
-from rallypoint.doctor.probe import Target, probe_all, probe_endpoints, secret_of
+from rallypoint.doctor.probe import (
+    ProbeListener,
+    Target,
+    listen,
+    probe_all,
+    probe_endpoints,
+    secret_of,
+)
 from rallypoint.launch.inspection.entries import running_agents
 
 GREETING = "rallypoint doctor"  # anything printed before it comes from a login shell
@@ -67,6 +73,17 @@ class ExaminedNode:
             return {"error": str(error)}
         return answer
 
+    def serve(self, connection: socket.socket) -> None:
+        """Carry out the orders that come from there, until it is closed at the other end."""
+        with (
+            contextlib.closing(self),
+            connection,
+            connection.makefile("rb") as lines,
+            contextlib.suppress(OSError),
+        ):
+            for line in lines:
+                send_line(connection, self.perform(json.loads(line)))
+
     def close(self) -> None:
         """Stop listening."""
         if self._listener is not None:
@@ -76,25 +93,16 @@ class ExaminedNode:
         """The time on this node."""
         return {"time_s": time.time()}
 
-    def look(
-        self,
-        *,
-        look: dict[str, Any],
-        secret: str,
-        environ: dict[str, str],
-        directory: str,
-        port_range: str,
-        endpoints: list[list[Any]],
-    ) -> dict[str, Any]:
+    def look(self, *, look: dict[str, Any]) -> dict[str, Any]:
         """Facts about this node."""
-        os.environ.update(environ)
-        if port_range:
-            os.environ[PORT_RANGE] = port_range
         order = unpack(LookOrder, look)
+        os.environ.update(order.environ)
+        if order.port_range:
+            os.environ[PORT_RANGE] = order.port_range
         self._number = order.number
-        lost = _enter(directory)
+        lost = _enter(order.directory)
         facts = _look(_without_relative_paths(order) if lost else order)
-        facts = self._listen(facts, secret, [(host, int(port)) for host, port in endpoints])
+        facts = self._listen(facts, order.secret, order.endpoints)
         facts = replace(
             facts,
             paths=(*facts.paths, *lost),
@@ -114,7 +122,9 @@ class ExaminedNode:
         probes = probe_all(self._number, others, bytes.fromhex(secret))
         return {"probes": pack(probes), "endpoints": pack(at_endpoints)}
 
-    def _listen(self, facts: NodeFacts, secret: str, endpoints: list[tuple[str, int]]) -> NodeFacts:
+    def _listen(
+        self, facts: NodeFacts, secret: str, endpoints: Sequence[tuple[str, int]]
+    ) -> NodeFacts:
         lookups = {each.host: each for each in facts.names}
         here = [each for each in endpoints if is_this_node(lookups[each[0]])]
         if not secret:  # nobody will probe it

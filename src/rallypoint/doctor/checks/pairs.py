@@ -91,14 +91,9 @@ def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding
     for (outcome, detail), pairs in kinds.items():
         for group in grouped(pairs, [node.number for node in cluster.nodes]):
             where, what = _unconnected(cluster, group, set(failed))
-            yield Finding(
-                level=Severity.RED,
-                check=3,
-                where=where,
-                what=f"{what} ({_why(outcome, detail)})",
-                advice=_advice(cluster, group, outcome),
-                explains=group.pairs,
-            )
+            what = f"{what} ({_why(outcome, detail)})"
+            advice = _advice(cluster, group, outcome)
+            yield Finding(Severity.RED, 3, where, what, advice, group.pairs)
 
 
 def _why(outcome: ConnectOutcome, detail: str) -> str:
@@ -152,19 +147,17 @@ def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Find
     }
     for group in grouped(pairs, [node.number for node in cluster.nodes], is_loose=True):
         where, way = _way(cluster, group)
-        interface = _interface(cluster, group.node)
-        yield Finding(
-            level=Severity.RED,
-            check=5,
-            where=where,
-            what=f"messages {way} that are larger than a packet of the network get lost, while"
-            " small ones arrive",
-            advice=(
-                "some link carries only packets smaller than the MTU: lower the MTU on all nodes "
-                f"(ip link set {interface} mtu 1400, say), or raise it on the switches between"
-            ),
-            explains=group.pairs,
+        interfaces = [each.choice.interface for each in cluster.nodes if each.number == group.node]
+        what = (
+            f"messages {way} that are larger than a packet of the network get lost, while small"
+            " ones arrive"
         )
+        advice = (
+            "some link carries only packets smaller than the MTU: lower the MTU on all nodes (ip"
+            f" link set {''.join(interfaces) or 'eth0'} mtu 1400, say), or raise it on the switches"
+            " between"
+        )
+        yield Finding(Severity.RED, 5, where, what, advice, group.pairs)
 
 
 def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
@@ -183,33 +176,25 @@ def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]
     for group in grouped(slow, [node.number for node in cluster.nodes], is_loose=True):
         where, way = _way(cluster, group)
         rate = min(slow[pair] for pair in group.pairs)
-        yield Finding(
-            level=Severity.RED,
-            check=6,
-            where=where,
-            what=f"data {way} moves at {_rate(rate)}, while other links reach {_rate(usual)}",
-            advice=(
-                "check the cable, the switch port, the negotiated speed (ethtool) and limits on "
-                "that link (tc qdisc), or leave that node out"
-            ),
-            explains=group.pairs,
+        what = f"data {way} moves at {_rate(rate)}, while other links reach {_rate(usual)}"
+        advice = (
+            "check the cable, the switch port, the negotiated speed (ethtool) and limits on that"
+            " link (tc qdisc), or leave that node out"
         )
+        yield Finding(Severity.RED, 6, where, what, advice, group.pairs)
     yield from _late(cluster, measured)
 
 
 def _slow_between_two(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
     rates = [probe.mbit_s for probe in measured if 0 < probe.mbit_s < LONE_MBIT_S]
     if rates:
-        yield Finding(
-            level=Severity.YELLOW,
-            check=6,
-            where=tuple(node.name for node in cluster.nodes),
-            what=f"data between them moves at {_rate(min(rates))}",
-            advice=(
-                "if the network is meant to be faster, check the negotiated speed (ethtool) and "
-                "limits on the link (tc qdisc)"
-            ),
+        where = tuple(node.name for node in cluster.nodes)
+        what = f"data between them moves at {_rate(min(rates))}"
+        advice = (
+            "if the network is meant to be faster, check the negotiated speed (ethtool) and limits"
+            " on the link (tc qdisc)"
         )
+        yield Finding(Severity.YELLOW, 6, where, what, advice)
 
 
 def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
@@ -223,14 +208,12 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
     for group in grouped(late, [node.number for node in cluster.nodes], is_loose=True):
         where, way = _way(cluster, group)
         most = max(late[pair] for pair in group.pairs)
-        yield Finding(
-            level=Severity.YELLOW,
-            check=6,
-            where=where,
-            what=f"a small message {way} and its answer take {most / 1e3:.0f} ms, while others"
-            f" take {usual / 1e3:.1f} ms",
-            advice="check whether that node is in another place, or busy",
+        what = (
+            f"a small message {way} and its answer take {most / 1e3:.0f} ms, while others take"
+            f" {usual / 1e3:.1f} ms"
         )
+        advice = "check whether that node is in another place, or busy"
+        yield Finding(Severity.YELLOW, 6, where, what, advice)
 
 
 def _way(cluster: ClusterFacts, group: PairGroup) -> tuple[tuple[str, ...], str]:
@@ -249,11 +232,6 @@ def _way(cluster: ClusterFacts, group: PairGroup) -> tuple[tuple[str, ...], str]
 
 def _names(cluster: ClusterFacts, numbers: list[int]) -> tuple[str, ...]:
     return tuple(cluster.name(number) for number in numbers)
-
-
-def _interface(cluster: ClusterFacts, number: int) -> str:
-    node = next((each for each in cluster.nodes if each.number == number), None)
-    return (node.choice.interface if node else "") or "eth0"
 
 
 def _rate(mbit_s: float) -> str:

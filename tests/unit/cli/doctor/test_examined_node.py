@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import look_order
 from rallypoint.doctor.cluster_facts import PathLook, PathState
+from rallypoint.doctor.facts_as_json import pack
 
 
 def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +25,7 @@ def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(node_module, "look_at_path", hang)
     monkeypatch.setattr(os, "chdir", lambda _: pytest.fail("it was entered"))
     request = DoctorRequest(paths=("data", str(tmp_path)), script="train.py", log_dir="logs")
-    order = look_order(request, 0, "", endpoints=(), secret="")
-    answer = ExaminedNode().perform({**order, "directory": "/hung"})
+    order = replace(look_order(request, 0, "", endpoints=(), secret=""), directory="/hung")
+    answer = ExaminedNode().perform({"do": "look", "look": pack(order)})
     paths = [(each["path"], each["state"]) for each in answer["facts"]["paths"]]
     assert paths == [(str(tmp_path), "GOOD"), ("/hung", "HANGS")]
