@@ -31,18 +31,13 @@ _LISTED = {
 # The main node of AWS Batch does not know its own address.
 _LED = {
     "aws_batch": (
-        "AWS Batch job",
-        "AWS_BATCH_JOB_NODE_INDEX",
-        "AWS_BATCH_JOB_NUM_NODES",
+        "AWS Batch job", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES",
         "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
     ),
     "leader_worker_set": (
-        "LeaderWorkerSet",
-        "LWS_WORKER_INDEX",
-        "LWS_GROUP_SIZE",
-        "LWS_LEADER_ADDRESS",
+        "LeaderWorkerSet", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS",
     ),
-}
+}  # fmt: skip
 _INDEX = "JOB_COMPLETION_INDEX"
 
 

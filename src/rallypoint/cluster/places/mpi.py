@@ -26,51 +26,26 @@ class _Launcher(Record):
 
 _LAUNCHERS = {
     "open_mpi": _Launcher(
-        "Open MPI",
-        "mpirun --map-by ppr:1:node",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "PMIX_NAMESPACE",
+        "Open MPI", "mpirun --map-by ppr:1:node", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",
     ),
     "mvapich2": _Launcher(
-        "MVAPICH2",
-        "mpirun -ppn 1",
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-        "PMI_FD",
+        "MVAPICH2", "mpirun -ppn 1", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "PMI_FD",
     ),
     "pals": _Launcher(
-        "PALS",
-        "mpiexec --ppn 1",
-        "PALS_RANKID",
-        "PMI_SIZE",
-        "PALS_LOCAL_RANKID",
-        "PALS_LOCAL_SIZE",
-        "PMI_FD",
+        "PALS", "mpiexec --ppn 1", "PALS_RANKID", "PMI_SIZE",
+        "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PMI_FD",
     ),
     "jsrun": _Launcher(
-        "jsrun",
-        "jsrun -r 1",
-        "JSM_NAMESPACE_RANK",
-        "JSM_NAMESPACE_SIZE",
-        "JSM_NAMESPACE_LOCAL_RANK",
-        "",
-        "PMIX_NAMESPACE",
+        "jsrun", "jsrun -r 1", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK", "", "PMIX_NAMESPACE",
     ),
     "hydra": _Launcher(
-        "Hydra's mpiexec",
-        "mpiexec -ppn 1",
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-        "PMI_FD",
+        "Hydra's mpiexec", "mpiexec -ppn 1", "PMI_RANK", "PMI_SIZE",
+        "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_FD",
     ),
-}
+}  # fmt: skip
 
 
 def read(environ: Mapping[str, str], host: HostFacts, kind: str) -> Reading:

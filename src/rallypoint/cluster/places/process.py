@@ -3,7 +3,7 @@
     environment --> find_process --> Process: its rank, and by what all of them can meet
 
 Pure. The files that read a place for a launch (mpi.py, slurm.py, flux.py) also read it for a
-process. cluster/meeting defines how processes meet.
+process. cluster/pmi defines how processes meet.
 """
 
 from __future__ import annotations
