@@ -311,10 +311,6 @@ class ClusterFacts:
         """Whether the job has several nodes."""
         return self.count > 1
 
-    def node(self, number: int) -> NodeFacts:
-        """The node with that number."""
-        return next(node for node in self.nodes if node.number == number)
-
     def name(self, number: int) -> str:
         """What it is called."""
         return next((node.name for node in self.nodes if node.number == number), f"node {number}")

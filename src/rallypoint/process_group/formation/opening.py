@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rallypoint.base.control_link import existing_link
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
-from rallypoint.cluster.meeting import open_launched
+from rallypoint.cluster.pmi.meeting import open_launched
 from rallypoint.process_group.formation.explain_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
