@@ -252,6 +252,11 @@ class Probe:
     stalls: bool = False
     mbit_s: float = 0.0
 
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Who tried to reach whom."""
+        return self.source, self.target
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointProbe:

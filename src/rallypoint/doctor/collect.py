@@ -66,7 +66,8 @@ class LookOrder:
         workers: as in --nproc-per-node.
         endpoints: those that must be free for this node to listen at, if they are on it.
         secret: what nodes that probe it must know; empty: none does.
-        environ, directory: of the job; empty where this node has them already.
+        environ, directory: of the job, which are set up first; empty where this node has them
+            already, as it was not reached by ssh.
         port_range: as in --port-range.
     """
 
@@ -95,11 +96,11 @@ def look(order: LookOrder, environ: Mapping[str, str]) -> NodeFacts:
     path_looks = begin(
         [partial(look_at_path, path, is_script=is_script) for path, is_script in paths], _LOOK_S
     )
-    disk_looks = begin([partial(look_at_disk, place) for place in places], _LOOK_S)
+    disk_looks = begin([partial(look_at_disk, *place) for place in places], _LOOK_S)
     versions = look_at_versions()
     facts = look_at_network(order.number, order.hosts, environ, NAME_S, local_addr=order.local_addr)
     looked, disks = path_looks(), disk_looks()
-    silent = [place.likely_path for at, place in enumerate(places) if at not in disks]
+    silent = [path or "/tmp" for at, (_, path) in enumerate(places) if at not in disks]
     return replace(
         facts,
         name=order.name or facts.name,

@@ -11,7 +11,6 @@ import platform
 import resource
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rallypoint.cluster.devices import count_gpus, gpu_models, list_names, read_text
 from rallypoint.doctor.cluster_facts import DeviceFacts, Disk, ProcessLimits, Usage
@@ -82,35 +81,23 @@ def look_at_limits(root: str = "") -> ProcessLimits:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskPlace:
-    """A place where a job writes; `path` is empty for Python's default for temporary files."""
-
-    what: str
-    path: str
-
-    @property
-    def likely_path(self) -> str:
-        """The path; the default without looking for it, which may hang."""
-        return self.path or "/tmp"
+def disk_places(environ: Mapping[str, str], log_dir: str = "") -> list[tuple[str, str]]:
+    """What a job writes to, and its path; empty for Python's default for temporary files, as to
+    find it may hang.
+    """
+    temporary = ("the directory for temporary files", environ.get("TMPDIR", ""))
+    return [(SHM, SHM), temporary, *([("--log-dir", log_dir)] if log_dir else [])]
 
 
-def disk_places(environ: Mapping[str, str], log_dir: str = "") -> tuple[DiskPlace, ...]:
-    """Shared memory, and the places of temporary files and logs."""
-    temporary = DiskPlace(what="the directory for temporary files", path=environ.get("TMPDIR", ""))
-    logs = (DiskPlace(what="--log-dir", path=log_dir),) if log_dir else ()
-    return (DiskPlace(what=SHM, path=SHM), temporary, *logs)
-
-
-def look_at_disk(place: DiskPlace) -> Disk | None:
+def look_at_disk(what: str, path: str) -> Disk | None:
     """The file system of that place; None if it cannot be examined. It may hang."""
     try:
-        path = _existing(place.path or tempfile.gettempdir())
+        path = _existing(path or tempfile.gettempdir())
         space, device = os.statvfs(path), os.stat(path).st_dev
     except OSError:
         return None
     return Disk(
-        what=place.what,
+        what=what,
         path=path,
         device=str(device),
         free_bytes=space.f_bavail * space.f_frsize,

@@ -43,7 +43,6 @@ from rallypoint.doctor.collect import (
 from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.machine import (
     DRIVER,
-    DiskPlace,
     cpu_quota,
     disk_places,
     look_at_disk,
@@ -201,7 +200,7 @@ def test_a_child_that_begins_late_does_not_hang(
 
 def test_disks(tmp_path: Path) -> None:
     places = disk_places({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
-    found = [look_at_disk(place) for place in places]
+    found = [look_at_disk(*place) for place in places]
     assert [(each.what, each.path) for each in found[-2:] if each is not None] == [
         ("the directory for temporary files", str(tmp_path)),
         ("--log-dir", str(tmp_path)),
@@ -212,10 +211,10 @@ def test_a_disk_that_hangs_hides_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     logs = str(tmp_path / "logs")
     with hanging(monkeypatch) as work:
 
-        def look_at(place: DiskPlace) -> Disk | None:
-            if place.path == logs:
+        def look_at(what: str, path: str) -> Disk | None:
+            if path == logs:
                 work.hang()
-            return look_at_disk(place)
+            return look_at_disk(what, path)
 
         monkeypatch.setattr(look_module, "look_at_disk", look_at)
         facts = look(LookOrder(log_dir=logs), {"TMPDIR": str(tmp_path)})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -103,7 +103,7 @@ class Examiner:
             hosts=self._hosts(nodes),
             endpoints=request.endpoints,
             draws_token=bool(request.hosts),
-            port_range=request.port_range,
+            port_range=request.look.port_range,
         )
 
     def _clocks(self) -> dict[int, float]:
@@ -214,22 +214,14 @@ def look_order(
     """
     others = [host.address for host in request.hosts if host.address != name]
     own = request.hosts[number].workers if number < len(request.hosts) else ""
-    return LookOrder(
+    return replace(
+        request.look,
         number=number,
         name=name,
         hosts=tuple(dict.fromkeys([*others, *(host for host, _ in request.endpoints)])),
-        paths=request.paths,
-        script=request.script,
-        log_dir=request.log_dir,
-        local_addr=request.local_addr,
-        workers=own or request.workers,
+        workers=own or request.look.workers,
         endpoints=tuple(endpoints),
         secret=secret,
-        # On a host reached by ssh, the environment of a job must be set up first; other nodes have
-        # it already.
-        environ=request.environ if request.hosts else {},
-        directory=os.getcwd() if request.hosts else "",
-        port_range=request.port_range,
     )
 
 

@@ -281,9 +281,7 @@ def _unreached(cluster: ClusterFacts, node: NodeFacts, explained: Set[Pair]) -> 
     probes = [
         probe
         for probe in cluster.probes
-        if probe.target == node.number
-        and probe.other_address
-        and (probe.source, probe.target) not in explained
+        if probe.target == node.number and probe.other_address and probe.pair not in explained
     ]
     if not probes:
         return
@@ -295,7 +293,7 @@ def _unreached(cluster: ClusterFacts, node: NodeFacts, explained: Set[Pair]) -> 
         f"it gives out the address {choice.address}{_in_brackets(choice.interface)}{by}, which"
         f" {who}, while {other}{_in_brackets(node.interface_of(other))} is reached"
     )
-    explains = frozenset((probe.source, probe.target) for probe in probes)
+    explains = frozenset(probe.pair for probe in probes)
     advice = _choose_another(node, other)
     yield Finding(Severity.RED, 4, (node.name,), what, advice, explains)
 

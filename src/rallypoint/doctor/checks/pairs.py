@@ -79,11 +79,11 @@ def _shapes(node: int, nodes: list[int]) -> list[tuple[Shape, set[Pair]]]:
 def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
     """Check 3: pairs that cannot connect."""
     failed = {
-        (probe.source, probe.target): probe
+        probe.pair: probe
         for probe in cluster.probes
         if probe.outcome is not ConnectOutcome.REACHED
         and not probe.other_address
-        and (probe.source, probe.target) not in explained
+        and probe.pair not in explained
     }
     kinds: dict[tuple[ConnectOutcome, str], set[Pair]] = {}
     for pair, probe in failed.items():
@@ -140,11 +140,7 @@ def _advice(cluster: ClusterFacts, group: PairGroup, outcome: ConnectOutcome) ->
 
 def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
     """Check 5: small messages arrive, large ones do not."""
-    pairs = {
-        (probe.source, probe.target)
-        for probe in cluster.probes
-        if probe.stalls and (probe.source, probe.target) not in explained
-    }
+    pairs = {probe.pair for probe in cluster.probes if probe.stalls and probe.pair not in explained}
     for group in grouped(pairs, [node.number for node in cluster.nodes], is_loose=True):
         where, way = _way(cluster, group)
         interfaces = [each.choice.interface for each in cluster.nodes if each.number == group.node]
@@ -162,14 +158,14 @@ def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Find
 
 def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
     """Check 6: links that are much slower than the others."""
-    measured = [probe for probe in cluster.probes if (probe.source, probe.target) not in explained]
+    measured = [probe for probe in cluster.probes if probe.pair not in explained]
     rates = sorted(probe.mbit_s for probe in measured if probe.mbit_s)
     if len(cluster.nodes) == 2:
         yield from _slow_between_two(cluster, measured)
         return
     usual = rates[3 * len(rates) // 4] if rates else 0.0
     slow = {
-        (probe.source, probe.target): probe.mbit_s
+        probe.pair: probe.mbit_s
         for probe in measured
         if 0 < probe.mbit_s < min(SLOW_MBIT_S, _SLOW_SHARE * usual)
     }
@@ -201,7 +197,7 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
     times = sorted(probe.latency_us for probe in measured if probe.latency_us)
     usual = times[len(times) // 4] if times else 0.0
     late = {
-        (probe.source, probe.target): probe.latency_us
+        probe.pair: probe.latency_us
         for probe in measured
         if probe.latency_us > max(_LATE_US, _LATE_TIMES * usual)
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import look_order
 from rallypoint.doctor.cluster_facts import PathLook, PathState
+from rallypoint.doctor.collect import LookOrder
 from rallypoint.doctor.facts_as_json import pack
 
 
@@ -24,8 +24,10 @@ def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(node_module, "look_at_path", hang)
     monkeypatch.setattr(os, "chdir", lambda _: pytest.fail("it was entered"))
-    request = DoctorRequest(paths=("data", str(tmp_path)), script="train.py", log_dir="logs")
-    order = replace(look_order(request, 0, "", endpoints=(), secret=""), directory="/hung")
+    look = LookOrder(
+        paths=("data", str(tmp_path)), script="train.py", log_dir="logs", directory="/hung"
+    )
+    order = look_order(DoctorRequest(look=look), 0, "", endpoints=(), secret="")
     answer = ExaminedNode().perform({"do": "look", "look": pack(order)})
     paths = [(each["path"], each["state"]) for each in answer["facts"]["paths"]]
     assert paths == [(str(tmp_path), "GOOD"), ("/hung", "HANGS")]
