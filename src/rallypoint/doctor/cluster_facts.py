@@ -216,6 +216,9 @@ class NodeFacts:
 
 
 MEETING = "where the nodes are to meet"
+# Faster links are never called slow, however fast others are. Slower ones are measured again: a
+# machine may have been busy.
+SLOW_MBIT_S = 250.0
 
 
 class ConnectOutcome(Enum):

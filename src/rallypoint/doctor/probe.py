@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rallypoint.base.port_range import bind_free
-from rallypoint.doctor.cluster_facts import ConnectOutcome, EndpointProbe, Probe
+from rallypoint.doctor.cluster_facts import SLOW_MBIT_S, ConnectOutcome, EndpointProbe, Probe
 from rallypoint.doctor.collect import NAME_S, begin, look_up
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
@@ -41,7 +41,6 @@ TALK_S = 5.0  # limit for a small message to a node that may be busy
 STREAM_S = 0.2
 _ROUND_TRIPS = 20  # the least length of a stream, in round trips: it starts slowly
 _LONGEST_STREAM_S = 2.0
-SLOW_MBIT_S = 250.0  # slower streams are measured again: this machine may have been busy
 _TRIES = 3
 _MOST_STREAMS = 8  # for each node, so that many nodes take no longer
 _CHUNK = bytes(1 << 18)

@@ -265,7 +265,7 @@ def _obey(connection: socket.socket, request: DoctorRequest) -> dict[str, Any] |
             if order["do"] == "refuse":
                 return unpack(Absence, order["absence"])
             if order["do"] == "look":
-                order["look"] = pack(_by_own_flags(unpack(LookOrder, order["look"]), request))
+                order["order"] = pack(_by_own_flags(unpack(LookOrder, order["order"]), request))
             send_line(connection, node.perform(order))
     return _STOPPED
 

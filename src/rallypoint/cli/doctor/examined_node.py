@@ -25,6 +25,7 @@ from typing import Any
 
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.base.port_range import read_port_range
 from rallypoint.cli.token_flag import VARIABLE as TOKEN
 from rallypoint.cluster.remote_shell import greeting, send_line
 from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
@@ -93,16 +94,16 @@ class ExaminedNode:
         """The time on this node."""
         return {"time_s": time.time()}
 
-    def look(self, *, look: dict[str, Any]) -> dict[str, Any]:
+    def look(self, *, order: dict[str, Any]) -> dict[str, Any]:
         """Facts about this node."""
-        order = unpack(LookOrder, look)
-        os.environ.update(order.environ)
-        if order.port_range:
-            os.environ[PORT_RANGE] = order.port_range
-        self._number = order.number
-        lost = _enter(order.directory)
-        facts = _look(_without_relative_paths(order) if lost else order)
-        facts = self._listen(facts, order.secret, order.endpoints)
+        wanted = unpack(LookOrder, order)
+        os.environ.update(wanted.environ)
+        if wanted.port_range:
+            os.environ[PORT_RANGE] = wanted.port_range
+        self._number = wanted.number
+        lost = _enter(wanted.directory)
+        facts = look(_without_relative_paths(wanted) if lost else wanted, os.environ)
+        facts = self._listen(facts, wanted.secret, wanted.endpoints)
         facts = replace(
             facts,
             paths=(*facts.paths, *lost),
@@ -140,15 +141,10 @@ class ExaminedNode:
 
 def _of_range(text: str) -> str:
     """The error text, with the holder of the first port."""
-    from rallypoint.base.port_range import read_port_range
     from rallypoint.store.port_holder import holder_of
 
     first = read_port_range(os.environ.get(PORT_RANGE, ""))[0]
     return f"{text.partition(';')[0]} ({first} by {holder_of(first)})"
-
-
-def _look(order: LookOrder) -> NodeFacts:
-    return look(order, os.environ)
 
 
 def _enter(directory: str) -> tuple[PathLook, ...]:

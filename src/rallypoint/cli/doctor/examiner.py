@@ -127,7 +127,7 @@ class Examiner:
         def ask(number: int, link: OrderLink) -> dict[str, Any]:
             free = request.endpoints[1:] if self._is_host else request.endpoints
             order = look_order(request, number, link.name, endpoints=free, secret=self._secret)
-            return link.ask({"do": "look", "look": pack(order)}, _LOOK_S)
+            return link.ask({"do": "look", "order": pack(order)}, _LOOK_S)
 
         found = self._ask_all(ask, _silent)
         return tuple(unpack(NodeFacts, each["facts"]) for _, each in sorted(found.items()))

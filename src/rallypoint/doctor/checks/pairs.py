@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rallypoint.doctor.check_result import Finding, Pair, Severity, listed
-from rallypoint.doctor.cluster_facts import ClusterFacts, ConnectOutcome, Probe
+from rallypoint.doctor.cluster_facts import SLOW_MBIT_S, ClusterFacts, ConnectOutcome, Probe
 
 _SLOW_SHARE = 0.1  # of the speed of most links
-SLOW_MBIT_S = 250.0  # faster links are never called slow, however fast others are
 LONE_MBIT_S = 100.0  # for two nodes, whose link cannot be compared with others
 _LATE_TIMES, _LATE_US = 10.0, 20e3
 

@@ -28,6 +28,6 @@ def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.Monk
         paths=("data", str(tmp_path)), script="train.py", log_dir="logs", directory="/hung"
     )
     order = look_order(DoctorRequest(look=look), 0, "", endpoints=(), secret="")
-    answer = ExaminedNode().perform({"do": "look", "look": pack(order)})
+    answer = ExaminedNode().perform({"do": "look", "order": pack(order)})
     paths = [(each["path"], each["state"]) for each in answer["facts"]["paths"]]
     assert paths == [(str(tmp_path), "GOOD"), ("/hung", "HANGS")]
