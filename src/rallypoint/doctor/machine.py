@@ -158,29 +158,22 @@ def _number(path: str) -> int:
 
 
 def look_at_versions(root: str = "") -> dict[str, str]:
-    """Versions by software; what is not installed is left out."""
+    """Versions by software, without importing it; what is not installed is left out."""
     found = {"Python": platform.python_version()}
-    for title, name in _PACKAGES.items():
-        try:
-            found[title] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if "PyTorch" in found:  # only then are these needed, and finding them takes a directory walk
-        found |= _of_nvidia()
-    if driver := read_text(f"{root}/sys/module/nvidia/version").strip():
-        found[DRIVER] = driver
-    return found
-
-
-def _of_nvidia() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for suffix in ("-cu13", "-cu12", "-cu11", ""):
+    found |= {title: _version(name) for title, name in _PACKAGES.items()}
+    if found["PyTorch"]:  # only then are these needed, and finding them takes a directory walk
         for title, name in _NVIDIA.items():
-            try:
-                found.setdefault(title, importlib.metadata.version(name + suffix))
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return found
+            versions = (_version(name + suffix) for suffix in ("-cu13", "-cu12", "-cu11", ""))
+            found[title] = next(filter(None, versions), "")
+    found[DRIVER] = read_text(f"{root}/sys/module/nvidia/version").strip()
+    return {title: version for title, version in found.items() if version}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def look_at_settings(environ: Mapping[str, str]) -> dict[str, str]:

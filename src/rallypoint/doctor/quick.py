@@ -20,7 +20,6 @@ from rallypoint.doctor.cluster_facts import (
     MEETING,
     ClusterFacts,
     ConnectOutcome,
-    EndpointProbe,
     Lookup,
     NodeFacts,
 )
@@ -145,13 +144,12 @@ def _first(
     if findings:
         return findings[0].text(1)
     reached = [each for each in probes if each.outcome is ConnectOutcome.REACHED]
-    return "" if is_caller or is_early or not reached else _one_way(reached[0])
-
-
-def _one_way(probe: EndpointProbe) -> str:
+    if is_caller or is_early or not reached:
+        return ""
+    host, port = reached[0].host, reached[0].port
     return (
-        f"this host can connect to {endpoint_of(probe.host, probe.port)}, so a firewall may "
-        f"block the other direction; allow TCP from {probe.host} to this host"
+        f"this host can connect to {endpoint_of(host, port)}, so a firewall may block the other "
+        f"direction; allow TCP from {host} to this host"
     )
 
 
