@@ -283,31 +283,23 @@ def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
 
 
 class ProbeListener:
-    """Listens at a port of the port range, and at endpoints on this node that are free. A context
-    manager.
+    """Listens at a port of the port range, and at endpoints on this node that are free.
+
+    Args:
+        secret: what admits callers to the port.
 
     Raises:
         HostError: all ports of the port range are taken.
         OSError: listening is not possible on this machine.
     """
 
-    def __init__(self) -> None:
-        self._secret = b""
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
         self._sockets: list[socket.socket] = []
         self._places = threading.Semaphore(_MOST_CALLERS)
         first = bind_free(listen)
         self.port: int = first.getsockname()[1]
         self._begin(first, self._answer)
-
-    def __enter__(self) -> ProbeListener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def allow(self, secret: bytes) -> None:
-        """Admit callers that know the secret; before this, nobody is admitted."""
-        self._secret = secret
 
     def listen_too(self, port: int) -> None:
         """Listen at an endpoint as well, for callers that only connect.
@@ -347,8 +339,6 @@ class ProbeListener:
             self._places.release()
 
     def _answer(self, caller: socket.socket) -> None:
-        if not self._secret:
-            return
         admit(caller, self._secret)
         pings, count, milliseconds = HEAD.unpack(receive(caller, HEAD.size))
         for _ in range(min(pings, _MOST_PINGS)):

@@ -131,10 +131,9 @@ class ExaminedNode:
         if not secret:  # nobody will probe it
             return take_ports(facts, here, lambda port: listen(port).close())
         try:
-            self._listener = ProbeListener()
+            self._listener = ProbeListener(secret_of(bytes.fromhex(secret), self._number))
         except HostError as error:
             return replace(facts, probe_error=_of_range(str(error)))
-        self._listener.allow(secret_of(bytes.fromhex(secret), self._number))
         facts = replace(facts, probe_port=self._listener.port)
         return take_ports(facts, here, self._listener.listen_too)
 
