@@ -35,7 +35,7 @@ FIELDS = {
     "ps --json": "cli/ps.py _row",
     "stacks --json": "cli/stacks.py _print_stacks",
     "doctor --json": "cli/doctor/printed.py report_of",
-    "event network": "cluster/network_choice.py NetworkChoice.event",
+    "event network": "cluster/interface_choice.py NetworkChoice.event",
     "event went_on": "launch/agent/recovery.py Recovery",
     "event summary": "launch/agent/recovery.py Recoveries.summary",
     "event operations": "launch/output/flight_report.py FlightRecords.events",

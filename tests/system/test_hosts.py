@@ -83,11 +83,12 @@ def test_hosts_have_names_addresses_and_nothing_else(three: Hosts) -> None:
 
 def test_the_address_towards_another_host(three: Hosts) -> None:
     code = (
-        "from rallypoint.cluster.interface import own_address\n"
+        "from rallypoint.cluster.interface import choose_network\n"
         "from rallypoint.cluster.network import is_here\n"
-        "print(own_address('host1'), own_address('10.77.0.3'), is_here('host2'), is_here('host1'))"
+        "print(*(choose_network([each], {}).address for each in ('host1', '10.77.0.3')))\n"
+        "print(is_here('host2'), is_here('host1'))"
     )
-    assert three[2].run(sys.executable, "-c", code) == "10.77.0.2 10.77.0.2 True False\n"
+    assert three[2].run(sys.executable, "-c", code) == "10.77.0.2 10.77.0.2\nTrue False\n"
 
 
 def test_a_pulled_cable_and_a_partition(three: Hosts) -> None:

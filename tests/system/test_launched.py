@@ -334,10 +334,10 @@ def test_mpi4py_tells_them_if_it_is_there(here: Job, tmp_path: Path) -> None:
     """In the MPI's environment, where PMI and PMIx are not asked for."""
     text = """
 from mpi4py import MPI
-import rallypoint.cluster.meeting as meeting
+import rallypoint.cluster.pmi.meeting as meeting
 def refuse(*_):
     raise AssertionError("the launcher was asked")
-import rallypoint.cluster.meeting.pmi as pmi, rallypoint.cluster.meeting.pmix as pmix
+import rallypoint.cluster.pmi.pmi as pmi, rallypoint.cluster.pmi.pmix as pmix
 pmi.pass_on = pmix.pass_on = refuse
 """
     import rallypoint

@@ -18,7 +18,13 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.address import is_loopback, numeric_family
-from rallypoint.cluster.interface_choice import choose, ranked
+from rallypoint.cluster.interface_choice import (
+    AddressChoice,
+    NameChoice,
+    NetworkChoice,
+    choose,
+    ranked,
+)
 from rallypoint.cluster.interface_facts import InterfaceKind, InterfaceTarget, Route
 from rallypoint.cluster.netlink import (
     addresses_without_netlink,
@@ -27,7 +33,6 @@ from rallypoint.cluster.netlink import (
     route_to,
 )
 from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, addresses_of, can_bind
-from rallypoint.cluster.network_choice import AddressChoice, NameChoice, NetworkChoice
 
 LookUp = Callable[[str], list[str]]
 
@@ -98,31 +103,6 @@ def targets_of(host: str, look_up: LookUp = addresses_of) -> list[InterfaceTarge
     return sorted(found, key=lambda each: each.route is None)
 
 
-def own_address(endpoint_host: str, local_addr: str | None = None) -> str:
-    """The address that this node gives to those that meet at an endpoint, whatever the variables
-    say.
-
-    Raises:
-        UnknownHostError, HostError, InvalidArgumentError: as `choose_network`.
-    """
-    is_remote = not is_loopback(endpoint_host)
-    return choose_network(
-        [endpoint_host], {}, local_addr=local_addr, has_remote_peers=is_remote
-    ).address
-
-
-def listening_address(store_host: str | None, environ: Mapping[str, str]) -> str:
-    """The address at which others reach this rank; see `choose_network`.
-
-    Args:
-        store_host: the store's host; None if it has no network address, such as a file.
-
-    Raises:
-        HostError: no interface of that name has an address, or there is no route to the store.
-    """
-    return choose_network([] if store_host is None else [store_host], environ).address
-
-
 def chosen_address(environ: Mapping[str, str]) -> str | None:
     """The address of the interface that a variable names; None if no variable is set.
 
@@ -151,13 +131,6 @@ def host_identity() -> str:
 def machine_of(identity: str) -> str:
     """The part of a host identity that is equal for all processes that run on one kernel."""
     return identity.partition("/")[0]
-
-
-def any_address() -> str:
-    """The address of the interface that others most likely reach; otherwise the loopback
-    address.
-    """
-    return choose(read_interfaces(), default=default_interface()).address
 
 
 def own_addresses() -> tuple[str, ...]:

@@ -24,10 +24,8 @@ _LONGEST_PAUSE_S = 10.0
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Do `work` in a thread and wait for its end, so that a signal can interrupt the wait.
-
-    Raises:
-        Whatever `work` raises.
+    """Do `work` in a thread and wait for its end, so that a signal can interrupt the wait. What it
+    raises is raised here.
     """
     raised: list[BaseException] = []
     is_done = allocate_lock()

@@ -4,7 +4,8 @@
 
 So no port is opened and nobody else can connect; and when its input ends, for whatever reason, the
 program knows that it is no longer needed. The same Python is expected at the same path on every
-host. This machine needs no ssh to itself.
+host. This machine needs no ssh to itself. Orders and answers are JSON objects, one to a line; each
+order of an `OrderLink` has one answer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.memory_file import memory_file
 from rallypoint.cluster.network import is_here
 
 # Never asks for a password, and notices within 20 s that a host does not answer.
@@ -126,6 +129,146 @@ def last_lines(said: str) -> list[str]:
 def forwarded(environ: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
     """The variables with these prefixes: users set them here and mean them for all hosts."""
     return {name: text for name, text in environ.items() if name.startswith(prefixes)}
+
+
+class OrderLink:
+    """A connection to a program that carries out orders.
+
+    Args:
+        name: of its host.
+        connection: closed by `end`.
+    """
+
+    def __init__(self, name: str, connection: socket.socket) -> None:
+        self.name = name
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when an answer has arrived."""
+        return self._socket.fileno()
+
+    def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
+        """Send an order; returns the answer.
+
+        Raises:
+            HostError: no answer came.
+        """
+        self._socket.settimeout(wait_s)
+        self.tell(order)
+        return self.read(wait_s)
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Send an order."""
+        with contextlib.suppress(OSError):  # reported when the answer is read
+            send_line(self._socket, order)
+
+    def read(self, wait_s: float = CONNECT_S) -> dict[str, Any]:
+        """Read the next answer.
+
+        Raises:
+            HostError: no answer came.
+        """
+        try:
+            answer: dict[str, Any] = json.loads(self._line(wait_s))
+        except ValueError:
+            raise HostError(self._account(None)) from None
+        return answer
+
+    def close(self) -> None:
+        """Close the program's input, so that it ends. Does not wait."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def end(self, until: float) -> None:
+        """Make sure that it ends by that time, as far as it was started here."""
+        del until
+        self._lines.close()
+        self._socket.close()
+
+    def _line(self, wait_s: float) -> bytes:
+        try:
+            self._socket.settimeout(wait_s)
+            line: bytes = self._lines.readline()
+        except TimeoutError:
+            raise HostError(self._account(wait_s)) from None
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise HostError(self._account(None))
+        return line
+
+    def _account(self, wait_s: float | None) -> str:
+        """The event: no answer within that time; None: the connection ended."""
+        return "the connection ended" if wait_s is None else "no reply in time"
+
+
+class ShellLink(OrderLink):
+    """The connection to a program that a command starts, as ssh on a host.
+
+    Attributes:
+        found: the contents of its greeting.
+
+    Args:
+        name: what others call the host; empty: as in the command.
+
+    Raises:
+        HostError: the command does not exist here.
+    """
+
+    def __init__(self, host: str, command: Sequence[str], name: str = "") -> None:
+        self.found: dict[str, Any] = {}
+        self._host = host
+        self._command = command
+        ours, theirs = socket.socketpair()
+        # That needs no disk, which may be full, and leaves no file behind.
+        self._log = memory_file("rallypoint-log")
+        with theirs:
+            try:
+                their = theirs.fileno()
+                self._process = start(host, command, stdin=their, stdout=their, stderr=self._log)
+            except HostError:
+                ours.close()
+                os.close(self._log)
+                raise
+        super().__init__(name or host, ours)
+
+    def greet(self, word: str) -> None:
+        """Wait until the program has started and sent a greeting that begins with `word`.
+
+        Raises:
+            HostError: it did not.
+        """
+        found = None
+        while found is None:
+            found = read_greeting(word, self._line(CONNECT_S))
+        self.found = found
+
+    def end(self, until: float) -> None:
+        end(self._process, max(until, time.monotonic() + 0.1))
+        super().end(until)
+        os.close(self._log)
+
+    def _account(self, wait_s: float | None) -> str:
+        """The event, and what the host said."""
+        if wait_s is None:
+            what = "the connection ended"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)  # its last output
+        else:
+            what = f"no answer within {wait_s:g} s"
+        said = os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace")
+        told = "".join(f"\n  | {line}" for line in last_lines(said))
+        return f"{self._host}: {what}: {' '.join(self._command)}{told}"
+
+
+def send_line(connection: socket.socket, what: Mapping[str, Any]) -> None:
+    """Send an order, or the answer to one.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    connection.sendall((json.dumps(what) + "\n").encode())
 
 
 def _is_this_machine(name: str) -> bool:

@@ -22,7 +22,7 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One cause, reported once.
 
@@ -36,7 +36,7 @@ class Finding:
 
     level: Severity
     check: int
-    where: tuple[str, ...] = ()
+    where: tuple[str, ...]
     what: str
     advice: str
     explains: frozenset[Pair] = frozenset()

@@ -180,7 +180,6 @@ class NodeFacts:
         names: what the names of the other nodes, and of the endpoints, resolve to there.
         addresses: all its own addresses.
         probe_port: where it listens for probes; 0 if nowhere, and `probe_error` says why.
-        is_meeting_here: whether it is the endpoint's node.
         ports: the endpoints on this node.
         versions: by software.
         settings: the environment variables that the checks know; secrets are not among them.
@@ -211,8 +210,15 @@ class NodeFacts:
     surroundings: Surroundings = NOWHERE
     jobs: tuple[str, ...] = ()
 
+    def interface_of(self, address: str) -> str:
+        """The name of the interface that has this address; empty if none has."""
+        return next((each.name for each in self.interfaces if address in each.addresses), "")
+
 
 MEETING = "where the nodes are to meet"
+# Faster links are never called slow, however fast others are. Slower ones are measured again: a
+# machine may have been busy.
+SLOW_MBIT_S = 250.0
 
 
 class ConnectOutcome(Enum):
@@ -248,6 +254,11 @@ class Probe:
     latency_us: float = 0.0
     stalls: bool = False
     mbit_s: float = 0.0
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Who tried to reach whom."""
+        return self.source, self.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,10 +318,6 @@ class ClusterFacts:
     def is_shared(self) -> bool:
         """Whether the job has several nodes."""
         return self.count > 1
-
-    def node(self, number: int) -> NodeFacts:
-        """The node with that number."""
-        return next(node for node in self.nodes if node.number == number)
 
     def name(self, number: int) -> str:
         """What it is called."""

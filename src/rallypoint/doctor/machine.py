@@ -1,17 +1,38 @@
-"""A node's devices, limits and disk space, from the kernel's files."""
+"""What one machine has: devices, limits, disk space, versions of software, and settings.
+
+Most of it is read from the kernel's files, whose root is an argument where tests need it.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
 import resource
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from rallypoint.cluster.devices import count_gpus, gpu_models, list_names, read_text
 from rallypoint.doctor.cluster_facts import DeviceFacts, Disk, ProcessLimits, Usage
 
 SHM = "/dev/shm"
+DRIVER = "NVIDIA driver"
+_PACKAGES = {"Rallypoint": "rallypoint", "NumPy": "numpy", "PyTorch": "torch"}
+# Prefixes of distribution names: what follows is CUDA's version.
+_NVIDIA = {"NCCL": "nvidia-nccl", "CUDA": "nvidia-cuda-runtime"}
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+# The environment variables that the checks read. Secrets and passwords are not among them.
+_SETTINGS = (
+    "CUDA_VISIBLE_DEVICES",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "RALLYPOINT_SOCKET_IFNAME",
+    "TORCH_NCCL_BLOCKING_WAIT",
+)
 
 
 def look_at_devices(environ: Mapping[str, str], root: str = "") -> DeviceFacts:
@@ -60,35 +81,23 @@ def look_at_limits(root: str = "") -> ProcessLimits:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskPlace:
-    """A place where a job writes; `path` is empty for Python's default for temporary files."""
-
-    what: str
-    path: str
-
-    @property
-    def likely_path(self) -> str:
-        """The path; the default without looking for it, which may hang."""
-        return self.path or "/tmp"
+def disk_places(environ: Mapping[str, str], log_dir: str = "") -> list[tuple[str, str]]:
+    """What a job writes to, and its path; empty for Python's default for temporary files, as to
+    find it may hang.
+    """
+    temporary = ("the directory for temporary files", environ.get("TMPDIR", ""))
+    return [(SHM, SHM), temporary, *([("--log-dir", log_dir)] if log_dir else [])]
 
 
-def disk_places(environ: Mapping[str, str], log_dir: str = "") -> tuple[DiskPlace, ...]:
-    """Shared memory, and the places of temporary files and logs."""
-    temporary = DiskPlace(what="the directory for temporary files", path=environ.get("TMPDIR", ""))
-    logs = (DiskPlace(what="--log-dir", path=log_dir),) if log_dir else ()
-    return (DiskPlace(what=SHM, path=SHM), temporary, *logs)
-
-
-def look_at_disk(place: DiskPlace) -> Disk | None:
+def look_at_disk(what: str, path: str) -> Disk | None:
     """The file system of that place; None if it cannot be examined. It may hang."""
     try:
-        path = _existing(place.path or tempfile.gettempdir())
+        path = _existing(path or tempfile.gettempdir())
         space, device = os.statvfs(path), os.stat(path).st_dev
     except OSError:
         return None
     return Disk(
-        what=place.what,
+        what=what,
         path=path,
         device=str(device),
         free_bytes=space.f_bavail * space.f_frsize,
@@ -146,3 +155,53 @@ def _sockstat(root: str, name: str) -> int:
 def _number(path: str) -> int:
     text = read_text(path).strip()
     return int(text) if text.isdigit() else 0
+
+
+def look_at_versions(root: str = "") -> dict[str, str]:
+    """Versions by software, without importing it; what is not installed is left out."""
+    found = {"Python": platform.python_version()}
+    found |= {title: _version(name) for title, name in _PACKAGES.items()}
+    if found["PyTorch"]:  # only then are these needed, and finding them takes a directory walk
+        for title, name in _NVIDIA.items():
+            versions = (_version(name + suffix) for suffix in ("-cu13", "-cu12", "-cu11", ""))
+            found[title] = next(filter(None, versions), "")
+    found[DRIVER] = read_text(f"{root}/sys/module/nvidia/version").strip()
+    return {title: version for title, version in found.items() if version}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def look_at_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the variables that are set, by the names that must be unset to be rid of them."""
+    found = {name: environ[name] for name in _SETTINGS if environ.get(name)}
+    for name in (*PROXIES, *map(str.upper, PROXIES)):
+        if text := environ.get(name):
+            found[name] = _without_password(text)
+    return found
+
+
+def proxy_bypasses(environ: Mapping[str, str], hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that no_proxy names, themselves or by their domain."""
+    text = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    names = [word.strip().lower().lstrip(".") for word in text.split(",") if word.strip()]
+
+    def is_named(host: str) -> bool:
+        return any(
+            name in ("*", host.lower()) or host.lower().endswith(f".{name}") for name in names
+        )
+
+    return tuple(host for host in hosts if is_named(host))
+
+
+def _without_password(text: str) -> str:
+    """The proxy without its user and password; both "http://me:secret@proxy" and "me:secret@proxy"
+    are usual.
+    """
+    before, at, rest = text.rpartition("@")
+    scheme, separator, _ = before.partition("://")
+    return f"{scheme + separator if separator else ''}***@{rest}" if at else text

@@ -1,6 +1,6 @@
 """How well one node reaches another: connecting, small messages, a large one, and a stream of them.
 
-    caller                                             listener (listener.py)
+    caller                                             ProbeListener
     the challenge of store/token.py, with the secret of this examination
     how many small messages, how many bytes
     afterwards, and for how long              ->
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import os
 import socket
 import struct
@@ -23,9 +24,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rallypoint.doctor.cluster_facts import ConnectOutcome, EndpointProbe, Probe
-from rallypoint.doctor.lookups import NAME_S, look_up
-from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof
+from rallypoint.base.port_range import bind_free
+from rallypoint.doctor.cluster_facts import SLOW_MBIT_S, ConnectOutcome, EndpointProbe, Probe
+from rallypoint.doctor.collect import NAME_S, begin, look_up
+from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 GREETING = b"RLYEXAM1"
 # The number of small messages; the number of bytes, or 0 for a stream; the stream's milliseconds.
@@ -39,12 +41,20 @@ TALK_S = 5.0  # limit for a small message to a node that may be busy
 STREAM_S = 0.2
 _ROUND_TRIPS = 20  # the least length of a stream, in round trips: it starts slowly
 _LONGEST_STREAM_S = 2.0
-SLOW_MBIT_S = 250.0  # slower streams are measured again: this machine may have been busy
 _TRIES = 3
 _MOST_STREAMS = 8  # for each node, so that many nodes take no longer
 _CHUNK = bytes(1 << 18)
 _MOST_AT_ONCE = 64
 _MOST_ADDRESSES = 2
+# A listener's.
+_MOST_CALLERS = 256
+_MOST_PINGS = 64
+_MOST_BYTES = 1 << 18
+_BACKLOG = 128
+
+
+class TokenRefusedError(OSError):
+    """A caller has a different token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +74,14 @@ def probe_all(me: int, targets: Sequence[Target], secret: bytes) -> list[Probe]:
     Node i begins with node i + 1, so that each node sends to one node and receives from one at a
     time.
     """
-    found: dict[int, Probe] = {}
     limit = threading.Semaphore(_MOST_AT_ONCE)
 
-    def reach(target: Target) -> None:
+    def reach(target: Target) -> Probe:
         with limit:
-            found[target.number] = _reach(me, target, secret_of(secret, target.number))
+            return _reach(me, target, secret_of(secret, target.number))
 
-    _side_by_side([lambda target=target: reach(target) for target in targets])  # type: ignore[misc]
+    probes = begin([partial(reach, target) for target in targets], None)().values()
+    found = {probe.target: probe for probe in probes}
     count = 1 + max([me, *(target.number for target in targets)])
     for target in sorted(targets, key=lambda each: (each.number - me) % count)[:_MOST_STREAMS]:
         probe = found[target.number]
@@ -88,25 +98,18 @@ def probe_endpoint(
     me: int, host: str, port: int, wait_s: float = CONNECT_S, name_s: float = NAME_S
 ) -> EndpointProbe:
     """Whether something listens at an endpoint."""
+    probe = partial(EndpointProbe, source=me, host=host, port=port)
     lookup = look_up(host, name_s)
     if lookup.error:
-        return EndpointProbe(
-            source=me, host=host, port=port, outcome=ConnectOutcome.UNKNOWN, detail=lookup.error
-        )
-    results: dict[str, ConnectOutcome] = {}
-    details: dict[str, str] = {}
-
-    def reach(address: str) -> None:
-        (results[address], details[address]), sock = _connect(address, port, wait_s)
+        return probe(outcome=ConnectOutcome.UNKNOWN, detail=lookup.error)
+    tried = lookup.addresses[:_MOST_ADDRESSES]
+    found = begin([partial(connect, address, port, wait_s) for address in tried], None)()
+    for sock, _, _ in found.values():
         if sock is not None:
             sock.close()
-
-    tried = lookup.addresses[:_MOST_ADDRESSES]
-    _side_by_side([lambda address=address: reach(address) for address in tried])  # type: ignore[misc]
-    best = next((each for each in tried if results[each] is ConnectOutcome.REACHED), tried[0])
-    return EndpointProbe(
-        source=me, host=host, port=port, outcome=results[best], detail=details[best]
-    )
+    reached = [at for at, (sock, _, _) in found.items() if sock is not None]
+    _, outcome, detail = found[min(reached, default=0)]
+    return probe(outcome=outcome, detail=detail)
 
 
 def probe_endpoints(
@@ -116,13 +119,25 @@ def probe_endpoints(
     name_s: float = NAME_S,
 ) -> list[EndpointProbe]:
     """Whether something listens at each of several endpoints, all tried at once."""
-    found: list[EndpointProbe] = []
+    work = [partial(probe_endpoint, me, host, port, wait_s, name_s) for host, port in endpoints]
+    return [probe for _, probe in sorted(begin(work, None)().items())]
 
-    def reach(host: str, port: int) -> None:
-        found.append(probe_endpoint(me, host, port, wait_s, name_s))
 
-    _side_by_side([partial(reach, host, port) for host, port in endpoints])
-    return sorted(found, key=lambda each: endpoints.index((each.host, each.port)))
+def connect(
+    address: str, port: int, wait_s: float
+) -> tuple[socket.socket | None, ConnectOutcome, str]:
+    """A connection, or the way in which connecting failed, with the system's error text."""
+    try:
+        sock = socket.create_connection((address, port), wait_s)
+    except ConnectionRefusedError as error:
+        return None, ConnectOutcome.REFUSED, error.strerror or ""
+    except TimeoutError:
+        return None, ConnectOutcome.DROPPED, f"no answer within {wait_s:g} s"
+    except OSError as error:
+        return None, ConnectOutcome.UNREACHABLE, error.strerror or str(error)
+    sock.settimeout(TALK_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock, ConnectOutcome.REACHED, ""
 
 
 def secret_of(secret: bytes, number: int) -> bytes:
@@ -158,14 +173,6 @@ def receive(sock: socket.socket, count: int) -> bytes:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         data += part
     return data
-
-
-def _side_by_side(work: Sequence[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=each, daemon=True) for each in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _reach(me: int, target: Target, secret: bytes) -> Probe:
@@ -206,7 +213,7 @@ def _meet(
     address: str, port: int, secret: bytes
 ) -> tuple[socket.socket | None, ConnectOutcome, str]:
     """A connection to the node itself, or the reason why there is none."""
-    (outcome, detail), sock = _connect(address, port, CONNECT_S)
+    sock, outcome, detail = connect(address, port, CONNECT_S)
     if sock is None:
         return None, outcome, detail
     try:
@@ -220,23 +227,6 @@ def _meet(
         outcome = ConnectOutcome.STRANGER
     sock.close()
     return None, outcome, detail
-
-
-def _connect(
-    address: str, port: int, wait_s: float
-) -> tuple[tuple[ConnectOutcome, str], socket.socket | None]:
-    """A connection, or the way in which connecting failed."""
-    try:
-        sock = socket.create_connection((address, port), wait_s)
-    except ConnectionRefusedError as error:
-        return (ConnectOutcome.REFUSED, error.strerror or ""), None
-    except TimeoutError:
-        return (ConnectOutcome.DROPPED, f"no answer within {wait_s:g} s"), None
-    except OSError as error:
-        return (ConnectOutcome.UNREACHABLE, error.strerror or str(error)), None
-    sock.settimeout(TALK_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return (ConnectOutcome.REACHED, ""), sock
 
 
 def _ping(sock: socket.socket) -> float:
@@ -270,7 +260,7 @@ def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
     """The rate in Mbit/s; 0 if it could not be measured."""
     best = 0.0
     for _ in range(_TRIES):
-        _, sock = _connect(address, port, CONNECT_S)
+        sock, _, _ = connect(address, port, CONNECT_S)
         if sock is None:
             break
         with sock:
@@ -287,3 +277,131 @@ def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
         if best > SLOW_MBIT_S:
             break
     return best
+
+
+# The listener.
+
+
+class ProbeListener:
+    """Listens at a port of the port range, and at endpoints on this node that are free.
+
+    Args:
+        secret: what admits callers to the port.
+
+    Raises:
+        HostError: all ports of the port range are taken.
+        OSError: listening is not possible on this machine.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._sockets: list[socket.socket] = []
+        self._places = threading.Semaphore(_MOST_CALLERS)
+        first = bind_free(listen)
+        self.port: int = first.getsockname()[1]
+        self._begin(first, self._answer)
+
+    def listen_too(self, port: int) -> None:
+        """Listen at an endpoint as well, for callers that only connect.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._begin(listen(port), lambda sock: None)
+
+    def close(self) -> None:
+        """Stop listening."""
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def _begin(self, sock: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        self._sockets.append(sock)
+        threading.Thread(target=self._accept, args=(sock, answer), daemon=True).start()
+
+    def _accept(self, sock: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        while True:
+            self._places.acquire()
+            try:
+                caller, _ = sock.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(caller, answer), daemon=True).start()
+
+    def _serve(self, caller: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        try:
+            with caller, contextlib.suppress(OSError):
+                caller.settimeout(TALK_S)
+                caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                answer(caller)
+        finally:
+            self._places.release()
+
+    def _answer(self, caller: socket.socket) -> None:
+        admit(caller, self._secret)
+        pings, count, milliseconds = HEAD.unpack(receive(caller, HEAD.size))
+        for _ in range(min(pings, _MOST_PINGS)):
+            caller.sendall(receive(caller, 1))
+        caller.sendall(RECEIVED.pack(*_count(caller, count, milliseconds / 1000)))
+        _read_rest(caller)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket that listens at all addresses of this machine.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
+
+
+def admit(caller: socket.socket, token: bytes) -> None:
+    """Take the listener's part in the challenge.
+
+    Raises:
+        TokenRefusedError: the caller has a different token.
+        OSError: the connection broke, or the caller is another program.
+    """
+    greeting = receive(caller, len(GREETING) + NONCE)
+    theirs, ours = greeting[len(GREETING) :], os.urandom(NONCE)
+    if not greeting.startswith(GREETING):
+        raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+    caller.sendall(ours)
+    if not hmac.compare_digest(receive(caller, PROOF), client_proof(token, theirs, ours)):
+        caller.sendall(bytes(PROOF))  # not a proof, which would help a stranger to guess the token
+        raise TokenRefusedError
+    caller.sendall(server_proof(token, theirs, ours))
+
+
+def _count(caller: socket.socket, count: int, stream_s: float) -> tuple[int, int]:
+    """The number of bytes received, and the microseconds from the first ones on."""
+    caller.settimeout(STALL_S)
+    total, began, until = 0, 0.0, 0.0
+    while not count or total < count:
+        try:
+            data = caller.recv(_MOST_BYTES)
+        except TimeoutError:
+            break
+        if not data:
+            break
+        now = time.perf_counter()
+        if not began:
+            began, until = now, now + stream_s
+            if stream_s:
+                continue  # data from before the clock started does not count
+        total += len(data)
+        if stream_s and now >= until:
+            break
+    return total, round((time.perf_counter() - began) * 1e6) if began else 0
+
+
+def _read_rest(caller: socket.socket) -> None:
+    """Read what is still in transit: closing earlier would reset the connection before the caller
+    reads our reply.
+    """
+    until = time.monotonic() + STALL_S
+    while time.monotonic() < until and caller.recv(_MOST_BYTES):
+        pass

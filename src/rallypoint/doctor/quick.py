@@ -6,26 +6,24 @@ selects.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import RallypointError
 from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, is_here
 from rallypoint.doctor.check_result import Severity
 from rallypoint.doctor.checks import diagnose
-from rallypoint.doctor.checks.interfaces import another_interface
+from rallypoint.doctor.checks.addresses import another_interface
 from rallypoint.doctor.cluster_facts import (
     MEETING,
     ClusterFacts,
     ConnectOutcome,
-    EndpointProbe,
     Lookup,
     NodeFacts,
 )
-from rallypoint.doctor.collect import choose, look_at_network
-from rallypoint.doctor.own_interfaces import interface_of
+from rallypoint.doctor.collect import begin, choose, look_at_network
 from rallypoint.doctor.probe import probe_endpoints
 from rallypoint.store.port_holder import holder_of, is_launcher
 
@@ -53,16 +51,8 @@ def finding_about(
             here.
         is_early: the others may not have been started yet, so nobody has to listen anywhere.
     """
-    found: list[str] = []
-
-    def look() -> None:
-        told = _first(endpoints, environ, count, role, is_caller=is_caller, is_early=is_early)
-        found.append(told)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    return found[0] if found else ""
+    look = partial(_first, endpoints, environ, count, role, is_caller=is_caller, is_early=is_early)
+    return begin([look], LIMIT_S)().get(0, "")
 
 
 def first_finding(
@@ -131,17 +121,12 @@ def _first(
     is_early: bool,
 ) -> str:
     hosts = [host for host, _ in endpoints]
-    probes: list[EndpointProbe] = []
-    prober = threading.Thread(
-        target=lambda: probes.extend(probe_endpoints(0, endpoints, _CONNECT_S, _NAME_S)),
-        daemon=True,
-    )
-    prober.start()
+    probing = begin([partial(probe_endpoints, 0, endpoints, _CONNECT_S, _NAME_S)], None)
     try:
         node = look_at_network(0, hosts, environ, _NAME_S)
     except (RallypointError, OSError):  # an error is about to be raised already
         return ""
-    prober.join()
+    probes = probing().get(0, [])
     if is_early:
         probes = [each for each in probes if each.outcome is not ConnectOutcome.REFUSED]
     # What a node's name resolves to on the node itself matters only if the others meet there.
@@ -159,13 +144,12 @@ def _first(
     if findings:
         return findings[0].text(1)
     reached = [each for each in probes if each.outcome is ConnectOutcome.REACHED]
-    return "" if is_caller or is_early or not reached else _one_way(reached[0])
-
-
-def _one_way(probe: EndpointProbe) -> str:
+    if is_caller or is_early or not reached:
+        return ""
+    host, port = reached[0].host, reached[0].port
     return (
-        f"this host can connect to {endpoint_of(probe.host, probe.port)}, so a firewall may "
-        f"block the other direction; allow TCP from {probe.host} to this host"
+        f"this host can connect to {endpoint_of(host, port)}, so a firewall may block the other "
+        f"direction; allow TCP from {host} to this host"
     )
 
 
@@ -176,6 +160,6 @@ def _by_route(node: NodeFacts, hosts: Sequence[str], environ: Mapping[str, str])
     for lookup in node.names:
         own = next((each for each in lookup.addresses if each in node.addresses), "")
         if own:  # the others connect to this node
-            return interface_of(own)
+            return node.interface_of(own)
     left = {name: text for name, text in environ.items() if name not in IFNAME_VARIABLES}
     return choose(hosts, left, {each.host: each for each in node.names}).interface

@@ -50,7 +50,7 @@ def _set_variables(url: str, timeout: timedelta) -> object:
     """Set the variables that PyTorch's function reads; returns what must live until it has read
     them.
     """
-    from rallypoint.cluster.meeting import announce, meet, process_to_meet, withdraw
+    from rallypoint.cluster.pmi.meeting import announce, meet, process_to_meet, withdraw
 
     # Each default group has its own store: an early rank would find the previous one's.
     withdraw(os.environ)

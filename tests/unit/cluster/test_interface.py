@@ -15,7 +15,6 @@ from rallypoint.cluster import interface
 from rallypoint.cluster.interface import (
     choose_network,
     host_identity,
-    listening_address,
     machine_of,
 )
 from rallypoint.cluster.interface_facts import Interface, InterfaceKind
@@ -24,10 +23,10 @@ from rallypoint.cluster.netlink import read_interfaces
 
 def test_the_first_variable_that_is_set_counts() -> None:
     variables = {"GLOO_SOCKET_IFNAME": "nope", "RALLYPOINT_SOCKET_IFNAME": "lo"}
-    assert listening_address("127.0.0.1", variables) == "127.0.0.1"
+    assert choose_network(["127.0.0.1"], variables).address == "127.0.0.1"
     del variables["RALLYPOINT_SOCKET_IFNAME"]
     with pytest.raises(HostError, match="GLOO_SOCKET_IFNAME=nope: no interface"):
-        listening_address(None, variables)
+        choose_network([], variables)
 
 
 def test_a_named_address_counts_before_a_variable() -> None:
@@ -37,12 +36,12 @@ def test_a_named_address_counts_before_a_variable() -> None:
 
 
 def test_a_store_on_loopback_means_loopback() -> None:
-    assert listening_address("localhost", {}) == "127.0.0.1"
-    assert listening_address("::1", {}) == "::1"
+    assert choose_network(["localhost"], {}).address == "127.0.0.1"
+    assert choose_network(["::1"], {}).address == "::1"
 
 
 def test_without_a_hint_some_address_of_this_machine() -> None:
-    address = listening_address(None, {})
+    address = choose_network([], {}).address
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
 

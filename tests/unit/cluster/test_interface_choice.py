@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cluster.interface_choice import choose, matching
+from rallypoint.cluster.interface_choice import AddressChoice, NameChoice, choose, matching
 from rallypoint.cluster.interface_facts import (
     Address,
     Interface,
@@ -19,7 +19,6 @@ from rallypoint.cluster.interface_facts import (
     InterfaceTarget,
     Route,
 )
-from rallypoint.cluster.network_choice import AddressChoice, NameChoice
 
 NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
 

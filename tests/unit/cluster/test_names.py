@@ -13,7 +13,7 @@ import pytest
 from rallypoint.base.errors import HostError
 from rallypoint.cluster import names as module
 from rallypoint.cluster import network
-from rallypoint.cluster.interface import own_address
+from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.names import Names
 
 
@@ -136,4 +136,4 @@ def test_own_names_need_no_name_service(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_a_name_as_local_addr() -> None:
-    assert own_address("127.0.0.1", "localhost") == "127.0.0.1"
+    assert choose_network(["127.0.0.1"], {}, local_addr="localhost").address == "127.0.0.1"

@@ -11,7 +11,7 @@ from tests.conftest import need_ipv6
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster import network
-from rallypoint.cluster.interface import own_address
+from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.network import addresses_of, is_here
 
 NOBODY = "no-such-host.invalid"
@@ -28,15 +28,15 @@ def test_numeric_addresses_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) ->
     assert is_here("127.3.2.1")
     assert not is_here("192.0.2.7")  # reserved for documentation: no machine has it
     assert is_here(os.uname().nodename)  # whether or not anybody can resolve it
-    assert own_address("localhost") == "127.0.0.1"
-    assert own_address("192.0.2.7", "10.1.2.3") == "10.1.2.3"
+    assert choose_network(["localhost"], {}).address == "127.0.0.1"
+    assert choose_network(["192.0.2.7"], {}, local_addr="10.1.2.3").address == "10.1.2.3"
 
 
 def test_a_name_that_nobody_knows() -> None:
     with pytest.raises(HostError, match=f"cannot find the host '{NOBODY}'"):
         addresses_of(NOBODY)
     with pytest.raises(HostError, match="give its address instead of its name"):
-        own_address(NOBODY)
+        choose_network([NOBODY], {})
 
 
 def test_names_in_the_hosts_file() -> None:
@@ -48,13 +48,13 @@ def test_loopback_is_refused_when_others_are_remote() -> None:
     with pytest.raises(
         InvalidArgumentError, match=r"--local-addr 127\.0\.0\.1 is this machine's loop"
     ):
-        own_address("192.0.2.7", "127.0.0.1")
+        choose_network(["192.0.2.7"], {}, local_addr="127.0.0.1", has_remote_peers=True)
 
 
 def test_ipv6_loopback() -> None:
     need_ipv6()
     assert is_here("::1")
-    assert own_address("::1") == "::1"
+    assert choose_network(["::1"], {}).address == "::1"
 
 
 def test_an_address_is_not_ours_because_it_can_be_bound(

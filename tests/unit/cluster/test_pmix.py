@@ -15,8 +15,8 @@ from unittest.mock import patch
 import pytest
 
 from rallypoint.base.errors import HostError, StoreTimeoutError
-from rallypoint.cluster.meeting import pmix, pmix_child
-from rallypoint.cluster.meeting.waiting import Waiting
+from rallypoint.cluster.pmi import pmix
+from rallypoint.cluster.pmi.waiting import Waiting
 
 TEXT = "40001,6162,10.0.0.1,fd77::1"
 KEY = "rallypoint.meeting.job@1"
@@ -114,7 +114,7 @@ def child(monkeypatch: pytest.MonkeyPatch, given: str, *libraries: str, **enviro
     monkeypatch.setattr("sys.stdin", io.StringIO(given))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    return pmix_child.main(libraries)
+    return pmix.main(libraries)
 
 
 def test_what_is_published_is_found(

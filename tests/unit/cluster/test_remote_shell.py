@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import select
+import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from rallypoint.base.errors import HostError
 from rallypoint.cluster.remote_shell import (
+    OrderLink,
+    ShellLink,
     end,
     forwarded,
     greeting,
@@ -51,3 +58,81 @@ def test_what_is_started_is_ended() -> None:
     assert process.returncode == -9
     with pytest.raises(HostError, match=r"a: cannot run no-such-shell \(No such file"):
         start("a", ["no-such-shell"], stdin=null, stdout=null, stderr=null)
+
+
+# Orders to a program at the other end of a connection, which here is a shell on this machine.
+
+
+@contextmanager
+def link_to(script: str) -> Iterator[ShellLink]:
+    link = ShellLink("host1", ["sh", "-c", script])
+    yield link
+    link.close()
+    link.end(time.monotonic() + 60)
+
+
+def test_orders_and_answers() -> None:
+    """What a login shell prints before the greeting does not matter."""
+    script = """echo welcome; echo 'we are {"port": 7}'; read order; echo "[$order]" """
+    with link_to(script) as link:
+        link.greet("we are")
+        assert link.found == {"port": 7}
+        link.tell({"do": "x"})
+        select.select([link], [], [])
+        assert link.read() == [{"do": "x"}]  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo out of memory >&2; echo half | tr -d '\\n'", "the connection ended: sh -c "),
+        ("exec sleep 60 </dev/null", "no answer within 0.05 s: sh -c "),
+    ],
+)
+def test_an_answer_that_does_not_come(script: str, message: str) -> None:
+    link = ShellLink("host1", ["sh", "-c", script])
+    with pytest.raises(HostError) as raised:
+        link.read(0.05 if "sleep" in script else 60.0)
+    assert str(raised.value).startswith(f"host1: {message}")
+    assert ("\n  | out of memory" in str(raised.value)) == ("memory" in script)
+    link.tell({"do": "x"})  # nobody reads it, which the next answer would tell
+    link.close()
+    link.end(time.monotonic())
+
+
+def test_a_program_that_does_not_leave_is_killed() -> None:
+    link = ShellLink("host1", ["sh", "-c", "echo; exec sleep 60"])
+    select.select([link], [], [])
+    link.close()
+    link.end(time.monotonic())
+    assert link._process.returncode == -9
+
+
+def test_a_command_that_does_not_exist() -> None:
+    with pytest.raises(HostError, match="host1: cannot run no-such-shell"):
+        ShellLink("host1", ["no-such-shell"])
+
+
+def test_a_connection_to_a_program_that_runs_already() -> None:
+    ours, theirs = socket.socketpair()
+    link = OrderLink("host1", ours)
+    theirs.sendall(b'{"time": 7}\n')
+    assert link.ask({"do": "x"}, 60.0) == {"time": 7}
+    assert json.loads(theirs.recv(100)) == {"do": "x"}
+    with pytest.raises(HostError, match=r"^no reply in time$"):
+        link.read(0.01)
+    link.close()
+    assert theirs.recv(100) == b""
+    theirs.close()
+    link.end(time.monotonic())
+
+
+@pytest.mark.parametrize("said", [b"", b"{", b"what?\n"])
+def test_a_connection_that_ends(said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(said)
+    link = OrderLink("host1", ours)
+    with pytest.raises(HostError, match=r"^the connection ended$"):
+        link.ask({"do": "x"}, 60.0)
+    link.end(time.monotonic())

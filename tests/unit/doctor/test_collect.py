@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rallypoint.doctor import collect as look_module
-from rallypoint.doctor import lookups, paths, quick
+from rallypoint.doctor import paths, quick
 from rallypoint.doctor.cluster_facts import (
     ClusterFacts,
     ConnectOutcome,
@@ -31,19 +31,27 @@ from rallypoint.doctor.cluster_facts import (
     Probe,
     Usage,
 )
-from rallypoint.doctor.collect import LookOrder, choose, look, take_ports
+from rallypoint.doctor.collect import (
+    NAME_S,
+    LookOrder,
+    choose,
+    is_this_node,
+    look,
+    look_up,
+    take_ports,
+)
 from rallypoint.doctor.facts_as_json import pack, unpack
-from rallypoint.doctor.installed import DRIVER, look_at_versions
-from rallypoint.doctor.lookups import is_this_node, look_up
 from rallypoint.doctor.machine import (
-    DiskPlace,
+    DRIVER,
     cpu_quota,
     disk_places,
     look_at_disk,
     look_at_limits,
+    look_at_settings,
+    look_at_versions,
+    proxy_bypasses,
 )
 from rallypoint.doctor.paths import look_at_path
-from rallypoint.doctor.settings import look_at_settings, proxy_bypasses
 from rallypoint.store.port_holder import holder_of
 
 PATIENT_S = 600.0
@@ -76,10 +84,10 @@ class Hanging:
         made = threading.Thread(**options)
         real_join = made.join
 
-        def join(timeout: float) -> None:
+        def join(timeout: float | None) -> None:
             while made.is_alive() and made not in self._hung:
                 real_join(0.01)
-            if made.is_alive():
+            if made.is_alive() and timeout is not None:
                 self.waited_s += timeout
 
         made.join = join  # type: ignore[assignment, method-assign]
@@ -87,12 +95,11 @@ class Hanging:
 
 
 @contextmanager
-def hanging(monkeypatch: pytest.MonkeyPatch, *modules: object) -> Iterator[Hanging]:
-    """For threads that these modules start."""
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    """For threads that the collector starts."""
     found = Hanging()
-    for module in modules:
-        monkeypatch.setattr(module, "time", found)
-        monkeypatch.setattr(module, "threading", SimpleNamespace(Thread=found.thread))
+    monkeypatch.setattr(look_module, "time", found)
+    monkeypatch.setattr(look_module, "threading", SimpleNamespace(Thread=found.thread))
     yield found
     found.end()
 
@@ -193,7 +200,7 @@ def test_a_child_that_begins_late_does_not_hang(
 
 def test_disks(tmp_path: Path) -> None:
     places = disk_places({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
-    found = [look_at_disk(place) for place in places]
+    found = [look_at_disk(*place) for place in places]
     assert [(each.what, each.path) for each in found[-2:] if each is not None] == [
         ("the directory for temporary files", str(tmp_path)),
         ("--log-dir", str(tmp_path)),
@@ -202,12 +209,12 @@ def test_disks(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = str(tmp_path / "logs")
-    with hanging(monkeypatch, look_module) as work:
+    with hanging(monkeypatch) as work:
 
-        def look_at(place: DiskPlace) -> Disk | None:
-            if place.path == logs:
+        def look_at(what: str, path: str) -> Disk | None:
+            if path == logs:
                 work.hang()
-            return look_at_disk(place)
+            return look_at_disk(what, path)
 
         monkeypatch.setattr(look_module, "look_at_disk", look_at)
         facts = look(LookOrder(log_dir=logs), {"TMPDIR": str(tmp_path)})
@@ -226,7 +233,7 @@ def test_names() -> None:
 @pytest.fixture
 def silent_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     """A name service that does not answer."""
-    with hanging(monkeypatch, lookups) as work:
+    with hanging(monkeypatch) as work:
         monkeypatch.setattr(socket, "getaddrinfo", work.hang)
         yield work
 
@@ -234,7 +241,7 @@ def silent_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
 def test_a_name_service_that_hangs_takes_its_time_once(silent_names: Hanging) -> None:
     order = LookOrder(hosts=("n1", "n2", "n3", "127.0.0.2"), local_addr="me")
     facts = look(order, os.environ)
-    assert silent_names.waited_s == lookups.NAME_S
+    assert silent_names.waited_s == NAME_S
     silent = "the name service does not answer within 2 s"
     assert [each.error for each in facts.names] == [silent, silent, silent, ""]
     assert "--local-addr me: cannot find the host 'me'" in facts.choice.error

@@ -6,23 +6,26 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from tests.ports import reserved_port
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE
-from rallypoint.doctor import listener as listener_module
 from rallypoint.doctor import probe as probe_module
 from rallypoint.doctor.cluster_facts import ConnectOutcome
-from rallypoint.doctor.listener import ProbeListener, TokenRefusedError, admit, listen
 from rallypoint.doctor.probe import (
     GREETING,
     HEAD,
     RECEIVED,
+    ProbeListener,
     Target,
+    TokenRefusedError,
     _send,
     _stream,
+    admit,
+    listen,
     probe_all,
     probe_endpoint,
     prove,
@@ -37,17 +40,14 @@ ENDS = {"Connection reset by peer", "Broken pipe"}
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that does not get its turn is no silent node."""
-    monkeypatch.setattr(probe_module, "CONNECT_S", 60.0)
-    for module in (probe_module, listener_module):
-        monkeypatch.setattr(module, "TALK_S", 60.0)
-        monkeypatch.setattr(module, "STALL_S", 60.0)
+    for name in ("CONNECT_S", "TALK_S", "STALL_S"):
+        monkeypatch.setattr(probe_module, name, 60.0)
     monkeypatch.setattr(probe_module, "_stream", lambda *_: 1000.0)
 
 
 @pytest.fixture
 def listener() -> Iterator[ProbeListener]:
-    with ProbeListener() as found:
-        found.allow(secret_of(SECRET, 1))
+    with closing(ProbeListener(secret_of(SECRET, 1))) as found:
         yield found
 
 
@@ -62,7 +62,7 @@ def test_a_node_that_is_reached(listener: ProbeListener) -> None:
 
 def test_a_stream(listener: ProbeListener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a caller that does not get its turn nothing may come while the listener counts."""
-    monkeypatch.setattr(listener_module, "STALL_S", 0.2)
+    monkeypatch.setattr(probe_module, "STALL_S", 0.2)
     place = ("127.0.0.1", listener.port)
     while not _stream(*place, secret_of(SECRET, 1), 0.05):
         pass
@@ -163,19 +163,12 @@ def test_who_does_not_know_the_secret_is_not_measured(listener: ProbeListener) -
     assert (probe.outcome, probe.mbit_s) == (ConnectOutcome.STRANGER, 0.0)
 
 
-def test_a_listener_that_lets_nobody_in_yet() -> None:
-    with ProbeListener() as listener:
-        target = Target(number=1, address="127.0.0.1", port=listener.port)
-        (probe,) = probe_all(0, [target], SECRET)
-    assert probe.outcome is ConnectOutcome.STRANGER
-
-
 def test_the_port_range_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         monkeypatch.setenv(VARIABLE, f"{port}-{port}")
         with pytest.raises(HostError, match=f"only port of the port range {port}-{port} is in use"):
-            ProbeListener()
+            ProbeListener(SECRET)
 
 
 def test_endpoints(listener: ProbeListener) -> None:

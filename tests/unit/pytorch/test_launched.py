@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster import meeting
+from rallypoint.cluster.pmi import meeting
 from rallypoint.pytorch.launched import before, install
 
 ALONE = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}

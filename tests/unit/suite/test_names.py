@@ -18,7 +18,6 @@ SHARED_FILES = {
     "call": "launch/api/call.py is run by its name in workers of every version",
     "collect": "of one node's facts, and of one node's calls",
     "store": "a command, a public class, and PyTorch's",
-    "variables": "those that places set, and those that doctor checks",
 }
 
 

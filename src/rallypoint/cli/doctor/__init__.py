@@ -3,9 +3,9 @@
     examiner.py --orders--> examined_node.py on each node --answers--> ClusterFacts
     ClusterFacts --> doctor/checks/ --> printed.py
 
-The orders are the same for all nodes; how they travel differs (node_links.py): through the standard
-input of a process that ssh started (--hosts), through a connection to the endpoint
-(at_endpoint.py), or as a call in this process.
+The orders are the same for all nodes; only the connection differs by which they travel: to a
+process that ssh started (--hosts), to a node that came to the endpoint (at_endpoint.py), or to a
+thread of this process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from rallypoint.cli.doctor.arguments import (
     DoctorRequest,
     read_request,
 )
-from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint, own_node
-from rallypoint.cli.doctor.examiner import Examiner
-from rallypoint.cli.doctor.node_links import NodeLink, OwnLink, ShellLink
+from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
+from rallypoint.cli.doctor.examiner import examine
 from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
 from rallypoint.cli.options import HELP, UsageError, describe, inherited_note, parse
-from rallypoint.doctor.cluster_facts import ClusterFacts
 from rallypoint.launch.output.terminal import is_terminal
 
 _USAGE = f"""\
@@ -82,7 +80,7 @@ def doctor(words: Sequence[str]) -> int:
         if request.meets:
             report = examine_at_endpoint(request, began)
         else:
-            report = report_of(_examine(request), time.monotonic() - began)
+            report = report_of(examine(request), time.monotonic() - began)
     except HostError as error:  # the command that --rsh names does not exist
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
@@ -103,22 +101,6 @@ def _tell_progress(request: DoctorRequest) -> None:
     else:
         what = "examining this machine"
     print(f"{PROGRAM}: {what} ...", file=sys.stderr)
-
-
-def _examine(request: DoctorRequest) -> ClusterFacts:
-    """Examine the hosts, or this machine alone."""
-    links: list[NodeLink] = []
-    try:
-        for host in request.hosts:
-            links.append(ShellLink(host.name, request.rsh))
-        if not request.hosts:
-            links.append(OwnLink(own_node(request)))
-        return Examiner(request, links).examine()
-    finally:
-        for link in links:
-            link.leave()
-        for link in links:
-            link.close()
 
 
 def _ended(number: int, _: FrameType | None) -> NoReturn:

@@ -22,6 +22,7 @@ from rallypoint.cli.token_flag import VARIABLE as TOKEN
 from rallypoint.cli.token_flag import read_token
 from rallypoint.cluster.remote_shell import forwarded
 from rallypoint.doctor.cluster_facts import NOWHERE, Surroundings
+from rallypoint.doctor.collect import LookOrder
 
 PROGRAM = "rallypoint doctor"
 PATH = Flag("--path", "look whether PATH can be read and written on every node, as for data and\n"
@@ -47,21 +48,20 @@ class DoctorRequest:
     Attributes:
         hosts: those of --hosts; empty if each node examines itself and they meet at the endpoint.
         rsh: the command that starts another on a host.
-        environ: variables for all hosts.
+        look: what is the same in the orders to all nodes.
         fewest, most: the number of nodes that the job needs, and may have.
         node_rank: this node's rank; None if it has none yet.
         endpoints: where the nodes meet.
         meets: whether nodes meet at the first endpoint; otherwise that is a separate server.
         is_static: whether node 0 is at the endpoint, whatever name the endpoint has.
         token: the secret by which nodes know each other.
-        paths, script, log_dir, workers, port_range, local_addr: as the flags give them.
         wait_s: how long to wait for other nodes.
         surroundings: the environment that is recognised around this node.
     """
 
     hosts: tuple[RemoteHost, ...] = ()
     rsh: tuple[str, ...] = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
+    look: LookOrder = field(default_factory=LookOrder)
     fewest: int = 1
     most: int = 1
     node_rank: int | None = None
@@ -69,12 +69,6 @@ class DoctorRequest:
     meets: bool = False
     is_static: bool = False
     token: bytes = b""
-    paths: tuple[str, ...] = ()
-    script: str = ""
-    log_dir: str = ""
-    workers: str = ""
-    port_range: str = ""
-    local_addr: str = ""
     wait_s: float = _WAIT_S
     surroundings: Surroundings = NOWHERE
 
@@ -91,17 +85,16 @@ def read_request(
     read_port_range(port_range)
     token = read_token(values, environ) or b""
     paths = [path for path in values.get(PATH.name, "").split(",") if path]
-    common = DoctorRequest(
-        token=token,
+    look = LookOrder(
         paths=tuple(dict.fromkeys(paths)),
         script=_script(values, command),
         log_dir=values.get("--log-dir", ""),
+        local_addr=values.get("--local-addr", ""),
         workers=values.get("--nproc-per-node", ""),
         port_range=port_range,
-        local_addr=values.get("--local-addr", ""),
-        wait_s=seconds(values, WAIT.name, _WAIT_S),
-        environ={TOKEN: os.fsdecode(token)} if token else {},
     )
+    wait_s = seconds(values, WAIT.name, _WAIT_S)
+    common = DoctorRequest(look=look, token=token, wait_s=wait_s)
     if values.get("--on") == "ray":
         raise UsageError(
             f"{PROGRAM}: it cannot reach nodes through Ray (--on ray); name them with --hosts, or "
@@ -127,16 +120,15 @@ def _on_hosts(
                 f"{PROGRAM}: --hosts already says which machines take part; leave out {name}."
             )
     hosts = read_hosts(values)
-    endpoints = _endpoints(values)
+    rsh, endpoints = read_rsh(values), _endpoints(values)
+    theirs = forwarded(environ, FORWARDED) | named_variables(values, environ)
+    if common.token:
+        theirs[TOKEN] = os.fsdecode(common.token)
     return replace(
         common,
         hosts=hosts,
-        rsh=read_rsh(values),
-        environ={
-            **forwarded(environ, FORWARDED),
-            **named_variables(values, environ),
-            **common.environ,
-        },
+        rsh=rsh,
+        look=replace(common.look, environ=theirs, directory=os.getcwd()),
         fewest=len(hosts),
         most=len(hosts),
         endpoints=endpoints,
@@ -182,7 +174,7 @@ def _at_endpoint(
     meets = meets and most > 1
     return replace(
         common,
-        paths=(*common.paths, *directories),
+        look=replace(common.look, paths=(*common.look.paths, *directories)),
         fewest=fewest,
         most=most,
         node_rank=node_rank,

@@ -14,7 +14,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -22,15 +21,14 @@ from typing import Any
 from rallypoint.base.address import endpoint_of
 from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
-from rallypoint.cli.doctor.examiner import Examiner, look_order, with_absences
-from rallypoint.cli.doctor.node_links import NodeLink, OwnLink, SocketLink, send_line
+from rallypoint.cli.doctor.examiner import Examiner, end_all, examine, look_order, own_link
 from rallypoint.cli.doctor.printed import report_of
+from rallypoint.cluster.remote_shell import OrderLink, send_line
 from rallypoint.doctor.check_result import listed
 from rallypoint.doctor.cluster_facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
+from rallypoint.doctor.collect import LookOrder, is_this_node, look_up
 from rallypoint.doctor.facts_as_json import pack, unpack
-from rallypoint.doctor.listener import TokenRefusedError, admit, listen
-from rallypoint.doctor.lookups import is_this_node, look_up
-from rallypoint.doctor.probe import CONNECT_S, prove
+from rallypoint.doctor.probe import CONNECT_S, TokenRefusedError, admit, connect, listen, prove
 
 _RETRY_S = 0.2
 _STRANGER_S = 3.0  # for a connection to prove that it knows the token
@@ -51,19 +49,9 @@ def examine_at_endpoint(request: DoctorRequest, began: float) -> dict[str, Any]:
     try:
         listener = listen(port)
     except OSError:  # the facts about this node will show who holds the port
-        return report_of(_examine_alone(request), time.monotonic() - began)
+        return report_of(examine(request), time.monotonic() - began)
     with listener:
         return _be_host(request, listener, began)
-
-
-def own_node(request: DoctorRequest) -> ExaminedNode:
-    """This node, as the flags describe it."""
-    return ExaminedNode(request.surroundings, has_token=bool(request.token))
-
-
-def _examine_alone(request: DoctorRequest) -> ClusterFacts:
-    with contextlib.closing(OwnLink(own_node(request))) as link:
-        return Examiner(request, [link]).examine()
 
 
 # The endpoint's node.
@@ -73,7 +61,7 @@ class _Arrivals:
     """Lets nodes in, each in a thread of its own."""
 
     def __init__(self, request: DoctorRequest, listener: socket.socket) -> None:
-        self.links: list[SocketLink] = []
+        self.links: list[OrderLink] = []
         self.ranks: list[int | None] = [request.node_rank]
         self.names: list[str] = [os.uname().nodename]
         self.complaints: list[Absence] = []
@@ -129,7 +117,7 @@ class _Arrivals:
                 why = f"its --node-rank is {rank}, which another node also uses"
                 advice = "give each node a different number, starting at 0"
                 self.complaints.append(Absence(name=name, why=why, advice=advice))
-            self.links.append(SocketLink(connection, name))
+            self.links.append(OrderLink(name, connection))
             self.names.append(name)
             self.ranks.append(rank)
             self._change.notify()
@@ -168,18 +156,16 @@ def _be_host(request: DoctorRequest, listener: socket.socket, began: float) -> d
     """Wait for the others, examine all, and send them the report."""
     arrivals = _Arrivals(request, listener)
     arrivals.wait()
-    own = OwnLink(own_node(request), os.uname().nodename)
     guests = list(arrivals.links)
-    links: list[NodeLink] = [own, *guests]
+    links = [own_link(request, os.uname().nodename), *guests]
     try:
         cluster = Examiner(request, links, is_host=True).examine()
-        cluster = with_absences(cluster, arrivals.absences())
+        cluster = _with_absences(cluster, *arrivals.absences())
         report = report_of(cluster, time.monotonic() - began)
-        for guest in guests:
+        for guest in guests:  # one that does not get it examines itself
             guest.tell({"do": "report", "report": {**report, "facts": {}}})
     finally:
-        for link in links:
-            link.close()
+        end_all(links)
     return report
 
 
@@ -188,23 +174,25 @@ def _be_host(request: DoctorRequest, listener: socket.socket, began: float) -> d
 
 def _be_guest(request: DoctorRequest, began: float) -> dict[str, Any]:
     """Go to the endpoint and carry out orders; if that fails, examine this node alone."""
-    node = own_node(request)
-    try:
-        connection, trouble = _find_host(request)
-        if connection is not None:
-            with connection:
-                report = _obey(connection, node, request)
-            if isinstance(report, dict):
-                return report
-            trouble = report
-    finally:
-        node.close()
-    cluster = _examine_alone(request)
+    connection, trouble = _find_host(request)
+    if connection is not None:
+        with connection:
+            report = _obey(connection, request)
+        if isinstance(report, dict):
+            return report
+        trouble = report
+    cluster = examine(request)
     if isinstance(trouble, Absence):
-        return report_of(with_absences(cluster, [trouble]), time.monotonic() - began)
-    others = [each for each in cluster.endpoint_probes if (each.host, each.port) != _key(trouble)]
-    cluster = replace(cluster, endpoint_probes=(*others, trouble))
+        cluster = _with_absences(cluster, trouble)
+    else:
+        endpoint = (trouble.host, trouble.port)
+        others = [each for each in cluster.endpoint_probes if (each.host, each.port) != endpoint]
+        cluster = replace(cluster, endpoint_probes=(*others, trouble))
     return report_of(cluster, time.monotonic() - began)
+
+
+def _with_absences(cluster: ClusterFacts, *absences: Absence) -> ClusterFacts:
+    return replace(cluster, absences=(*cluster.absences, *absences))
 
 
 _STOPPED = Absence(
@@ -212,10 +200,6 @@ _STOPPED = Absence(
     why="the endpoint's node exited or lost the connection during the examination",
     advice="check its output there",
 )
-
-
-def _key(probe: EndpointProbe) -> tuple[str, int]:
-    return probe.host, probe.port
 
 
 def _find_host(request: DoctorRequest) -> tuple[socket.socket | None, EndpointProbe | Absence]:
@@ -229,7 +213,7 @@ def _find_host(request: DoctorRequest) -> tuple[socket.socket | None, EndpointPr
         outcome, detail = ConnectOutcome.UNKNOWN, lookup.error
         connection: socket.socket | None = None
         for address in lookup.addresses[:2]:
-            connection, outcome, detail = _call(address, port)
+            connection, outcome, detail = connect(address, port, CONNECT_S)
             if connection is not None:
                 break
         if connection is not None:
@@ -245,17 +229,6 @@ def _find_host(request: DoctorRequest) -> tuple[socket.socket | None, EndpointPr
                 source=0, host=host, port=port, outcome=outcome, detail=detail
             )
         time.sleep(_RETRY_S)
-
-
-def _call(address: str, port: int) -> tuple[socket.socket | None, ConnectOutcome, str]:
-    try:
-        return socket.create_connection((address, port), CONNECT_S), ConnectOutcome.REACHED, ""
-    except ConnectionRefusedError as error:
-        return None, ConnectOutcome.REFUSED, error.strerror or ""
-    except TimeoutError:
-        return None, ConnectOutcome.DROPPED, f"no answer within {CONNECT_S:g} s"
-    except OSError as error:
-        return None, ConnectOutcome.UNREACHABLE, error.strerror or str(error)
 
 
 def _introduce(
@@ -275,30 +248,30 @@ def _introduce(
     return None
 
 
-def _obey(
-    connection: socket.socket, node: ExaminedNode, request: DoctorRequest
-) -> dict[str, Any] | Absence:
+def _obey(connection: socket.socket, request: DoctorRequest) -> dict[str, Any] | Absence:
     """Carry out orders until the report comes; otherwise returns why it never did."""
     connection.settimeout(request.wait_s + _EXAMINATION_S)
+    node = ExaminedNode(request.surroundings, has_token=bool(request.token))
     with (
+        contextlib.closing(node),
         connection.makefile("rb") as lines,
         contextlib.suppress(OSError, ValueError, KeyError, TypeError),
     ):
         for line in lines:
-            order: Mapping[str, Any] = json.loads(line)
+            order: dict[str, Any] = json.loads(line)
             if order["do"] == "report":
                 report: dict[str, Any] = order["report"]
                 return report
             if order["do"] == "refuse":
                 return unpack(Absence, order["absence"])
-            send_line(connection, node.perform(_by_own_flags(order, request)))
+            if order["do"] == "look":
+                order["order"] = pack(_by_own_flags(unpack(LookOrder, order["order"]), request))
+            send_line(connection, node.perform(order))
     return _STOPPED
 
 
-def _by_own_flags(order: Mapping[str, Any], request: DoctorRequest) -> Mapping[str, Any]:
+def _by_own_flags(order: LookOrder, request: DoctorRequest) -> LookOrder:
     """This node's own command line decides what is inspected here, not the sender of orders."""
-    if order["do"] != "look":
-        return order
-    number, name = int(order["look"]["number"]), os.uname().nodename
     free = request.endpoints[1:]  # the sender of orders listens at the first one
-    return look_order(request, number, name, endpoints=free, secret=str(order["secret"]))
+    name = os.uname().nodename
+    return look_order(request, order.number, name, endpoints=free, secret=order.secret)

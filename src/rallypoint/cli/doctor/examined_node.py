@@ -16,23 +16,30 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
+from rallypoint.base.port_range import read_port_range
 from rallypoint.cli.token_flag import VARIABLE as TOKEN
-from rallypoint.cluster.remote_shell import greeting
+from rallypoint.cluster.remote_shell import greeting, send_line
 from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
-from rallypoint.doctor.collect import LookOrder, look, take_ports
+from rallypoint.doctor.collect import LookOrder, is_this_node, look, take_ports
 from rallypoint.doctor.facts_as_json import pack, unpack
-from rallypoint.doctor.listener import ProbeListener, listen
-from rallypoint.doctor.lookups import is_this_node
 from rallypoint.doctor.paths import look_at_path
-from rallypoint.doctor.probe import Target, probe_all, probe_endpoints, secret_of
+from rallypoint.doctor.probe import (
+    ProbeListener,
+    Target,
+    listen,
+    probe_all,
+    probe_endpoints,
+    secret_of,
+)
 from rallypoint.launch.inspection.entries import running_agents
 
 GREETING = "rallypoint doctor"  # anything printed before it comes from a login shell
@@ -67,6 +74,17 @@ class ExaminedNode:
             return {"error": str(error)}
         return answer
 
+    def serve(self, connection: socket.socket) -> None:
+        """Carry out the orders that come from there, until it is closed at the other end."""
+        with (
+            contextlib.closing(self),
+            connection,
+            connection.makefile("rb") as lines,
+            contextlib.suppress(OSError),
+        ):
+            for line in lines:
+                send_line(connection, self.perform(json.loads(line)))
+
     def close(self) -> None:
         """Stop listening."""
         if self._listener is not None:
@@ -76,25 +94,16 @@ class ExaminedNode:
         """The time on this node."""
         return {"time_s": time.time()}
 
-    def look(
-        self,
-        *,
-        look: dict[str, Any],
-        secret: str,
-        environ: dict[str, str],
-        directory: str,
-        port_range: str,
-        endpoints: list[list[Any]],
-    ) -> dict[str, Any]:
+    def look(self, *, order: dict[str, Any]) -> dict[str, Any]:
         """Facts about this node."""
-        os.environ.update(environ)
-        if port_range:
-            os.environ[PORT_RANGE] = port_range
-        order = unpack(LookOrder, look)
-        self._number = order.number
-        lost = _enter(directory)
-        facts = _look(_without_relative_paths(order) if lost else order)
-        facts = self._listen(facts, secret, [(host, int(port)) for host, port in endpoints])
+        wanted = unpack(LookOrder, order)
+        os.environ.update(wanted.environ)
+        if wanted.port_range:
+            os.environ[PORT_RANGE] = wanted.port_range
+        self._number = wanted.number
+        lost = _enter(wanted.directory)
+        facts = look(_without_relative_paths(wanted) if lost else wanted, os.environ)
+        facts = self._listen(facts, wanted.secret, wanted.endpoints)
         facts = replace(
             facts,
             paths=(*facts.paths, *lost),
@@ -114,31 +123,27 @@ class ExaminedNode:
         probes = probe_all(self._number, others, bytes.fromhex(secret))
         return {"probes": pack(probes), "endpoints": pack(at_endpoints)}
 
-    def _listen(self, facts: NodeFacts, secret: str, endpoints: list[tuple[str, int]]) -> NodeFacts:
+    def _listen(
+        self, facts: NodeFacts, secret: str, endpoints: Sequence[tuple[str, int]]
+    ) -> NodeFacts:
         lookups = {each.host: each for each in facts.names}
         here = [each for each in endpoints if is_this_node(lookups[each[0]])]
         if not secret:  # nobody will probe it
             return take_ports(facts, here, lambda port: listen(port).close())
         try:
-            self._listener = ProbeListener()
+            self._listener = ProbeListener(secret_of(bytes.fromhex(secret), self._number))
         except HostError as error:
             return replace(facts, probe_error=_of_range(str(error)))
-        self._listener.allow(secret_of(bytes.fromhex(secret), self._number))
         facts = replace(facts, probe_port=self._listener.port)
         return take_ports(facts, here, self._listener.listen_too)
 
 
 def _of_range(text: str) -> str:
     """The error text, with the holder of the first port."""
-    from rallypoint.base.port_range import read_port_range
     from rallypoint.store.port_holder import holder_of
 
     first = read_port_range(os.environ.get(PORT_RANGE, ""))[0]
     return f"{text.partition(';')[0]} ({first} by {holder_of(first)})"
-
-
-def _look(order: LookOrder) -> NodeFacts:
-    return look(order, os.environ)
 
 
 def _enter(directory: str) -> tuple[PathLook, ...]:

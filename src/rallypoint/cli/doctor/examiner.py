@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
 from rallypoint.cli.doctor.arguments import DoctorRequest
-from rallypoint.cli.doctor.node_links import NodeLink
+from rallypoint.cli.doctor.examined_node import GREETING, MODULE, ExaminedNode
+from rallypoint.cluster.remote_shell import OrderLink, ShellLink, command_on, version_trouble
 from rallypoint.doctor.cluster_facts import (
     Absence,
     ClusterFacts,
@@ -21,7 +23,7 @@ from rallypoint.doctor.cluster_facts import (
     NodeFacts,
     Probe,
 )
-from rallypoint.doctor.collect import LookOrder
+from rallypoint.doctor.collect import LookOrder, begin
 from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.probe import Target
 
@@ -29,15 +31,42 @@ _CLOCK_S = 10.0
 _LOOK_S = 30.0
 _PROBE_S = 120.0
 _CLOCK_TRIES = 3
+_LEAVE_S = 2.0
 _MOST_ADDRESSES = 4  # of a node: probing an address takes time where nothing answers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answers:
-    """Answers by node number, and the reason for each node that gave none."""
+def examine(request: DoctorRequest) -> ClusterFacts:
+    """Examine the hosts of --hosts, or else this machine alone.
 
-    found: dict[int, dict[str, Any]]
-    absences: list[Absence]
+    Raises:
+        HostError: the command that --rsh names does not exist.
+    """
+    links: list[OrderLink] = []
+    try:
+        for host in request.hosts:
+            command = command_on(host.name, request.rsh, MODULE)
+            links.append(ShellLink(host.name, command, host.address))
+        if not request.hosts:
+            links.append(own_link(request))
+        return Examiner(request, links).examine()
+    finally:
+        end_all(links)
+
+
+def own_link(request: DoctorRequest, name: str = "") -> OrderLink:
+    """A link to this process as a node; `name`: what others call it; empty: its host name."""
+    ours, theirs = socket.socketpair()
+    node = ExaminedNode(request.surroundings, has_token=bool(request.token))
+    threading.Thread(target=node.serve, args=(theirs,), daemon=True).start()
+    return OrderLink(name, ours)
+
+
+def end_all(links: Sequence[OrderLink]) -> None:
+    """End everything that belongs to these links, here and on the nodes."""
+    for link in links:
+        link.close()
+    for link in links:
+        link.end(time.monotonic() + _LEAVE_S)
 
 
 class Examiner:
@@ -48,7 +77,7 @@ class Examiner:
     """
 
     def __init__(
-        self, request: DoctorRequest, links: Sequence[NodeLink], *, is_host: bool = False
+        self, request: DoctorRequest, links: Sequence[OrderLink], *, is_host: bool = False
     ) -> None:
         self._request = request
         self._links = dict(enumerate(links))
@@ -59,7 +88,7 @@ class Examiner:
 
     def examine(self) -> ClusterFacts:
         """All facts. A node that does not answer is left out, and listed among the absences."""
-        self._ask_all(lambda number, link: link.begin() or {}, _unstarted)
+        self._ask_all(_greet, _unstarted)
         clocks_s = self._clocks()
         nodes = self._look()
         probes, at_endpoints = self._probe(nodes)
@@ -74,13 +103,13 @@ class Examiner:
             hosts=self._hosts(nodes),
             endpoints=request.endpoints,
             draws_token=bool(request.hosts),
-            port_range=request.port_range,
+            port_range=request.look.port_range,
         )
 
     def _clocks(self) -> dict[int, float]:
         """How far each node's clock is ahead of ours, from the quickest of several questions."""
 
-        def ask(_: int, link: NodeLink) -> dict[str, Any]:
+        def ask(_: int, link: OrderLink) -> dict[str, Any]:
             best = (float("inf"), 0.0)
             for _try in range(_CLOCK_TRIES):
                 began = time.time()
@@ -95,10 +124,10 @@ class Examiner:
     def _look(self) -> tuple[NodeFacts, ...]:
         request = self._request
 
-        def ask(number: int, link: NodeLink) -> dict[str, Any]:
+        def ask(number: int, link: OrderLink) -> dict[str, Any]:
             free = request.endpoints[1:] if self._is_host else request.endpoints
             order = look_order(request, number, link.name, endpoints=free, secret=self._secret)
-            return link.ask(order, _LOOK_S)
+            return link.ask({"do": "look", "order": pack(order)}, _LOOK_S)
 
         found = self._ask_all(ask, _silent)
         return tuple(unpack(NodeFacts, each["facts"]) for _, each in sorted(found.items()))
@@ -108,7 +137,7 @@ class Examiner:
     ) -> tuple[tuple[Probe, ...], tuple[EndpointProbe, ...]]:
         targets = [_target(node) for node in nodes if node.probe_port]
 
-        def ask(number: int, link: NodeLink) -> dict[str, Any]:
+        def ask(number: int, link: OrderLink) -> dict[str, Any]:
             others = [each for each in targets if each.number != number]
             order = {"do": "probe", "targets": pack(others), "secret": self._secret}
             # A loopback endpoint means a different machine on each node.
@@ -134,37 +163,39 @@ class Examiner:
 
     def _ask_all(
         self,
-        ask: Callable[[int, NodeLink], dict[str, Any]],
-        absence: Callable[[NodeLink, str], Absence],
+        ask: Callable[[int, OrderLink], dict[str, Any]],
+        absence: Callable[[OrderLink, str], Absence],
     ) -> dict[int, dict[str, Any]]:
         """The answers of all nodes, asked at once; a node that fails to answer is not asked
         again.
         """
-        found: dict[int, dict[str, Any]] = {}
-        failed: dict[int, str] = {}
+        links = list(self._links.items())
 
-        def work(number: int, link: NodeLink) -> None:
+        def answer(number: int, link: OrderLink) -> dict[str, Any]:
             try:
-                answer = ask(number, link)
+                return ask(number, link)
             except HostError as error:
-                failed[number] = str(error)
-                return
-            if "error" in answer:
-                failed[number] = str(answer["error"])
-            else:
-                found[number] = answer
+                return {"error": str(error)}
 
-        threads = [
-            threading.Thread(target=work, args=each, daemon=True) for each in self._links.items()
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for number, why in sorted(failed.items()):
-            link = self._links.pop(number)
-            self._absences.append(absence(link, why))
+        answers = begin([partial(answer, *each) for each in links], None)()
+        found: dict[int, dict[str, Any]] = {}
+        for position, told in sorted(answers.items()):
+            number, link = links[position]
+            if "error" in told:
+                del self._links[number]
+                self._absences.append(absence(link, str(told["error"])))
+            else:
+                found[number] = told
         return found
+
+
+def _greet(_: int, link: OrderLink) -> dict[str, Any]:
+    """Wait until the program that ssh starts there answers; other nodes have answered already."""
+    if isinstance(link, ShellLink):
+        link.greet(GREETING)
+        if trouble := version_trouble(link.found):
+            raise HostError(trouble)
+    return {}
 
 
 def look_order(
@@ -174,40 +205,27 @@ def look_order(
     *,
     endpoints: Sequence[tuple[str, int]],
     secret: str,
-) -> dict[str, Any]:
+) -> LookOrder:
     """The order for a node to gather its facts.
 
     Args:
         name: what others call it; empty: use its host name.
-        endpoints: those that must be free for it to listen at, if one of them is this node.
-        secret: what nodes that probe it must know.
+        endpoints, secret: as in LookOrder.
     """
     others = [host.address for host in request.hosts if host.address != name]
     own = request.hosts[number].workers if number < len(request.hosts) else ""
-    order = LookOrder(
+    return replace(
+        request.look,
         number=number,
         name=name,
         hosts=tuple(dict.fromkeys([*others, *(host for host, _ in request.endpoints)])),
-        paths=request.paths,
-        script=request.script,
-        log_dir=request.log_dir,
-        local_addr=request.local_addr,
-        workers=own or request.workers,
+        workers=own or request.look.workers,
+        endpoints=tuple(endpoints),
+        secret=secret,
     )
-    return {
-        "do": "look",
-        "look": pack(order),
-        "secret": secret,
-        # On a host reached by ssh, the environment of a job must be set up first; other nodes have
-        # it already.
-        "environ": dict(request.environ) if request.hosts else {},
-        "directory": os.getcwd() if request.hosts else "",
-        "port_range": request.port_range,
-        "endpoints": endpoints,
-    }
 
 
-def _unstarted(link: NodeLink, why: str) -> Absence:
+def _unstarted(link: OrderLink, why: str) -> Absence:
     """A host on which no program could be started."""
     what = " ".join(why.removeprefix(f"{link.name}: ").split())
     if why.startswith("it has Rallypoint"):
@@ -223,7 +241,7 @@ def _unstarted(link: NodeLink, why: str) -> Absence:
     )
 
 
-def _silent(link: NodeLink, why: str) -> Absence:
+def _silent(link: OrderLink, why: str) -> Absence:
     """A node that answered before, and no longer does."""
     return Absence(
         name=link.name,
@@ -248,8 +266,3 @@ def _target(node: NodeFacts) -> Target:
         others = tuple(rest)
     others = others[:_MOST_ADDRESSES]
     return Target(number=node.number, address=address, port=node.probe_port, others=others)
-
-
-def with_absences(cluster: ClusterFacts, absences: Sequence[Absence]) -> ClusterFacts:
-    """The same facts with more absent nodes."""
-    return replace(cluster, absences=(*cluster.absences, *absences))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rallypoint.base.wording import one_line
@@ -18,7 +18,9 @@ _COLOURS = {Severity.GREEN: "32", Severity.YELLOW: "33", Severity.RED: "31"}
 def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
     """All findings, as JSON."""
     findings = diagnose(cluster)
-    worst = worst_by_check(findings)
+    worst: dict[int, Severity] = {}
+    for each in findings:
+        worst[each.check] = max(worst.get(each.check, Severity.GREEN), each.level)
     return {
         "level": max((each.level for each in findings), default=Severity.GREEN).word,
         "nodes": [node.name for node in cluster.nodes],
@@ -30,14 +32,6 @@ def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
         ],
         "facts": pack(cluster),
     }
-
-
-def worst_by_check(findings: Sequence[Finding]) -> dict[int, Severity]:
-    """The worst level of each check, by its number."""
-    found: dict[int, Severity] = {}
-    for each in findings:
-        found[each.check] = max(found.get(each.check, Severity.GREEN), each.level)
-    return found
 
 
 def as_text(report: Mapping[str, Any], *, is_colourful: bool, is_verbose: bool) -> str:

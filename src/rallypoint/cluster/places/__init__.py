@@ -2,8 +2,8 @@
 
     environment --> recognize --> Reading: which node this is, of how many, and where they meet
 
-Pure: other inputs (this host's name, /etc/hosts) are arguments. One file per kind of place reads
-its variables; this one decides if the variables of several places are set. cli/surroundings.py
+Pure: other inputs (this host's name, /etc/hosts) are arguments. Other files read the variables of
+each kind of place; this one decides if those of several places are set. cli/surroundings.py
 decides what a launch does with a reading, and which flags take precedence. process.py reads the
 variables of a process that our launcher did not start.
 """
@@ -24,8 +24,7 @@ HERE = ("here", "none")
 VARIABLE = "RALLYPOINT_CLUSTER"  # one of KINDS or HERE
 # Innermost first: the program that starts processes within an allocation is closer to them than the
 # allocation's manager, which is closer than the surrounding pod and cloud. For each kind, the
-# variables that must all be set. A kind is read by the file of its name, or else by the one in
-# `_FILES`.
+# variables that must all be set.
 _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
     {
         "open_mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -50,10 +49,8 @@ _LEVELS: tuple[Mapping[str, tuple[str, ...]], ...] = (
 )
 # The kinds of program that start the processes of a job (process.py).
 STARTERS = _LEVELS[:4]
-_FILES = {
-    **dict.fromkeys(("open_mpi", "hydra", "mvapich2", "pals", "jsrun"), "mpi"),
-    **dict.fromkeys(("skypilot", "dstack"), "addresses"),
-}
+# The files that read the kinds of each level.
+_READERS = ("mpi", "mpi", "mpi", "slurm", "clouds", "clouds")
 KINDS = tuple(kind.replace("_", "-") for level in _LEVELS for kind in level)
 # Set in a worker, which inherits its launcher's variables: they do not describe the worker.
 _WORKER = "TORCHELASTIC_RUN_ID"
@@ -71,7 +68,10 @@ def recognize(environ: Mapping[str, str], host: HostFacts, on: str = "") -> Read
             the one that `on` names is not present.
     """
     kind = find_kind(environ, on, _LEVELS)
-    return _read(kind, environ, host) if kind else None
+    if not kind:
+        return None
+    reading: Reading = reader_of(kind).read(environ, host, kind)
+    return reading
 
 
 def find_kind(
@@ -106,13 +106,7 @@ def find_kind(
     return ""
 
 
-def reader_of(kind: str) -> tuple[ModuleType, tuple[str, ...]]:
-    """The module that reads a kind, and the arguments that tell it which of its kinds to read."""
-    file = importlib.import_module(f"{__name__}.{_FILES.get(kind, kind)}")
-    return file, (kind,) if kind in _FILES else ()
-
-
-def _read(kind: str, environ: Mapping[str, str], host: HostFacts) -> Reading:
-    file, which = reader_of(kind)
-    reading: Reading = file.read(environ, host, *which)
-    return reading
+def reader_of(kind: str) -> ModuleType:
+    """The module that reads a kind."""
+    file = next(file for file, level in zip(_READERS, _LEVELS, strict=True) if kind in level)
+    return importlib.import_module(f"{__name__}.{file}")

@@ -2,8 +2,8 @@
 
     environment --> find_process --> Process: its rank, and by what all of them can meet
 
-Pure. The files that read a place for a launch (mpi.py, slurm.py, flux.py) also read it for a
-process. cluster/meeting defines how processes meet.
+Pure. Files that read a place for a launch (mpi.py, slurm.py) also read it for a process.
+cluster/pmi defines how processes meet.
 """
 
 from __future__ import annotations
@@ -108,8 +108,7 @@ def recognize_process(environ: Mapping[str, str], on: str = "") -> LaunchedProce
         kind = find_kind(environ, "" if wished == "auto" else wished, STARTERS)
         if not kind:
             return None
-        file, which = reader_of(kind)
-        found: LaunchedProcess = file.read_process(environ, *which)
+        found: LaunchedProcess = reader_of(kind).read_process(environ, kind)
     except InvalidArgumentError as error:
         source = f"{'--on' if on else VARIABLE} {wished}: " if wished else ""
         # A process has no flags, so the message must not name one.

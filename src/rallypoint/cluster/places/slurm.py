@@ -18,9 +18,9 @@ _ATTEMPT = "SLURM_RESTART_COUNT"  # not set until the job is requeued
 _PORTS = 8  # for a step without our launcher
 
 
-def read(environ: Mapping[str, str], host: HostFacts) -> Reading:
+def read(environ: Mapping[str, str], host: HostFacts, kind: str) -> Reading:
     """See `recognize`."""
-    del host
+    del host, kind
     job = environ["SLURM_JOB_ID"]
     if not environ.get(_LIST):
         return _allocation(job, environ)
@@ -83,12 +83,13 @@ def _allocation(job: str, environ: Mapping[str, str]) -> Reading:
     return Reading(place=f"Slurm job {job}, outside of its steps", by="SLURM_JOB_ID", note=note)
 
 
-def read_process(environ: Mapping[str, str]) -> LaunchedProcess:
+def read_process(environ: Mapping[str, str], kind: str) -> LaunchedProcess:
     """See `recognize_process`.
 
     Not every site's srun passes on messages of its tasks (PMI), so that is not used: rank 0 is on
     the step's first node, and the ports where it may listen are derived from the step.
     """
+    del kind
     job = environ["SLURM_JOB_ID"]
     if not environ.get(_LIST):
         return LaunchedProcess(

@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 
 from rallypoint.doctor.check_result import Finding, Pair, collapse
-from rallypoint.doctor.checks import (
-    host_names,
-    interfaces,
-    meeting,
-    one_machine,
-    pairs,
-    same_everywhere,
-    variables,
-)
+from rallypoint.doctor.checks import addresses, one_machine, pairs, same_everywhere
 from rallypoint.doctor.cluster_facts import ClusterFacts
 
 Check = Callable[[ClusterFacts, Set[Pair]], Iterator[Finding]]
@@ -43,22 +35,22 @@ TITLES = {
 }
 # Causes come first; checks whose findings cannot follow from others are at the end.
 _ORDER: tuple[Check, ...] = (
-    meeting.absent_nodes,
-    host_names.names,
-    interfaces.chosen_addresses,
-    meeting.taken_ports,
+    addresses.absent_nodes,
+    addresses.names,
+    addresses.chosen_addresses,
+    addresses.taken_ports,
     pairs.connections,
-    meeting.endpoints,
+    addresses.endpoints,
     pairs.large_messages,
     pairs.slow_links,
-    interfaces.differences,
+    addresses.differences,
     same_everywhere.versions,
     same_everywhere.paths,
     same_everywhere.clocks,
     same_everywhere.devices,
-    variables.surroundings,
-    variables.token,
-    variables.bad_settings,
+    one_machine.surroundings,
+    one_machine.token,
+    one_machine.bad_settings,
     one_machine.limits,
     one_machine.disks,
     one_machine.network,

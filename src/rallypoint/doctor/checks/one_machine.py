@@ -1,12 +1,15 @@
-"""Checks 12, 14 and 15: resources that a node may run out of, and other programs on it. Pure."""
+"""Checks 9, 10, 12, 14, 15 and 16: what a node runs out of, where the job was started on it, its
+token, and harmful variables. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
+from rallypoint.base.address import is_loopback
 from rallypoint.doctor.check_result import Finding, Pair, Severity, by_value, listed
 from rallypoint.doctor.cluster_facts import ClusterFacts, Disk, NodeFacts
-from rallypoint.doctor.machine import SHM
+from rallypoint.doctor.machine import PROXIES, SHM
 
 _FEW_FILES = 1024
 _FILES_PER_NODE = 32  # connections of a rank, and some other files
@@ -18,48 +21,66 @@ _FULL, _NEARLY_FULL = 0.98, 0.9
 _SMALL_BACKLOG = 128
 
 
+def _severity(*, is_red: bool) -> Severity:
+    return Severity.RED if is_red else Severity.YELLOW
+
+
+def surroundings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
+    """Check 9: what the scheduler says."""
+    for node in cluster.nodes:
+        found = node.surroundings
+        what, _semicolon, advice = (found.wrong or found.note).partition("; ")
+        if what:
+            level = _severity(is_red=bool(found.wrong))
+            advice = advice.rstrip(".") or "`rallypoint where` shows what is recognised"
+            yield Finding(level, 9, (node.name,), what.rstrip("."), advice)
+
+
+def token(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
+    """Check 10: whether there is a token. That all nodes have the same is proved when they meet."""
+    without = tuple(node.name for node in cluster.nodes if not node.has_token)
+    if without and cluster.is_shared and not cluster.draws_token:
+        what = "no token is set, so anyone who can connect to the port can join the job"
+        advice = "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
+        yield Finding(Severity.YELLOW, 10, without, what, advice)
+
+
 def limits(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     """Check 12: the limits of processes and of the control group."""
     for node in cluster.nodes:
-        found = node.limits
+        found, where = node.limits, (node.name,)
         wanted = max(_FEW_FILES, _FILES_PER_NODE * cluster.count)
         if 0 <= found.open_files < wanted:
-            yield _finding(
-                node,
-                Severity.RED if found.open_files < wanted // 4 else Severity.YELLOW,
-                12,
-                f"a process may open {found.open_files} files there, but {wanted} may be needed",
-                "raise the hard limit (ulimit -Hn, LimitNOFILE of the service)",
-            )
+            level = _severity(is_red=found.open_files < wanted // 4)
+            what = f"a process may open {found.open_files} files there, but {wanted} may be needed"
+            advice = "raise the hard limit (ulimit -Hn, LimitNOFILE of the service)"
+            yield Finding(level, 12, where, what, advice)
         if node.devices.has_infiniband and 0 <= found.memlock_bytes < 1 << 30:
-            yield _finding(
-                node,
-                Severity.YELLOW,
-                12,
-                f"a process may lock {found.memlock_bytes >> 10} KiB of memory, but InfiniBand "
-                "must lock all that it sends",
-                "set memlock to unlimited (/etc/security/limits.conf, LimitMEMLOCK)",
+            what = (
+                f"a process may lock {found.memlock_bytes >> 10} KiB of memory, but InfiniBand must"
+                " lock all that it sends"
             )
+            advice = "set memlock to unlimited (/etc/security/limits.conf, LimitMEMLOCK)"
+            yield Finding(Severity.YELLOW, 12, where, what, advice)
         workers = int(node.workers) if node.workers.isdecimal() else 1
         wanted = _PIDS_PER_WORKER * workers
         if 0 <= found.free_pids < wanted:
-            yield _finding(
-                node,
-                Severity.RED if found.free_pids < workers else Severity.YELLOW,
-                12,
+            level = _severity(is_red=found.free_pids < workers)
+            what = (
                 f"only {found.free_pids} more processes and threads may start there, but {wanted}"
-                " may be needed",
-                "raise the limit (ulimit -u, TasksMax of the service, pids limit of the container)",
+                " may be needed"
             )
+            advice = (
+                "raise the limit (ulimit -u, TasksMax of the service, pids limit of the container)"
+            )
+            yield Finding(level, 12, where, what, advice)
         if found.memory.share > _NEARLY_FULL:
-            yield _finding(
-                node,
-                Severity.RED if found.memory.share > _FULL else Severity.YELLOW,
-                12,
+            level = _severity(is_red=found.memory.share > _FULL)
+            what = (
                 f"{found.memory.share:.0%} of the {found.memory.most >> 20} MiB of memory that this"
-                " control group may use are in use",
-                "ask for more memory, or end what uses it",
+                " control group may use are in use"
             )
+            yield Finding(level, 12, where, what, "ask for more memory, or end what uses it")
 
 
 def disks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
@@ -67,120 +88,133 @@ def disks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     for node in cluster.nodes:
         told: set[str] = set()
         for disk in node.disks:
-            if disk.device in told:
-                continue
-            for finding in _disk(node, disk):
+            if disk.device not in told and (found := _disk(disk)) is not None:
                 told.add(disk.device)
-                yield finding
+                level, what, advice = found
+                yield Finding(level, 12, (node.name,), what, advice)
 
 
-def _disk(node: NodeFacts, disk: Disk) -> Iterator[Finding]:
+def _disk(disk: Disk) -> tuple[Severity, str, str] | None:
+    """What is wrong with it, and the advice; None if nothing is."""
+    is_shm = disk.path == SHM
     where = f"{disk.path}, {disk.what}," if disk.path != disk.what else disk.path
-    if disk.path == SHM:
-        full = int(min(_FULL_BYTES, _FULL_SHM_SHARE * disk.total_bytes))
-        nearly = full
-    else:
-        full, nearly = _FULL_BYTES, _NEARLY_FULL_BYTES
+    free, total = f"{disk.free_bytes >> 20} MiB", f"{disk.total_bytes >> 20} MiB"
+    full, nearly = _FULL_BYTES, _NEARLY_FULL_BYTES
+    if is_shm:
+        full = nearly = int(min(_FULL_BYTES, _FULL_SHM_SHARE * disk.total_bytes))
+    advice = "delete files that are not needed, or name another place (TMPDIR, --log-dir)"
     if disk.free_bytes < full or not disk.has_inodes:
-        what = f"is full: {disk.free_bytes >> 20} MiB free of {disk.total_bytes >> 20} MiB"
-        if not disk.has_inodes:
-            what = "has no inodes left for more files"
-        is_shm = disk.path == SHM
-        yield _finding(
-            node,
-            Severity.RED,
-            12,
-            f"{where} {what}",
-            f"delete leftover files there (ls -l {SHM})"
-            if is_shm
-            else "delete files that are not needed, or name another place (TMPDIR, --log-dir)",
-        )
-    elif disk.free_bytes < nearly:
-        yield _finding(
-            node,
-            Severity.YELLOW,
-            12,
-            f"{where} is nearly full: {disk.free_bytes >> 20} MiB of {disk.total_bytes >> 20} MiB"
-            " are free",
-            "delete files that are not needed, or name another place (TMPDIR, --log-dir)",
-        )
-    elif disk.path == SHM and disk.total_bytes <= _LITTLE_SHM:
-        yield _finding(
-            node,
-            Severity.YELLOW,
-            12,
-            f"{SHM} has only {disk.total_bytes >> 20} MiB",
+        what = f"is full: {free} free of {total}"
+        what = what if disk.has_inodes else "has no inodes left for more files"
+        advice = f"delete leftover files there (ls -l {SHM})" if is_shm else advice
+        return Severity.RED, f"{where} {what}", advice
+    if disk.free_bytes < nearly:
+        return Severity.YELLOW, f"{where} is nearly full: {free} of {total} are free", advice
+    if is_shm and disk.total_bytes <= _LITTLE_SHM:
+        advice = (
             "give the container more (--shm-size, or a volume of medium Memory), if the job uses"
-            " NCCL or workers of a DataLoader; Rallypoint does without",
+            " NCCL or workers of a DataLoader; Rallypoint does without"
         )
+        return Severity.YELLOW, f"{SHM} has only {total}", advice
+    return None
 
 
 def network(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     """Check 14: kernel tables that are full, and queues that are too short."""
+    enlarge = "raise net.netfilter.nf_conntrack_max"
+    widen = "widen net.ipv4.ip_local_port_range, or wait until old connections are gone"
     for node in cluster.nodes:
         found = node.limits
         for usage, what, advice in (
-            (
-                found.conntrack,
-                "the firewall's table of connections",
-                "raise net.netfilter.nf_conntrack_max",
-            ),
-            (
-                found.ports,
-                "the ports for outgoing connections",
-                "widen net.ipv4.ip_local_port_range, or wait until old connections are gone",
-            ),
-            (found.tcp_pages, "the memory for TCP", "raise net.ipv4.tcp_mem"),
+            (found.conntrack, "the firewall's table of connections is", enlarge),
+            (found.ports, "the ports for outgoing connections are", widen),
+            (found.tcp_pages, "the memory for TCP is", "raise net.ipv4.tcp_mem"),
         ):
             if usage.share > _NEARLY_FULL:
                 is_full = usage.share > _FULL
-                yield _finding(
-                    node,
-                    Severity.RED if is_full else Severity.YELLOW,
-                    14,
-                    f"{what} {'are' if what.startswith('the ports') else 'is'}"
-                    f" {'full' if is_full else 'nearly full'} ({usage.used} of {usage.most})",
-                    advice,
-                )
+                level = _severity(is_red=is_full)
+                how = f"{'full' if is_full else 'nearly full'} ({usage.used} of {usage.most})"
+                yield Finding(level, 14, (node.name,), f"{what} {how}", advice)
         if found.somaxconn < _SMALL_BACKLOG:
-            yield _finding(
-                node,
-                Severity.YELLOW,
-                14,
-                f"only {found.somaxconn} connections may wait to be accepted",
-                "raise net.core.somaxconn to 4096",
-            )
+            what = f"only {found.somaxconn} connections may wait to be accepted"
+            advice = "raise net.core.somaxconn to 4096"
+            yield Finding(Severity.YELLOW, 14, (node.name,), what, advice)
 
 
 def congestion_control(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     """Check 14: whether TCP behaves alike on all nodes."""
-    known = [
-        (node.name, node.limits.congestion_control)
-        for node in cluster.nodes
-        if node.limits.congestion_control
-    ]
-    if len({name for _, name in known}) > 1:
-        yield Finding(
-            level=Severity.YELLOW,
-            check=14,
-            what=f"TCP's congestion control differs: {by_value(known)}",
-            advice="set net.ipv4.tcp_congestion_control to the same on all nodes",
-        )
+    found = [(node.name, node.limits.congestion_control) for node in cluster.nodes]
+    known = [(name, told) for name, told in found if told]
+    if len({told for _, told in known}) > 1:
+        what = f"TCP's congestion control differs: {by_value(known)}"
+        advice = "set net.ipv4.tcp_congestion_control to the same on all nodes"
+        yield Finding(Severity.YELLOW, 14, (), what, advice)
 
 
 def other_jobs(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     """Check 15: other running jobs of this user."""
     for node in cluster.nodes:
         if node.jobs:
-            yield _finding(
-                node,
-                Severity.YELLOW,
-                15,
-                f"other jobs of yours run there: {listed(node.jobs)}",
+            what = f"other jobs of yours run there: {listed(node.jobs)}"
+            advice = (
                 "end them if they are left over (rallypoint stop), or give the jobs different CPUs"
-                " and GPUs",
+                " and GPUs"
             )
+            yield Finding(Severity.YELLOW, 15, (node.name,), what, advice)
 
 
-def _finding(node: NodeFacts, level: Severity, check: int, what: str, advice: str) -> Finding:
-    return Finding(level=level, check=check, where=(node.name,), what=what, advice=advice)
+def bad_settings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
+    """Check 16: variables that are known to do harm."""
+    for node in cluster.nodes:
+        if cluster.is_shared:
+            yield from _proxy(cluster, node)
+        for applies, what, advice in _bad(node):
+            if applies:
+                yield Finding(Severity.YELLOW, 16, (node.name,), what, advice)
+
+
+def _proxy(cluster: ClusterFacts, node: NodeFacts) -> Iterator[Finding]:
+    """Worded alike on all nodes, so all other nodes are named."""
+    known = {lookup.host for lookup in node.names} - {*node.bypasses_proxy}
+    hosts = [*cluster.hosts, *(host for host, _ in cluster.endpoints)]
+    caught = [host for host in hosts if host in known and not is_loopback(host)]
+    names = [each for each in node.settings if each.lower() in PROXIES]
+    if names and caught:
+        every = tuple(dict.fromkeys([*cluster.hosts, *caught]))
+        what = (
+            f"{names[0]}={node.settings[names[0]]} sends requests to the job's nodes through that"
+            " proxy"
+        )
+        told = ",".join(every) if len(every) <= 8 else listed(every)
+        advice = f"set no_proxy={told}, or unset {' '.join(names)}"
+        yield Finding(Severity.RED, 16, (node.name,), what, advice)
+
+
+def _bad(node: NodeFacts) -> list[tuple[bool, str, str]]:
+    """For each check of a variable: whether it applies, the finding, and the advice."""
+    settings, devices = node.settings, node.devices
+    gloo = settings.get("GLOO_SOCKET_IFNAME", "")
+    blocking = [name for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+                if settings.get(name) == "1"]  # fmt: skip
+    return [
+        (
+            settings.get("NCCL_IB_DISABLE") == "1" and devices.has_infiniband,
+            "NCCL_IB_DISABLE=1 keeps NCCL from using the node's InfiniBand",
+            "unset it",
+        ),
+        (
+            settings.get("NCCL_P2P_DISABLE") == "1" and devices.visible > 1,
+            "NCCL_P2P_DISABLE=1 makes the GPUs of a node exchange data through main memory",
+            "unset it, unless it works around a known fault of this machine",
+        ),
+        (
+            bool(blocking),
+            f"{' and '.join(blocking)}=1 makes each NCCL call block, which is slow",
+            "unset it; timeouts are detected without it",
+        ),
+        (
+            gloo.startswith("^") or "," in gloo,
+            f"GLOO_SOCKET_IFNAME={gloo} is a pattern, which gloo does not understand",
+            "name one interface, or set RALLYPOINT_SOCKET_IFNAME instead",
+        ),
+    ]

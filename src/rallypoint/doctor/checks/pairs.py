@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rallypoint.doctor.check_result import Finding, Pair, Severity, listed
-from rallypoint.doctor.cluster_facts import ClusterFacts, ConnectOutcome, Probe
+from rallypoint.doctor.cluster_facts import SLOW_MBIT_S, ClusterFacts, ConnectOutcome, Probe
 
 _SLOW_SHARE = 0.1  # of the speed of most links
-SLOW_MBIT_S = 250.0  # faster links are never called slow, however fast others are
 LONE_MBIT_S = 100.0  # for two nodes, whose link cannot be compared with others
 _LATE_TIMES, _LATE_US = 10.0, 20e3
 
@@ -79,11 +78,11 @@ def _shapes(node: int, nodes: list[int]) -> list[tuple[Shape, set[Pair]]]:
 def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
     """Check 3: pairs that cannot connect."""
     failed = {
-        (probe.source, probe.target): probe
+        probe.pair: probe
         for probe in cluster.probes
         if probe.outcome is not ConnectOutcome.REACHED
         and not probe.other_address
-        and (probe.source, probe.target) not in explained
+        and probe.pair not in explained
     }
     kinds: dict[tuple[ConnectOutcome, str], set[Pair]] = {}
     for pair, probe in failed.items():
@@ -91,14 +90,9 @@ def connections(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding
     for (outcome, detail), pairs in kinds.items():
         for group in grouped(pairs, [node.number for node in cluster.nodes]):
             where, what = _unconnected(cluster, group, set(failed))
-            yield Finding(
-                level=Severity.RED,
-                check=3,
-                where=where,
-                what=f"{what} ({_why(outcome, detail)})",
-                advice=_advice(cluster, group, outcome),
-                explains=group.pairs,
-            )
+            what = f"{what} ({_why(outcome, detail)})"
+            advice = _advice(cluster, group, outcome)
+            yield Finding(Severity.RED, 3, where, what, advice, group.pairs)
 
 
 def _why(outcome: ConnectOutcome, detail: str) -> str:
@@ -145,92 +139,76 @@ def _advice(cluster: ClusterFacts, group: PairGroup, outcome: ConnectOutcome) ->
 
 def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
     """Check 5: small messages arrive, large ones do not."""
-    pairs = {
-        (probe.source, probe.target)
-        for probe in cluster.probes
-        if probe.stalls and (probe.source, probe.target) not in explained
-    }
+    pairs = {probe.pair for probe in cluster.probes if probe.stalls and probe.pair not in explained}
     for group in grouped(pairs, [node.number for node in cluster.nodes], is_loose=True):
         where, way = _way(cluster, group)
-        interface = _interface(cluster, group.node)
-        yield Finding(
-            level=Severity.RED,
-            check=5,
-            where=where,
-            what=f"messages {way} that are larger than a packet of the network get lost, while"
-            " small ones arrive",
-            advice=(
-                "some link carries only packets smaller than the MTU: lower the MTU on all nodes "
-                f"(ip link set {interface} mtu 1400, say), or raise it on the switches between"
-            ),
-            explains=group.pairs,
+        interfaces = [each.choice.interface for each in cluster.nodes if each.number == group.node]
+        what = (
+            f"messages {way} that are larger than a packet of the network get lost, while small"
+            " ones arrive"
         )
+        advice = (
+            "some link carries only packets smaller than the MTU: lower the MTU on all nodes (ip"
+            f" link set {''.join(interfaces) or 'eth0'} mtu 1400, say), or raise it on the switches"
+            " between"
+        )
+        yield Finding(Severity.RED, 5, where, what, advice, group.pairs)
 
 
 def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
     """Check 6: links that are much slower than the others."""
-    measured = [probe for probe in cluster.probes if (probe.source, probe.target) not in explained]
+    measured = [probe for probe in cluster.probes if probe.pair not in explained]
     rates = sorted(probe.mbit_s for probe in measured if probe.mbit_s)
     if len(cluster.nodes) == 2:
         yield from _slow_between_two(cluster, measured)
         return
     usual = rates[3 * len(rates) // 4] if rates else 0.0
     slow = {
-        (probe.source, probe.target): probe.mbit_s
+        probe.pair: probe.mbit_s
         for probe in measured
         if 0 < probe.mbit_s < min(SLOW_MBIT_S, _SLOW_SHARE * usual)
     }
     for group in grouped(slow, [node.number for node in cluster.nodes], is_loose=True):
         where, way = _way(cluster, group)
         rate = min(slow[pair] for pair in group.pairs)
-        yield Finding(
-            level=Severity.RED,
-            check=6,
-            where=where,
-            what=f"data {way} moves at {_rate(rate)}, while other links reach {_rate(usual)}",
-            advice=(
-                "check the cable, the switch port, the negotiated speed (ethtool) and limits on "
-                "that link (tc qdisc), or leave that node out"
-            ),
-            explains=group.pairs,
+        what = f"data {way} moves at {_rate(rate)}, while other links reach {_rate(usual)}"
+        advice = (
+            "check the cable, the switch port, the negotiated speed (ethtool) and limits on that"
+            " link (tc qdisc), or leave that node out"
         )
+        yield Finding(Severity.RED, 6, where, what, advice, group.pairs)
     yield from _late(cluster, measured)
 
 
 def _slow_between_two(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
     rates = [probe.mbit_s for probe in measured if 0 < probe.mbit_s < LONE_MBIT_S]
     if rates:
-        yield Finding(
-            level=Severity.YELLOW,
-            check=6,
-            where=tuple(node.name for node in cluster.nodes),
-            what=f"data between them moves at {_rate(min(rates))}",
-            advice=(
-                "if the network is meant to be faster, check the negotiated speed (ethtool) and "
-                "limits on the link (tc qdisc)"
-            ),
+        where = tuple(node.name for node in cluster.nodes)
+        what = f"data between them moves at {_rate(min(rates))}"
+        advice = (
+            "if the network is meant to be faster, check the negotiated speed (ethtool) and limits"
+            " on the link (tc qdisc)"
         )
+        yield Finding(Severity.YELLOW, 6, where, what, advice)
 
 
 def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
     times = sorted(probe.latency_us for probe in measured if probe.latency_us)
     usual = times[len(times) // 4] if times else 0.0
     late = {
-        (probe.source, probe.target): probe.latency_us
+        probe.pair: probe.latency_us
         for probe in measured
         if probe.latency_us > max(_LATE_US, _LATE_TIMES * usual)
     }
     for group in grouped(late, [node.number for node in cluster.nodes], is_loose=True):
         where, way = _way(cluster, group)
         most = max(late[pair] for pair in group.pairs)
-        yield Finding(
-            level=Severity.YELLOW,
-            check=6,
-            where=where,
-            what=f"a small message {way} and its answer take {most / 1e3:.0f} ms, while others"
-            f" take {usual / 1e3:.1f} ms",
-            advice="check whether that node is in another place, or busy",
+        what = (
+            f"a small message {way} and its answer take {most / 1e3:.0f} ms, while others take"
+            f" {usual / 1e3:.1f} ms"
         )
+        advice = "check whether that node is in another place, or busy"
+        yield Finding(Severity.YELLOW, 6, where, what, advice)
 
 
 def _way(cluster: ClusterFacts, group: PairGroup) -> tuple[tuple[str, ...], str]:
@@ -249,11 +227,6 @@ def _way(cluster: ClusterFacts, group: PairGroup) -> tuple[tuple[str, ...], str]
 
 def _names(cluster: ClusterFacts, numbers: list[int]) -> tuple[str, ...]:
     return tuple(cluster.name(number) for number in numbers)
-
-
-def _interface(cluster: ClusterFacts, number: int) -> str:
-    node = next((each for each in cluster.nodes if each.number == number), None)
-    return (node.choice.interface if node else "") or "eth0"
 
 
 def _rate(mbit_s: float) -> str:

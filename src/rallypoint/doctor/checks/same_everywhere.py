@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 
 from rallypoint.doctor.check_result import Finding, Pair, Severity, by_value
 from rallypoint.doctor.cluster_facts import ClusterFacts, NodeFacts, PathState
-from rallypoint.doctor.installed import DRIVER
+from rallypoint.doctor.machine import DRIVER
 
 _NONE = "none"
 _CLOCK_YELLOW_S, _CLOCK_RED_S = 1.0, 5.0
@@ -35,16 +35,12 @@ def versions(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             else f"no {title} (the others {usual[title]})"
             for title, text in other
         )
-        is_only_driver = all(title == DRIVER for title, _ in other)
-        yield Finding(
-            level=Severity.YELLOW if is_only_driver else Severity.RED,
-            check=7,
-            where=tuple(where),
-            what=f"it has {told}" if len(where) == 1 else f"they have {told}",
-            advice="install the same driver on all nodes"
-            if is_only_driver
-            else "install the same versions on all nodes, or use one shared environment",
-        )
+        what = f"it has {told}" if len(where) == 1 else f"they have {told}"
+        level = Severity.RED
+        advice = "install the same versions on all nodes, or use one shared environment"
+        if all(title == DRIVER for title, _ in other):
+            level, advice = Severity.YELLOW, "install the same driver on all nodes"
+        yield Finding(level, 7, tuple(where), what, advice)
     yield from _script(cluster)
 
 
@@ -63,13 +59,9 @@ def _script(cluster: ClusterFacts) -> Iterator[Finding]:
                 path = look.path
     if len(digests) > 1:
         few = min(digests.values(), key=len)
-        yield Finding(
-            level=Severity.RED,
-            check=7,
-            where=tuple(few),
-            what=f"the script {path} differs from the one on the other nodes",
-            advice="copy the same file to all nodes, or keep it in a directory that all share",
-        )
+        what = f"the script {path} differs from the one on the other nodes"
+        advice = "copy the same file to all nodes, or keep it in a directory that all share"
+        yield Finding(Severity.RED, 7, tuple(few), what, advice)
 
 
 def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
@@ -77,44 +69,34 @@ def devices(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     counts = {node.name: node.devices.visible for node in cluster.nodes}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{count} on {name}" for name, count in counts.items())
-        yield Finding(
-            level=Severity.YELLOW,
-            check=8,
-            what=f"the nodes have different numbers of GPUs: {told}",
-            advice="check the driver on all nodes (nvidia-smi), or give each its --nproc-per-node",
-        )
+        what = f"the nodes have different numbers of GPUs: {told}"
+        advice = "check the driver on all nodes (nvidia-smi), or give each its --nproc-per-node"
+        yield Finding(Severity.YELLOW, 8, (), what, advice)
     models = [(node.name, ", ".join(node.devices.models)) for node in cluster.nodes]
     known = [(name, text) for name, text in models if text]
     if len({text for _, text in known}) > 1:
-        yield Finding(
-            level=Severity.YELLOW,
-            check=8,
-            what=f"the nodes have different GPUs: {by_value(known)}",
-            advice="use nodes of one kind: a job is as fast as its slowest GPU",
-        )
+        what = f"the nodes have different GPUs: {by_value(known)}"
+        advice = "use nodes of one kind: a job is as fast as its slowest GPU"
+        yield Finding(Severity.YELLOW, 8, (), what, advice)
     for node in cluster.nodes:
         yield from _visible_devices(node)
         workers = int(node.workers) if node.workers.isdecimal() else 0
         if 0 < node.devices.visible < workers:
-            yield Finding(
-                level=Severity.YELLOW,
-                check=8,
-                where=(node.name,),
-                what=f"--nproc-per-node is {workers}, and there are {node.devices.visible} GPUs",
-                advice="start one worker for each GPU, as --nproc-per-node gpu does",
-            )
+            what = f"--nproc-per-node is {workers}, and there are {node.devices.visible} GPUs"
+            advice = "start one worker for each GPU, as --nproc-per-node gpu does"
+            yield Finding(Severity.YELLOW, 8, (node.name,), what, advice)
         threads = node.settings.get("OMP_NUM_THREADS", "1")
         wanted = workers * (int(threads) if threads.isdecimal() else 1)
         if wanted > node.devices.cpus and workers > 1:
-            yield Finding(
-                level=Severity.YELLOW,
-                check=8,
-                where=(node.name,),
-                what=f"{workers} workers with OMP_NUM_THREADS={threads} need {wanted} CPUs, but"
-                f" {node.devices.cpus:g} may be used there",
-                advice="start fewer workers, or ask for more CPUs (--cpus-per-task under Slurm,"
-                " resources in a pod)",
+            what = (
+                f"{workers} workers with OMP_NUM_THREADS={threads} need {wanted} CPUs, but"
+                f" {node.devices.cpus:g} may be used there"
             )
+            advice = (
+                "start fewer workers, or ask for more CPUs (--cpus-per-task under Slurm, resources"
+                " in a pod)"
+            )
+            yield Finding(Severity.YELLOW, 8, (node.name,), what, advice)
 
 
 def _visible_devices(node: NodeFacts) -> Iterator[Finding]:
@@ -130,13 +112,8 @@ def _visible_devices(node: NodeFacts) -> Iterator[Finding]:
         what = f"{_VARIABLE}={text} names more GPUs than the {node.devices.gpus} of this node"
     else:
         return
-    yield Finding(
-        level=Severity.RED,
-        check=8,
-        where=(node.name,),
-        what=what,
-        advice=f"name each GPU once, from 0 to {node.devices.gpus - 1}, or unset it",
-    )
+    advice = f"name each GPU once, from 0 to {node.devices.gpus - 1}, or unset it"
+    yield Finding(Severity.RED, 8, (node.name,), what, advice)
 
 
 def clocks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
@@ -150,20 +127,14 @@ def clocks(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         if abs(ahead_s) > _CLOCK_YELLOW_S:
             way = "ahead of" if ahead_s > 0 else "behind"
             others = "that of the other node" if len(offsets) == 2 else "the others"
-            yield Finding(
-                level=Severity.RED if abs(ahead_s) > _CLOCK_RED_S else Severity.YELLOW,
-                check=11,
-                where=(cluster.name(number),),
-                what=f"its clock is {abs(ahead_s):.1f} s {way} {others}",
-                advice="let a time service set it: timedatectl set-ntp true, or chronyc makestep",
-            )
+            level = Severity.RED if abs(ahead_s) > _CLOCK_RED_S else Severity.YELLOW
+            what = f"its clock is {abs(ahead_s):.1f} s {way} {others}"
+            advice = "let a time service set it: timedatectl set-ntp true, or chronyc makestep"
+            yield Finding(level, 11, (cluster.name(number),), what, advice)
 
 
 _STATES: Mapping[PathState, tuple[str, str]] = {
-    PathState.MISSING: (
-        "does not exist",
-        "create it, or mount its file system",
-    ),
+    PathState.MISSING: ("does not exist", "create it, or mount its file system"),
     PathState.UNREADABLE: ("cannot be read", "give this user access to it"),
     PathState.READ_ONLY: (
         "cannot be written",
@@ -184,10 +155,5 @@ def paths(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
                 continue
             what, advice = _STATES[look.state]
             detail = f" ({look.detail})" if look.detail else ""
-            yield Finding(
-                level=Severity.RED,
-                check=13,
-                where=(node.name,),
-                what=f"{'the script ' if look.is_script else ''}{look.path} {what}{detail}",
-                advice=advice,
-            )
+            what = f"{'the script ' if look.is_script else ''}{look.path} {what}{detail}"
+            yield Finding(Severity.RED, 13, (node.name,), what, advice)

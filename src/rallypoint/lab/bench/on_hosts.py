@@ -12,15 +12,12 @@ from __future__ import annotations
 import os
 import secrets
 import select
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rallypoint.base.errors import HostError
-from rallypoint.cluster.order_link import OrderLink
-from rallypoint.cluster.remote_shell import command_on, forwarded, version_trouble
+from rallypoint.cluster.remote_shell import ShellLink, command_on, forwarded, version_trouble
 from rallypoint.lab.bench.crew import ANSWER_S, START_S, CrewError, check_ranks, new_address
 from rallypoint.lab.bench.host import GREETING
 
@@ -67,12 +64,10 @@ class ContenderHosts:
     ) -> None:
         self._names = [name.rpartition("@")[2] for name in names]
         self._rsh = list(rsh)
-        self._directory = tempfile.TemporaryDirectory(prefix="rallypoint-bench-")
-        self._links: list[OrderLink] = []
+        self._links: list[ShellLink] = []
         try:
-            for number, name in enumerate(names):
-                log = Path(self._directory.name, str(number))
-                self._links.append(OrderLink(name, command_on(name, rsh, _MODULE), log))
+            for name in names:
+                self._links.append(ShellLink(name, command_on(name, rsh, _MODULE)))
             for link in self._links:
                 link.greet(GREETING)
             self._check_versions()
@@ -113,7 +108,6 @@ class ContenderHosts:
         until = time.monotonic() + _LEAVE_S
         for link in self._links:
             link.end(until)
-        self._directory.cleanup()
 
     def _order(
         self, do: str, wait_s: float, orders: Sequence[Mapping[str, Any]]
@@ -127,7 +121,7 @@ class ContenderHosts:
         answered.
         """
         until = time.monotonic() + wait_s
-        answers: dict[OrderLink, dict[str, Any]] = {}
+        answers: dict[ShellLink, dict[str, Any]] = {}
         failed = ""
         while silent := [link for link in self._links if link not in answers]:
             left_s = max(0.0, until - time.monotonic())

@@ -29,7 +29,7 @@ from rallypoint.base.errors import (
     StoreError,
 )
 from rallypoint.cluster.interface import choose_network, own_addresses
-from rallypoint.cluster.network_choice import NetworkChoice
+from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.launch.api.program_node import ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.network_place import listening_place

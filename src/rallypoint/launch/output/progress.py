@@ -19,7 +19,7 @@ _STATUS_EVERY_S = 1.0
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
-    from rallypoint.cluster.network_choice import NetworkChoice
+    from rallypoint.cluster.interface_choice import NetworkChoice
     from rallypoint.launch.output.journal import Journal
 
 

@@ -22,8 +22,8 @@ from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.base.regular_file import open_regular
 from rallypoint.cluster.interface import choose_network
+from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import can_bind
-from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
 from rallypoint.launch.rounds.network_place import listening_place

@@ -24,7 +24,7 @@ from rallypoint.rendezvous.job.round import Endpoint, Round
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.cluster.network_choice import NetworkChoice
+    from rallypoint.cluster.interface_choice import NetworkChoice
 
 
 class Colleague(Record):

@@ -31,7 +31,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.base.refusals import tells_refusals
 from rallypoint.cluster.interface import host_identity, machine_of
-from rallypoint.cluster.network_choice import NetworkChoice
+from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.recording import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment

@@ -12,8 +12,8 @@ from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.worker_env import LOCAL_ADDR
 from rallypoint.cluster.interface import choose_network
+from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import IFNAME_VARIABLES
-from rallypoint.cluster.network_choice import NetworkChoice
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 

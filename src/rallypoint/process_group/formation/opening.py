@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rallypoint.base.control_link import existing_link
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreTimeoutError
-from rallypoint.cluster.meeting import open_launched
+from rallypoint.cluster.pmi.meeting import open_launched
 from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.explain_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join

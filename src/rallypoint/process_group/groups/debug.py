@@ -12,7 +12,7 @@ from enum import Enum
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, StoreError
 from rallypoint.base.wording import printable
-from rallypoint.cluster.network_choice import NetworkChoice
+from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.store.store import Store
 
 _VARIABLE = "TORCH_DISTRIBUTED_DEBUG"

@@ -150,7 +150,7 @@ class EtcdClient(KeyValueClient):
 
 
 def read_tls(configuration: Mapping[str, str]) -> ssl.SSLContext | None:
-    """From --rdzv-conf, by torch's names: protocol=https, cacert, cert and key; None: plain http."""
+    """From --rdzv-conf, by torch's names: protocol=https, cacert, cert, key; None: plain http."""
     # torch's two etcd backends have two names for each.
     others = {"ca_cert": "cacert", "ssl_cert": "cert", "ssl_cert_key": "key"}
     configuration = {others.get(name, name): text for name, text in configuration.items()}

@@ -21,9 +21,9 @@ def read(words: str, environ: Mapping[str, str] | None = None) -> DoctorRequest:
 def test_this_machine() -> None:
     found = read("--path /a --path /b --nproc-per-node 4 --log-dir logs train.py --path /c")
     assert (found.most, found.endpoints, found.meets) == (1, (), False)
-    assert (found.paths, found.script) == (("/a", "/b"), "train.py")
-    assert (found.workers, found.log_dir) == ("4", "logs")
-    assert read("-m package.train").script == ""
+    assert (found.look.paths, found.look.script) == (("/a", "/b"), "train.py")
+    assert (found.look.workers, found.look.log_dir) == ("4", "logs")
+    assert read("-m package.train").look.script == ""
 
 
 def test_hosts() -> None:
@@ -31,8 +31,8 @@ def test_hosts() -> None:
     found = read("--hosts a,me@b:4 --rdzv-endpoint a:29400 --port-range 21000-21015", environ)
     assert [host.address for host in found.hosts] == ["a", "b"]
     assert (found.rsh, found.most, found.endpoints) == (SSH, 2, (("a", 29400),))
-    assert (found.meets, found.port_range) == (False, "21000-21015")
-    assert found.environ == {"RALLYPOINT_TOKEN": "x", "NCCL_DEBUG": "INFO"}
+    assert (found.meets, found.look.port_range) == (False, "21000-21015")
+    assert found.look.environ == {"RALLYPOINT_TOKEN": "x", "NCCL_DEBUG": "INFO"}
     assert read("--hosts a --master-addr a").endpoints == (("a", 29500),)
 
 
@@ -77,7 +77,7 @@ def test_places_where_nodes_do_not_meet_each_other() -> None:
     found = read("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint keeper:2379")
     assert (found.meets, found.endpoints) == (False, (("keeper", 2379),))
     found = read("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint file:///shared/run")
-    assert (found.meets, found.endpoints, found.paths) == (False, (), ("/shared/run",))
+    assert (found.meets, found.endpoints, found.look.paths) == (False, (), ("/shared/run",))
     assert read("--nnodes 2 --node-rank 0").meets is False  # at the loopback
 
 

@@ -17,9 +17,8 @@ import pytest
 from rallypoint.cli.doctor import at_endpoint
 from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
-from rallypoint.doctor import listener, probe
-from rallypoint.doctor.listener import TokenRefusedError, admit
-from rallypoint.doctor.probe import prove
+from rallypoint.doctor import probe
+from rallypoint.doctor.probe import TokenRefusedError, admit, prove
 
 TOKEN = b"ours"
 NAME = os.uname().nodename
@@ -31,8 +30,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(at_endpoint, "_STRANGER_S", 60.0)
     for module in (at_endpoint, probe):
         monkeypatch.setattr(module, "CONNECT_S", 60.0)
-    for module in (probe, listener):
-        monkeypatch.setattr(module, "TALK_S", 60.0)
+    monkeypatch.setattr(probe, "TALK_S", 60.0)
 
 
 def free_port() -> int:

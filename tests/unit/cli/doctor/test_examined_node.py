@@ -12,6 +12,8 @@ from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import look_order
 from rallypoint.doctor.cluster_facts import PathLook, PathState
+from rallypoint.doctor.collect import LookOrder
+from rallypoint.doctor.facts_as_json import pack
 
 
 def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +24,10 @@ def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(node_module, "look_at_path", hang)
     monkeypatch.setattr(os, "chdir", lambda _: pytest.fail("it was entered"))
-    request = DoctorRequest(paths=("data", str(tmp_path)), script="train.py", log_dir="logs")
-    order = look_order(request, 0, "", endpoints=(), secret="")
-    answer = ExaminedNode().perform({**order, "directory": "/hung"})
+    look = LookOrder(
+        paths=("data", str(tmp_path)), script="train.py", log_dir="logs", directory="/hung"
+    )
+    order = look_order(DoctorRequest(look=look), 0, "", endpoints=(), secret="")
+    answer = ExaminedNode().perform({"do": "look", "order": pack(order)})
     paths = [(each["path"], each["state"]) for each in answer["facts"]["paths"]]
     assert paths == [(str(tmp_path), "GOOD"), ("/hung", "HANGS")]

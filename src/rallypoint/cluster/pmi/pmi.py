@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rallypoint.base.errors import HostError
-from rallypoint.cluster.meeting.waiting import Waiting
+from rallypoint.cluster.pmi.waiting import Waiting
 
 _KEY = "rallypoint-meeting"
 _FAREWELL_S = 2.0

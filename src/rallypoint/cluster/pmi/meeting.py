@@ -23,9 +23,9 @@ from typing import Any
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import HostError, InvalidArgumentError, StoreConnectionError
 from rallypoint.cluster.interface import chosen_address, own_addresses
-from rallypoint.cluster.meeting.waiting import Waiting
 from rallypoint.cluster.network import addresses_of, can_bind
 from rallypoint.cluster.places.process import LaunchedProcess, find_process
+from rallypoint.cluster.pmi.waiting import Waiting
 from rallypoint.store.client import TCPStore
 from rallypoint.store.init_method import JoinedStore, await_ranks
 from rallypoint.store.server import StoreServer
@@ -245,11 +245,11 @@ def _pass_on(
     if world is not None:
         return str(world.bcast(text, root=0))
     if process.passes_on == "PMI_FD":
-        from rallypoint.cluster.meeting import pmi
+        from rallypoint.cluster.pmi import pmi
 
         return pmi.pass_on(text, waiting, environ)
     if process.passes_on:
-        from rallypoint.cluster.meeting import pmix
+        from rallypoint.cluster.pmi import pmix
 
         return pmix.pass_on(text, waiting, environ)
     raise HostError(
