@@ -44,11 +44,7 @@ class Binding:
 
 
 def bind(mode: str, topology: Topology, workers: int) -> Binding:
-    """Decide on which CPUs each worker runs.
-
-    Raises:
-        InvalidArgumentError: there is no such mode, or too few CPUs for it.
-    """
+    """Decide on which CPUs each worker runs."""
     if mode not in MODES:
         raise InvalidArgumentError(
             f"--numa-binding is {mode!r}; it must be one of {', '.join(MODES)}."

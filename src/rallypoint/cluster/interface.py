@@ -58,12 +58,6 @@ def choose_network(
         local_addr: the user's name for this machine, from the flag or variable `by`.
         has_remote_peers: whether some are on other machines, even if `hosts` does not show it.
         look_up: what resolves a name.
-
-    Raises:
-        UnknownHostError: a name cannot be resolved.
-        HostError: no interface matches the setting, there is no route, or only the loopback leads
-            there.
-        InvalidArgumentError: the others could not reach `local_addr`.
     """
     wish = _wish_for_address(local_addr, by, look_up) if local_addr else _wish_by_name(environ)
     towards: list[InterfaceTarget] = []
@@ -83,9 +77,6 @@ def choose_network(
 def targets_of(host: str, look_up: LookUp = addresses_of) -> list[InterfaceTarget]:
     """How this machine reaches a host: a target for each of its addresses, those with a route
     first.
-
-    Raises:
-        UnknownHostError: a name cannot be resolved.
     """
     found = []
     for address in [_LOOPBACK] if host == "localhost" else look_up(host):
@@ -104,11 +95,7 @@ def targets_of(host: str, look_up: LookUp = addresses_of) -> list[InterfaceTarge
 
 
 def chosen_address(environ: Mapping[str, str]) -> str | None:
-    """The address of the interface that a variable names; None if no variable is set.
-
-    Raises:
-        HostError: no interface of that name has an address.
-    """
+    """The address of the interface that a variable names; None if no variable is set."""
     wish = _wish_by_name(environ)
     return None if wish is None else choose(read_interfaces(), wish=wish).address
 

@@ -150,11 +150,6 @@ def choose(
         towards: those to reach, in order of preference; empty if unknown.
         default: the interface of the default route.
         has_remote_peers: whether some are on other machines, even if `towards` does not show it.
-
-    Raises:
-        HostError: no interface matches the setting, there is no route, or only the loopback leads
-            there.
-        InvalidArgumentError: --local-addr is a loopback address, and others are remote.
     """
     if has_remote_peers:  # some machines resolve their own name to loopback; others do not
         towards = [each for each in towards if not is_loopback(each.address)]

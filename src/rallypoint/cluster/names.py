@@ -72,11 +72,7 @@ class Names:
         return self._bell
 
     def address_of(self, host: str) -> str | None:
-        """The address to connect to now; None while it is being looked up.
-
-        Raises:
-            HostError: according to the last lookup, the name does not exist.
-        """
+        """The address to connect to now; None while it is being looked up."""
         if numeric_family(host) is not None:
             return host
         name = self._names.setdefault(host, _Name())

@@ -76,11 +76,7 @@ def read_interfaces() -> tuple[Interface, ...]:
 
 
 def route_to(address: str) -> Route:
-    """The route to a numeric address.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The route to a numeric address."""
     source = source_towards(address)
     try:
         with _open() as kernel:
@@ -97,9 +93,6 @@ def source_towards(address: str) -> str:
     """The address of this machine that packets to a numeric address carry.
 
     Connecting a datagram socket asks for the route and sends nothing.
-
-    Raises:
-        OSError: there is no route.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -138,11 +131,7 @@ def default_interface() -> str:
 
 
 def _asked_route(kernel: socket.socket, address: str) -> tuple[int, bool]:
-    """The number of the interface, and whether the address is this machine's own.
-
-    Raises:
-        OSError: the kernel does not say.
-    """
+    """The number of the interface, and whether the address is this machine's own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     packed = socket.inet_pton(family, address)
     body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
@@ -255,11 +244,7 @@ def _ask(kernel: socket.socket, kind: int, flags: int, body: bytes) -> None:
 
 
 def _dump(kernel: socket.socket, kind: int, body: bytes) -> list[bytes]:
-    """The bodies of all messages of an answer.
-
-    Raises:
-        OSError: the kernel refuses to answer.
-    """
+    """The bodies of all messages of an answer."""
     found: list[bytes] = []
     for _ in range(_ATTEMPTS):
         found, is_whole, is_done = [], True, False

@@ -24,11 +24,7 @@ class UnknownHostError(HostError):
 
 
 def addresses_of(host: str) -> list[str]:
-    """The numeric addresses of a host, IPv4 first; `host` may be numeric itself.
-
-    Raises:
-        UnknownHostError: the name cannot be resolved.
-    """
+    """The numeric addresses of a host, IPv4 first; `host` may be numeric itself."""
     if numeric_family(host) is not None:
         return [host]
     try:
@@ -50,9 +46,6 @@ def is_here(host: str, local_addr: str | None = None) -> bool:
 
     Args:
         local_addr: another name of this machine, as in --local-addr.
-
-    Raises:
-        UnknownHostError: the name cannot be resolved.
     """
     if is_loopback(host) or is_own_name(host, local_addr):
         return True

@@ -48,9 +48,6 @@ def command_on(host: str, rsh: Sequence[str], module: str) -> list[str]:
         host: its name; may begin with `user@`.
         rsh: a command that starts another on a host; the host's name is appended to it, or replaces
             ``{host}``.
-
-    Raises:
-        InvalidArgumentError: no host can have that name.
     """
     if not is_host_name(host):
         raise InvalidArgumentError(f"{host!r} is not a host.")
@@ -68,9 +65,6 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start that command, detached from the terminal: Ctrl-C reaches only this process, which tells
     others.
-
-    Raises:
-        HostError: the command does not exist here.
     """
     try:
         return subprocess.Popen(
@@ -149,11 +143,7 @@ class OrderLink:
         return self._socket.fileno()
 
     def ask(self, order: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-        """Send an order; returns the answer.
-
-        Raises:
-            HostError: no answer came.
-        """
+        """Send an order; returns the answer."""
         self._socket.settimeout(wait_s)
         self.tell(order)
         return self.read(wait_s)
@@ -164,11 +154,7 @@ class OrderLink:
             send_line(self._socket, order)
 
     def read(self, wait_s: float = CONNECT_S) -> dict[str, Any]:
-        """Read the next answer.
-
-        Raises:
-            HostError: no answer came.
-        """
+        """Read the next answer."""
         try:
             answer: dict[str, Any] = json.loads(self._line(wait_s))
         except ValueError:
@@ -211,9 +197,6 @@ class ShellLink(OrderLink):
 
     Args:
         name: what others call the host; empty: as in the command.
-
-    Raises:
-        HostError: the command does not exist here.
     """
 
     def __init__(self, host: str, command: Sequence[str], name: str = "") -> None:
@@ -234,11 +217,7 @@ class ShellLink(OrderLink):
         super().__init__(name or host, ours)
 
     def greet(self, word: str) -> None:
-        """Wait until the program has started and sent a greeting that begins with `word`.
-
-        Raises:
-            HostError: it did not.
-        """
+        """Wait until the program has started and sent a greeting that begins with `word`."""
         found = None
         while found is None:
             found = read_greeting(word, self._line(CONNECT_S))
@@ -263,11 +242,7 @@ class ShellLink(OrderLink):
 
 
 def send_line(connection: socket.socket, what: Mapping[str, Any]) -> None:
-    """Send an order, or the answer to one.
-
-    Raises:
-        OSError: the connection broke.
-    """
+    """Send an order, or the answer to one."""
     connection.sendall((json.dumps(what) + "\n").encode())
 
 

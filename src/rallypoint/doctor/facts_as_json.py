@@ -24,11 +24,7 @@ def pack(value: object) -> object:
 
 
 def unpack(kind: type[T], value: object) -> T:
-    """Convert back: a dataclass of tuples, mappings, enums, dataclasses and plain values.
-
-    Raises:
-        ValueError, TypeError, KeyError: the value does not match that type.
-    """
+    """Convert back: a dataclass of tuples, mappings, enums, dataclasses and plain values."""
     found = _unpack(kind, value)
     if not isinstance(found, kind):
         raise TypeError(f"{value!r} is not a {kind.__name__}")

@@ -148,11 +148,7 @@ def secret_of(secret: bytes, number: int) -> bytes:
 
 
 def prove(sock: socket.socket, token: bytes) -> bool:
-    """Take the caller's part in the challenge; returns whether the other side knows the token.
-
-    Raises:
-        OSError: the connection broke, or the other side refused us.
-    """
+    """Take the caller's part in the challenge; returns whether the other side knows the token."""
     ours = os.urandom(NONCE)
     sock.sendall(GREETING + ours)
     theirs = receive(sock, NONCE)
@@ -161,11 +157,7 @@ def prove(sock: socket.socket, token: bytes) -> bool:
 
 
 def receive(sock: socket.socket, count: int) -> bytes:
-    """Receive exactly that many bytes.
-
-    Raises:
-        OSError: they did not arrive.
-    """
+    """Receive exactly that many bytes."""
     data = b""
     while len(data) < count:
         part = sock.recv(count - len(data))
@@ -287,10 +279,6 @@ class ProbeListener:
 
     Args:
         secret: what admits callers to the port.
-
-    Raises:
-        HostError: all ports of the port range are taken.
-        OSError: listening is not possible on this machine.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -302,11 +290,7 @@ class ProbeListener:
         self._begin(first, self._answer)
 
     def listen_too(self, port: int) -> None:
-        """Listen at an endpoint as well, for callers that only connect.
-
-        Raises:
-            OSError: the port is taken.
-        """
+        """Listen at an endpoint as well, for callers that only connect."""
         self._begin(listen(port), lambda sock: None)
 
     def close(self) -> None:
@@ -348,23 +332,14 @@ class ProbeListener:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket that listens at all addresses of this machine.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """A socket that listens at all addresses of this machine."""
     is_dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if is_dual else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
 
 
 def admit(caller: socket.socket, token: bytes) -> None:
-    """Take the listener's part in the challenge.
-
-    Raises:
-        TokenRefusedError: the caller has a different token.
-        OSError: the connection broke, or the caller is another program.
-    """
+    """Take the listener's part in the challenge."""
     greeting = receive(caller, len(GREETING) + NONCE)
     theirs, ours = greeting[len(GREETING) :], os.urandom(NONCE)
     if not greeting.startswith(GREETING):

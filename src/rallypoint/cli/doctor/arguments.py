@@ -76,11 +76,7 @@ class DoctorRequest:
 def read_request(
     values: Mapping[str, str], command: Sequence[str], environ: Mapping[str, str]
 ) -> DoctorRequest:
-    """Read the flags.
-
-    Raises:
-        UsageError, InvalidArgumentError: the flags are invalid.
-    """
+    """Read the flags."""
     port_range = values.get("--port-range", environ.get(PORT_RANGE, ""))
     read_port_range(port_range)
     token = read_token(values, environ) or b""

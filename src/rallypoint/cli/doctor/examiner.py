@@ -36,11 +36,7 @@ _MOST_ADDRESSES = 4  # of a node: probing an address takes time where nothing an
 
 
 def examine(request: DoctorRequest) -> ClusterFacts:
-    """Examine the hosts of --hosts, or else this machine alone.
-
-    Raises:
-        HostError: the command that --rsh names does not exist.
-    """
+    """Examine the hosts of --hosts, or else this machine alone."""
     links: list[OrderLink] = []
     try:
         for host in request.hosts:

@@ -62,10 +62,6 @@ def recognize(environ: Mapping[str, str], host: HostFacts, on: str = "") -> Read
     Args:
         on: one of `KINDS` to consider only that, or one of `HERE` for none; empty: all are
             considered.
-
-    Raises:
-        InvalidArgumentError: a variable has an impossible value, two places are equally close, or
-            the one that `on` names is not present.
     """
     kind = find_kind(environ, on, _LEVELS)
     if not kind:

@@ -22,11 +22,7 @@ _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand(text: str, name: str = "the list of hosts") -> list[str]:
-    """All hosts of the list, in its order.
-
-    Raises:
-        InvalidArgumentError: the text is not a list of hosts; `name` is what the message calls it.
-    """
+    """All hosts of the list, in its order."""
     hosts: list[str] = []
     items = _ITEM.findall(text)
     if not items or ",".join(items) != text:

@@ -72,10 +72,6 @@ def find_process(
 
     Args:
         rank, world_size: the caller's arguments; -1 if not given.
-
-    Raises:
-        InvalidArgumentError: the arguments, or RANK and WORLD_SIZE, contradict it; or as for
-            `recognize_process`.
     """
     given = {"RANK": str(rank) if rank >= 0 else environ.get("RANK", "")}
     given["WORLD_SIZE"] = str(world_size) if world_size >= 0 else environ.get("WORLD_SIZE", "")
@@ -98,10 +94,6 @@ def recognize_process(environ: Mapping[str, str], on: str = "") -> LaunchedProce
 
     Args:
         on: as for `recognize`; if empty, the value of RALLYPOINT_CLUSTER.
-
-    Raises:
-        InvalidArgumentError: a variable has an impossible value, two launchers are equally close,
-            or the requested one is not present.
     """
     wished = on or environ.get(VARIABLE, "")
     try:

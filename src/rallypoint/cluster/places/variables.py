@@ -47,11 +47,7 @@ class Reading(Record, kw_only=True):
 
 
 def whole(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
-    """The value of a variable as a whole number.
-
-    Raises:
-        InvalidArgumentError: it is not a number, or too small.
-    """
+    """The value of a variable as a whole number."""
     text = environ.get(name, "")
     if not text:
         raise InvalidArgumentError(
@@ -81,11 +77,7 @@ def numbered(
     run_id_by: str = "",
     port: int = PORT,
 ) -> Reading:
-    """The node in a list of hosts whose number is in the variable `rank`.
-
-    Raises:
-        InvalidArgumentError: the list is too short.
-    """
+    """The node in a list of hosts whose number is in the variable `rank`."""
     node_rank = whole(environ, rank)
     if node_rank >= len(hosts):
         raise InvalidArgumentError(

@@ -59,11 +59,7 @@ class Meeting:
     server: StoreServer | None
 
     def open(self, timeout: timedelta) -> JoinedStore:
-        """Open another connection to the store.
-
-        Raises:
-            StoreConnectionError: rank 0 is gone.
-        """
+        """Open another connection to the store."""
         store = TCPStore(
             self.address, self.port, timeout=timeout, wait_for_workers=False, token=self.token
         )
@@ -82,10 +78,6 @@ def open_launched(
 
     It also sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. The arguments are those of
     `find_process`.
-
-    Raises:
-        InvalidArgumentError: the surroundings are inconsistent, or contradict the arguments.
-        HostError, StoreConnectionError, StoreTimeoutError: the processes cannot meet.
     """
     if _meeting is not None and _announced == _said(environ):
         return _meeting.open(timeout)  # this process announced that address to PyTorch itself
@@ -99,9 +91,6 @@ def process_to_meet(
     """This process's identity, if it needs to meet the others; also sets its numbers in `environ`.
 
     None: nothing has to be found out, or MASTER_ADDR and MASTER_PORT already say where to meet.
-
-    Raises:
-        InvalidArgumentError: the surroundings are inconsistent, or contradict the arguments.
     """
     process = find_process(environ, rank=rank, world_size=world_size)
     if process is None:
@@ -117,11 +106,7 @@ def process_to_meet(
 def meet(
     process: LaunchedProcess, timeout: timedelta, environ: MutableMapping[str, str]
 ) -> Meeting:
-    """Meet the other processes, or return the earlier meeting; all of them call it.
-
-    Raises:
-        HostError, StoreConnectionError, StoreTimeoutError: meeting failed.
-    """
+    """Meet the other processes, or return the earlier meeting; all of them call it."""
     global _meeting  # noqa: PLW0603 - a process's launcher has it meet once
     if _meeting is None:
         _meeting = _meet(process, timeout, environ)
@@ -222,11 +207,7 @@ def _invitation(
 
 
 def _read(text: str) -> tuple[list[Place], bytes]:
-    """Parse an invitation.
-
-    Raises:
-        HostError: the text is not an invitation.
-    """
+    """Parse an invitation."""
     try:
         port, token, *addresses = text.split(",")
         return [(address, int(port)) for address in addresses], bytes.fromhex(token)
@@ -329,11 +310,7 @@ def _listens(host: str, port: int, timeout_s: float) -> bool:
 
 
 def _resolved(endpoints: Sequence[str]) -> list[Place]:
-    """The places to try, as addresses.
-
-    Raises:
-        UnknownHostError: a name cannot be resolved.
-    """
+    """The places to try, as addresses."""
     places = [_place(endpoint) for endpoint in endpoints]
     addresses = {host: addresses_of(host) for host in dict.fromkeys(host for host, _ in places)}
     return [(address, port) for host, port in places for address in addresses[host]]

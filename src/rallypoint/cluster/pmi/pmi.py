@@ -36,10 +36,6 @@ _cut_short: set[int] = set()  # descriptors whose next line may be an earlier re
 def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
     """Return rank 0's text on all ranks; only its `text` is not empty. All processes of the job
     call it.
-
-    Raises:
-        HostError: the launcher does not answer correctly.
-        StoreTimeoutError: not all processes arrived in time.
     """
     fd = _descriptor(environ)
     if fd in _cut_short:

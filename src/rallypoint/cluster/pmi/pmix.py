@@ -44,10 +44,6 @@ _PAUSES_S = (0.02, 0.5)  # pauses between requests: the first and the longest
 def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
     """Return rank 0's text on all ranks; only its `text` is not empty. All processes of the job
     call it.
-
-    Raises:
-        HostError: there is no PMIx library here, or it failed.
-        StoreTimeoutError: not all processes arrived in time.
     """
     import subprocess
 

@@ -34,11 +34,7 @@ class Waiting:
         return max(min(self.left_s, REPORT_EVERY.total_seconds()), 0.001)
 
     def check(self) -> None:
-        """Note that nobody has arrived yet.
-
-        Raises:
-            StoreTimeoutError: the time limit has passed.
-        """
+        """Note that nobody has arrived yet."""
         now = time.monotonic()
         line = f"waited {now - self._start:.0f} s for {self._whom}"
         if self.left_s <= 0:
