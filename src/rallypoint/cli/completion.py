@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
-from rallypoint.cli.options import Flag, UsageError
+from rallypoint.cli.options import Flag
 
 _VALUES = {
     "--event-log-handler": "null console",
@@ -40,32 +40,25 @@ complete rallyrun {values} 'c/--/({flags})/' 'p/*/f/'
 """
 
 
-def completion(shell: str, flags: Sequence[Flag]) -> str:
-    """The script for that shell.
-
-    Raises:
-        UsageError: this shell is not supported.
-    """
+def completion(shell: str, flags: Collection[Flag[object, object]]) -> str:
+    """The script for that shell: bash, zsh or tcsh."""
     match shell:
         case "bash":
             cases = (f'    {name}) words="{_VALUES[name]}" ;;' for name in _VALUES)
             return _BASH.format(cases="\n".join(cases), flags=_names(flags))
         case "zsh":
             return _ZSH.format(flags="\n".join(f"  '{_zsh_of(flag)}' \\" for flag in flags))
-        case "tcsh":
+        case _:
             values = (f"'n/{name}/({words})/'" for name, words in _VALUES.items())
             names = _names(flags).replace("--", "")
             return _TCSH.format(values=" ".join(values), flags=names)
-    raise UsageError(
-        f"rallypoint run: --print-completion is {shell!r}; it must be bash, zsh or tcsh."
-    )
 
 
-def _names(flags: Sequence[Flag]) -> str:
+def _names(flags: Collection[Flag[object, object]]) -> str:
     return " ".join(flag.name for flag in flags)
 
 
-def _zsh_of(flag: Flag) -> str:
+def _zsh_of(flag: Flag[object, object]) -> str:
     text = flag.help.partition("\n")[0].translate(str.maketrans("[]:'\\", "()-  ")).rstrip(" ;,(")
     if not flag.takes_value:
         return f"{flag.name}[{text}]"

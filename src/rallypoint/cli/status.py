@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rallypoint.base.durations import brief
 from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import RecordedCall
-from rallypoint.cli.jobs.choice import RunningJob, perform
-from rallypoint.cli.jobs.table import table
+from rallypoint.cli.jobs import RunningJob, perform, table
+from rallypoint.cli.options import HELP, Options
 from rallypoint.diagnosis.activity import activity, is_users, short_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts
 from rallypoint.launch.inspection.agent_status import AgentStatus
@@ -34,12 +34,16 @@ _STATES = {
 _HEAD = ("RANK", "NODE", "PID", "STATE", "CPU", "MEMORY", "CALL", "AT")
 
 
+class _StatusOptions(Options):
+    help = HELP
+
+
 def status(words: Sequence[str]) -> int:
     """Run `rallypoint status WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, (), _tell)
+    return perform(PROGRAM, words, _USAGE, _StatusOptions, _tell)
 
 
-def _tell(job: RunningJob, _: Mapping[str, str]) -> int:
+def _tell(job: RunningJob, _: _StatusOptions) -> int:
     looks = look_everywhere(job.agents)
     print(printable(_title(looks.status)))
     nodes = looks.second.nodes

@@ -17,8 +17,6 @@ SOURCE = ROOT / "src"
 SHARED_FILES = {
     "call": "launch/api/call.py is run by its name in workers of every version",
     "collect": "of one node's facts, and of one node's calls",
-    "hosts": "those of --hosts, and test hosts",
-    "plot": "each study has one",
     "remote_shell": "the client, and what tests have in its place",
     "store": "a command, a public class, and PyTorch's",
     "variables": "those that places set, and those that doctor checks",

@@ -20,9 +20,8 @@ from typing import NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cli.doctor.arguments import (
-    ALL_FLAGS,
-    DOCTOR_FLAGS,
     PROGRAM,
+    DoctorOptions,
     DoctorRequest,
     read_request,
 )
@@ -30,7 +29,7 @@ from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint, own_node
 from rallypoint.cli.doctor.examiner import Examiner
 from rallypoint.cli.doctor.node_links import NodeLink, OwnLink, ShellLink
 from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
-from rallypoint.cli.options import HELP, UsageError, describe, inherited_note, parse
+from rallypoint.cli.options import run_command
 from rallypoint.doctor.cluster_facts import ClusterFacts
 from rallypoint.launch.output.terminal import is_terminal
 
@@ -62,35 +61,35 @@ check does. Further flags:
 
 def doctor(words: Sequence[str]) -> int:
     """Run `rallypoint doctor WORDS`; returns the exit status."""
-    try:
-        values, command = parse(words, ALL_FLAGS, program=PROGRAM, environ=os.environ)
-        if "--help" in values:
-            print(_USAGE, describe((*DOCTOR_FLAGS, HELP)), sep="\n")
-            return 0
-        request = read_request(values, command, os.environ)
-    except (UsageError, InvalidArgumentError) as error:
-        text = str(error).removeprefix(f"{PROGRAM}: ").removeprefix("rallypoint run: ")
-        note = inherited_note(text, words, ALL_FLAGS, os.environ)
-        print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
-        return 2
+    return run_command(
+        PROGRAM,
+        words,
+        DoctorOptions,
+        _doctor,
+        usage=_USAGE,
+        groups=DoctorOptions.groups[-1:],
+        environ=os.environ,
+        # HostError: the command that --rsh names does not exist.
+        statuses=((InvalidArgumentError, 2), (HostError, 2)),
+    )
+
+
+def _doctor(options: DoctorOptions, command: list[str]) -> int:
+    request = read_request(options, command, os.environ)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ended)  # programs started on other hosts end first
     began = time.monotonic()
     if is_terminal():
         _tell_progress(request)
-    try:
-        if request.meets:
-            report = examine_at_endpoint(request, began)
-        else:
-            report = report_of(_examine(request), time.monotonic() - began)
-    except HostError as error:  # the command that --rsh names does not exist
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
-    if "--json" in values:
+    if request.meets:
+        report = examine_at_endpoint(request, began)
+    else:
+        report = report_of(_examine(request), time.monotonic() - began)
+    if options.json:
         print(as_json(report))
     else:
         is_colourful = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print(as_text(report, is_colourful=is_colourful, is_verbose="--verbose" in values))
+        print(as_text(report, is_colourful=is_colourful, is_verbose=options.verbose))
     return exit_status(report)
 
 

@@ -24,7 +24,6 @@ from typing import Any
 
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
-from rallypoint.cli.token_flag import VARIABLE as TOKEN
 from rallypoint.cluster.remote_shell import greeting
 from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
 from rallypoint.doctor.collect import LookOrder, look, take_ports
@@ -34,6 +33,7 @@ from rallypoint.doctor.lookups import is_this_node
 from rallypoint.doctor.paths import look_at_path
 from rallypoint.doctor.probe import Target, probe_all, probe_endpoints, secret_of
 from rallypoint.launch.inspection.entries import running_agents
+from rallypoint.launch.job import TOKEN
 
 GREETING = "rallypoint doctor"  # anything printed before it comes from a login shell
 MODULE = "rallypoint.cli.doctor.examined_node"

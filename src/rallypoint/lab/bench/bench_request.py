@@ -1,18 +1,19 @@
-"""The request to `rallypoint bench OPERATION`, read from its flags."""
+"""The flags of `rallypoint bench`, and the request that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.collective import Collective
-from rallypoint.cli.options import UsageError
-from rallypoint.cli.quantities import doubling
+from rallypoint.cli.flags import read_command
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, reader, switch, text
 from rallypoint.cluster.remote_shell import is_host_name
 from rallypoint.lab.bench.contenders import PEERS
 from rallypoint.lab.bench.environments import PACKAGES
+from rallypoint.lab.quantities import doubling
 
 PROGRAM = "rallypoint bench"
 # The operations that contender_worker.py runs with every contender.
@@ -25,7 +26,113 @@ ITEM_BYTES = {
     "uint8": 1,
 }  # fmt: skip
 OPERATORS = ("sum", "product", "min", "max")
-_BACKENDS = ("rallypoint", "shm", "tcp")
+
+
+def _at_least(least: int, noun: str = "an integer") -> Callable[[str, str], int]:
+    return reader(
+        lambda text: integer(text, least),
+        f"{{name}} needs {noun} of at least {least}, not {{text!r}}.",
+    )
+
+
+def _known(*known: str) -> Callable[[str, str], str]:
+    """A reader that takes these only."""
+    same = {each: each for each in known}
+    return reader(same.__getitem__, f"{{name}} {{text}} is unknown; it takes {', '.join(known)}.")
+
+
+_several = _at_least(2, "integers")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def environments_named(text: str, flag: str) -> dict[str, Path]:
+    """``"mpich=/path,openmpi=/other"`` -> prefixes by contender."""
+    named = {}
+    for word in _words(text):
+        name, _, prefix = word.partition("=")
+        if name not in PACKAGES or not prefix:
+            raise UsageError(f"{flag} {word} is not NAME=DIR, with one of {', '.join(PACKAGES)}.")
+        named[name] = Path(prefix).absolute()
+    return named
+
+
+def _read_sizes(text: str, flag: str) -> list[int]:
+    return [nbytes for word in text.split(",") for nbytes in doubling(word, flag)]
+
+
+def _read_hosts(text: str, flag: str) -> tuple[str, ...]:
+    hosts = _words(text)
+    for host in hosts:
+        if ":" in host or not is_host_name(host):
+            raise UsageError(
+                f"{flag} {host} is not a host name; --nproc-per-node gives the number of ranks on"
+                " each host."
+            )
+        if is_loopback(host) and not all(map(is_loopback, hosts)):
+            raise UsageError(
+                f"{flag} {host} is a name that other hosts cannot resolve; give one that they can."
+            )
+        if hosts.count(host) > 1:
+            raise UsageError(f"{flag} names {host} twice; name it once.")
+    if not hosts:
+        raise UsageError(f"{flag} names no host.")
+    return hosts
+
+
+# fmt: off
+class BenchmarkOptions(Options, title="rallypoint bench OPERATION"):
+    """The flags for an operation."""
+
+    nproc_per_node = Flag("number of ranks on each host (default 2; 1 with --hosts)", "N",
+                          _at_least(1), None)
+    hosts = Flag("measure on these hosts, by names that all can resolve, not here", "A,B",
+                 _read_hosts, ())
+    rsh = Flag("command that runs a program on a host; the host's name replaces\n"
+               "{host} or is appended (default: ssh)", "COMMAND", read_command, None)
+    sizes = Flag("bytes of the larger buffer, as in nccl-tests: doubling, or a list\n"
+                 "(default 8:64M)", "A:B|A,B", _read_sizes, doubling("8:64M", "--sizes"))
+    dtype = Flag("float32 (default), float64, float16, int8, int16, int32, int64, uint8",
+                 "TYPE", _known(*ITEM_BYTES), "float32")
+    op = Flag("sum (default), product, min, max", "OP", _known(*OPERATORS), "sum")
+    algorithm = Flag("algorithm that our calls must use: a name, or a file of your own", "NAME",
+                     text, "")
+    backend = Flag("our transport: rallypoint (default: all), shm, tcp", "NAME",
+                   _known("rallypoint", "shm", "tcp"), "rallypoint")
+    vs = Flag("peers in the same run: gloo, mpich, openmpi, intelmpi, ucx", "A,B",
+              lambda text, flag: tuple(_known(*PEERS)(word, flag) for word in _words(text)), ())
+    mpi_env = Flag("virtual environments with mpi4py and an MPI, or with commux (ucx):\n"
+                   "mpich=DIR,ucx=DIR (default: RALLYPOINT_MPI_ENV, then the cache)", "A=DIR",
+                   environments_named, None)
+    get_mpi = switch("install missing MPIs, and commux, from PyPI into the cache")
+    pin = switch("pin each rank of each library to a core; else each uses its default")
+    rounds = Flag("number of measurements of each size, taken in turn (default 9)", "N",
+                  _at_least(1), 9)
+    iterations = Flag("calls in a row (default: enough for 20 ms, at least 2)", "N",
+                      _at_least(1), None)
+    warmup = Flag("calls before those (default: a tenth as many, at least 1)", "N",
+                  _at_least(0), None)
+    json = Flag("write all times to FILE", "FILE", text, None)
+    plot = Flag("draw time over size to FILE.png or FILE.html (needs matplotlib)", "FILE",
+                text, None)
+    help = HELP
+
+
+class CalibrationOptions(Options, title="rallypoint bench --calibrate"):
+    """The flags for a link model."""
+
+    calibrate = switch("fit a link model to the engine's all_reduce on this machine")
+    ranks = Flag("numbers of ranks to measure with (default 2,3,4,6,8)", "N,M",
+                 lambda text, flag: sorted({_several(word, flag) for word in text.split(",")}),
+                 [2, 3, 4, 6, 8])
+    rounds = Flag("number of measurements of each size and algorithm (default 40)", "N",
+                  _several, 40)
+    out = Flag("where to write the model (default this_machine.toml)", "FILE",
+               text, "this_machine.toml")
+    help = HELP
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,90 +182,31 @@ class BenchmarkRequest:
         return count * self.collective.most_blocks(self.ranks) * ITEM_BYTES[self.dtype]
 
 
-def request_of(operation: str, values: Mapping[str, str]) -> BenchmarkRequest:
-    """Read the flags.
-
-    Raises:
-        UsageError: a value is invalid.
-    """
+def request_of(operation: str, options: BenchmarkOptions) -> BenchmarkRequest:
+    """Read the flags."""
     if operation not in OPERATIONS:
-        raise UsageError(
-            f"{PROGRAM}: unknown operation {operation!r}; choose one of {', '.join(OPERATIONS)}."
-        )
-    hosts = _hosts(values)
-    ranks = _whole("--nproc-per-node", values.get("--nproc-per-node", "1" if hosts else "2"))
-    ranks *= max(1, len(hosts))
+        raise UsageError(f"unknown operation {operation!r}; choose one of {', '.join(OPERATIONS)}.")
+    hosts = options.hosts
+    if options.rsh is not None and not hosts:
+        raise UsageError("--rsh needs --hosts, which it says how to reach.")
+    ranks = (options.nproc_per_node or (1 if hosts else 2)) * max(1, len(hosts))
     if operation == "send" and ranks < 2:
-        raise UsageError(f"{PROGRAM}: send takes two ranks; pass --nproc-per-node 2.")
-    dtype = _one_of("--dtype", values.get("--dtype", "float32"), tuple(ITEM_BYTES))
-    item_bytes = ITEM_BYTES[dtype] * Collective[operation.upper()].most_blocks(ranks)
-    sizes = [
-        nbytes
-        for word in values.get("--sizes", "8:64M").split(",")
-        for nbytes in doubling(PROGRAM, "--sizes", word)
-    ]
-    counts = {max(1, nbytes // item_bytes): None for nbytes in sizes}  # in the given order
-    calls, warmup = values.get("--iterations"), values.get("--warmup")
-    peers = tuple(filter(None, values.get("--vs", "").split(",")))
+        raise UsageError("send takes two ranks; pass --nproc-per-node 2.")
+    item_bytes = ITEM_BYTES[options.dtype] * Collective[operation.upper()].most_blocks(ranks)
+    # In the given order.
+    counts = tuple({max(1, nbytes // item_bytes): None for nbytes in options.sizes})
     return BenchmarkRequest(
         operation=operation,
         ranks=ranks,
-        counts=(0,) if operation == "barrier" else tuple(counts),
-        dtype=dtype,
-        op=_one_of("--op", values.get("--op", "sum"), OPERATORS),
-        algorithm=values.get("--algorithm", ""),
-        backend=_one_of("--backend", values.get("--backend", "rallypoint"), _BACKENDS),
-        rounds=_whole("--rounds", values.get("--rounds", "9")),
-        calls=None if calls is None else _whole("--iterations", calls),
-        warmup=None if warmup is None else _whole("--warmup", warmup, least=0),
-        peers=tuple(_one_of("--vs", peer, PEERS) for peer in peers),
-        pin="--pin" in values,
+        counts=(0,) if operation == "barrier" else counts,
+        dtype=options.dtype,
+        op=options.op,
+        algorithm=options.algorithm,
+        backend=options.backend,
+        rounds=options.rounds,
+        calls=options.iterations,
+        warmup=options.warmup,
+        peers=options.vs,
+        pin=options.pin,
         hosts=hosts,
     )
-
-
-def environments_named(text: str) -> dict[str, Path]:
-    """``"mpich=/path,openmpi=/other"`` -> prefixes by contender."""
-    named = {}
-    for word in filter(None, text.split(",")):
-        name, _, prefix = word.partition("=")
-        if name not in PACKAGES or not prefix:
-            raise UsageError(
-                f"{PROGRAM}: --mpi-env {word} is not NAME=DIR, with one of {', '.join(PACKAGES)}."
-            )
-        named[name] = Path(prefix).absolute()
-    return named
-
-
-def _hosts(values: Mapping[str, str]) -> tuple[str, ...]:
-    hosts = tuple(filter(None, values.get("--hosts", "").split(",")))
-    for host in hosts:
-        if ":" in host or not is_host_name(host):
-            raise UsageError(
-                f"{PROGRAM}: --hosts {host} is not a host name; --nproc-per-node gives the number "
-                "of ranks on each host."
-            )
-        if is_loopback(host) and not all(map(is_loopback, hosts)):
-            raise UsageError(
-                f"{PROGRAM}: --hosts {host} is a name that other hosts cannot resolve; give one "
-                "that they can."
-            )
-        if hosts.count(host) > 1:
-            raise UsageError(f"{PROGRAM}: --hosts names {host} twice; name it once.")
-    if "--hosts" in values and not hosts:
-        raise UsageError(f"{PROGRAM}: --hosts names no host.")
-    if "--rsh" in values and not hosts:
-        raise UsageError(f"{PROGRAM}: --rsh needs --hosts, which it says how to reach.")
-    return hosts
-
-
-def _whole(flag: str, text: str, least: int = 1) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise UsageError(f"{PROGRAM}: {flag} needs an integer of at least {least}, not {text!r}.")
-    return int(text)
-
-
-def _one_of(flag: str, text: str, known: tuple[str, ...]) -> str:
-    if text not in known:
-        raise UsageError(f"{PROGRAM}: {flag} {text} is unknown; it takes {', '.join(known)}.")
-    return text

@@ -70,11 +70,7 @@ def calibrate(
     name: str = "this_machine",
     rounds: int = ROUNDS,
 ) -> Calibration:
-    """Measure and fit; this takes some minutes.
-
-    Raises:
-        HostError: the measuring processes failed.
-    """
+    """Measure and fit; this takes some minutes."""
     measured = [row for count in ranks for row in measure(count, algorithms, rounds)]
     return calibration_of(measured, name=name)
 

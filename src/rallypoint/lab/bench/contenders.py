@@ -53,11 +53,7 @@ class Contender:
 
 
 def check(name: str, environments: Environments) -> None:
-    """Check that a contender is installed, and install it if that was asked for.
-
-    Raises:
-        HostError: it is not installed; the message says how to install it.
-    """
+    """Check that a contender is installed, and install it if that was asked for."""
     if name in environments.names:
         environments.find(name)
     elif name == "gloo":

@@ -101,12 +101,7 @@ class Contest:
         return {team.name: team.version for team in self._teams}
 
     def rows(self) -> Iterator[Row]:
-        """Measure each size in turn.
-
-        Raises:
-            CrewError: our own crew failed. Failures of others are reported, and the contest
-                continues without them.
-        """
+        """Measure each size in turn."""
         for count in self._request.counts:
             row = Row(count, self._request.bytes_of(count))
             calls: dict[str, int] = {}

@@ -68,9 +68,6 @@ class Crew:
 
         Args:
             command: starts all of them; empty if another host starts them.
-
-        Raises:
-            CrewError: they did not connect.
         """
         if command:
             with self._log.open("wb") as log:
@@ -88,11 +85,7 @@ class Crew:
         return answers
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Send an order to all at once; returns their answers, by rank after the first time.
-
-        Raises:
-            CrewError: one of them failed, ended or was silent for minutes.
-        """
+        """Send an order to all at once; returns their answers, by rank after the first time."""
         line = json.dumps(order) + "\n"
         answers = []
         try:
@@ -167,11 +160,7 @@ class Crew:
 
 
 def check_ranks(name: str, answers: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the processes of a contender form one job.
-
-    Raises:
-        CrewError: they do not know each other.
-    """
+    """Check that the processes of a contender form one job."""
     ranks = [answer["rank"] for answer in answers]
     if sorted(ranks) != list(range(len(ranks))):
         raise CrewError(

@@ -51,9 +51,6 @@ class Environments:
     def find(self, name: str) -> Path:
         """The prefix below which ``bin/python`` has the packages; for an MPI, ``bin/mpiexec``
         starts it.
-
-        Raises:
-            HostError: there is none; the message says how to install it.
         """
         prefix = self._named.get(name, self._cache / name)
         if name in self._named:

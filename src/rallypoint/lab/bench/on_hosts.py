@@ -42,11 +42,7 @@ class FarCrew:
         self._hosts = hosts
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Send an order to all at once; returns their answers.
-
-        Raises:
-            CrewError: one of them failed, ended or was silent for minutes.
-        """
+        """Send an order to all at once; returns their answers."""
         found = self._hosts.order("ask", ANSWER_S + _GRACE_S, crew=self.name, order=order)
         return [answer for each in found for answer in each["answers"]]
 
@@ -64,9 +60,6 @@ class ContenderHosts:
             ``{host}``.
         ranks: on each host.
         begin: how to find contenders there.
-
-    Raises:
-        HostError: a host cannot be reached, or lacks something that is needed.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""The results of a contest: nccl-tests' table with a column for each contender, and JSON."""
+"""The results of a contest: nccl-tests' table with a column for each contender, JSON, and a plot:
+time over size, one line for each contender.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rallypoint.cli.quantities import bus_factor
 from rallypoint.lab.bench.bench_request import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
 from rallypoint.lab.bench.contest import Row
+from rallypoint.lab.figure import figure, logarithmic
+from rallypoint.lab.quantities import bus_factor
 
 _OURS_COLUMNS = (("bytes", ""), ("count", ""), ("type", ""), ("op", ""), ("time", "us"),
                  ("algbw", "GB/s"), ("busbw", "GB/s"), ("#wrong", ""))  # fmt: skip
@@ -115,6 +118,19 @@ def describe(request: BenchmarkRequest) -> str:
     words.append("each rank pinned to a core" if request.pin else "default placement")
     words.append(f"medians of {request.rounds} rounds")
     return ", ".join(words)
+
+
+def plot(
+    path: str, request: BenchmarkRequest, versions: Mapping[str, str], rows: Sequence[Row]
+) -> None:
+    """Draw the plot; raises InvalidArgumentError as `figure` does."""
+    with figure(path, describe(request)) as axes:
+        for name in versions:
+            points = [(row.nbytes, row.time_us(name)) for row in rows if row.time_us(name)]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axes.set_ylabel("time")
+        logarithmic(axes, over_bytes=True)
 
 
 def _short(value: float | None) -> str:

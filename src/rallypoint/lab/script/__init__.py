@@ -8,16 +8,18 @@ become the scheduler's own, and the rest are passed on to `rallypoint run` in th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.options import HELP, UsageError, describe, parse
+from rallypoint.cli.options import FlagGroup, run_command
 from rallypoint.lab.script import jobset, sbatch
-from rallypoint.lab.script.script_request import ScriptRequest
+from rallypoint.lab.script.script_request import ScriptOptions, ScriptRequest
 
-_KINDS = {"slurm": sbatch, "jobset": jobset}
-_NOT_HERE = (HELP.name, "--print-completion")
+_KINDS: Mapping[str, tuple[Any, type[ScriptOptions]]] = {
+    "slurm": (sbatch, sbatch.SbatchOptions),
+    "jobset": (jobset, jobset.JobsetOptions),
+}
 _USAGE = """\
 usage: rallypoint script KIND [FLAGS] SCRIPT [ARGUMENTS...]
 
@@ -39,26 +41,30 @@ def script(words: Sequence[str]) -> int:
     if kind in ("", "--help", "-h"):
         print(_USAGE)
         return 0 if kind else 2
-    program = f"rallypoint script {kind}"
-    try:
-        if kind not in _KINDS:
-            raise UsageError(
-                f"rallypoint script: {kind!r} is not a kind of script; use"
-                f" {' or '.join(_KINDS)}, as in rallypoint script slurm --nnodes 2 train.py"
-            )
-        module = _KINDS[kind]
-        own = (*module.FLAGS, HELP)
-        flags = (*own, *(flag for flag in FLAGS if flag.name not in _NOT_HERE))
-        values, command = parse(rest, flags, program=program, environ={})
-        if "--help" in values:
-            print(module.USAGE, describe(own), _MORE, sep="\n")
-            return 0
+    if kind not in _KINDS:
+        print(
+            f"rallypoint script: {kind!r} is not a kind of script; use"
+            f" {' or '.join(_KINDS)}, as in rallypoint script slurm --nnodes 2 train.py",
+            file=sys.stderr,
+        )
+        return 2
+    program, (module, table) = f"rallypoint script {kind}", _KINDS[kind]
+
+    def act(options: ScriptOptions, command: list[str]) -> int:
         request = ScriptRequest(
-            program=program, scheduler=module.ANSWERS, flags=flags, values=values, command=command
+            program=program, scheduler=module.ANSWERS, options=options, command=command
         )
         request.check()
-        print(module.text_of(request), end="")
-    except (UsageError, InvalidArgumentError) as error:
-        print(str(error).replace("rallypoint run: ", f"{program}: ", 1), file=sys.stderr)
-        return 2
-    return 0
+        print(module.text_of(request, options), end="")
+        return 0
+
+    return run_command(
+        program,
+        rest,
+        table,
+        act,
+        usage=module.USAGE,
+        groups=[FlagGroup("", tuple(table.flags[name] for name in (*module.OWN, "--help")))],
+        ending=_MORE,
+        statuses=((InvalidArgumentError, 2),),
+    )

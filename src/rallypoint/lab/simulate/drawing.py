@@ -21,11 +21,7 @@ FIRST_STEPS = 4
 
 
 def explain(request: SimulationRequest) -> None:
-    """Print drawings of every requested algorithm.
-
-    Raises:
-        InvalidArgumentError: too many ranks to draw.
-    """
+    """Print drawings of every requested algorithm."""
     ranks, collective = request.ranks[0], collective_of(request.collective)
     if ranks > MOST_RANKS:
         raise InvalidArgumentError(

@@ -1,13 +1,64 @@
-"""The request to `rallypoint simulate`, read from its flags."""
+"""The flags of `rallypoint simulate`, and the request that they make."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from rallypoint.cli.options import UsageError
-from rallypoint.cli.quantities import doubling, size
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, reader, switch, text
+from rallypoint.lab.quantities import doubling, size
 
 PROGRAM = "rallypoint simulate"
+
+
+_count = reader(lambda text: integer(text, 1), "{name} {text} is not a number above 0.")
+_number = reader(float, "{name} {text} is not a number.")
+
+
+def _words(text: str, _: str = "") -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _pairs(separator: str) -> Callable[[str, str], tuple[tuple[int, float], ...]]:
+    """A reader of ``"1:2.5,3:4"``."""
+
+    def pairs(text: str) -> tuple[tuple[int, float], ...]:
+        words = [word.split(separator) for word in _words(text)]
+        return tuple((int(first), float(second)) for first, second in words)
+
+    return reader(pairs, f"{{name}} {{text}} is not A{separator}B.")
+
+
+# fmt: off
+class SimulationOptions(Options):
+    """The flags."""
+
+    ranks = Flag("number of ranks (default 8)", "N", _count, 8)
+    ranks_per_node = Flag("number of ranks on each node (default: as in the link model)", "N",
+                          _count, None)
+    bytes = Flag("size of the larger buffer, as in nccl-tests (default 1M)", "SIZE", size, 1 << 20)
+    algorithms = Flag("names, or files with your own algorithms, separated by commas\n"
+                      "(default: all algorithms of the collective)", "A,B", _words, ())
+    links = Flag("a link model, part of its name, or a .toml file (default hopper);\n"
+                 "'--links help' lists them", "MODEL", text, "hopper")
+    variants = Flag("variants of the link model (default: all)", "A,B", _words, ())
+    sweep_bytes = Flag("several sizes, doubling: 8:1G", "A:B", doubling, None)
+    sweep_ranks = Flag("several numbers of ranks, doubling: 2:4096", "A:B", doubling, None)
+    noise = Flag("each operation takes longer at random, by up to this fraction", "SHARE",
+                 _number, 0.0)
+    late = Flag("a rank starts late by this many microseconds", "RANK:US", _pairs(":"), ())
+    slow = Flag("a rank is slower by this factor", "RANK:TIMES", _pairs(":"), ())
+    failed = Flag("the link between two ranks delivers only after --retry-us", "A-B",
+                  _pairs("-"), ())
+    retry_us = Flag("default 1000000", "US", _number, 1e6)
+    runs = Flag("with --noise: number of runs (default 20)", "N", _count, 20)
+    seed = Flag("random seed of the first run (default 0)", "N", _number, 0)
+    json = Flag("write the rows to FILE", "FILE", text, None)
+    plot = Flag("draw time over size or ranks to FILE.png or FILE.html (needs matplotlib)", "FILE",
+                text, None)
+    explain = switch("draw which rank sends to which, and the first steps (up to 16 ranks)")
+    help = HELP
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +69,9 @@ class SimulationRequest:
     ranks: list[int]
     nbytes: list[int]
     per_node: int | None
-    algorithms: list[str]
+    algorithms: tuple[str, ...]
     links: str
-    variants: list[str]
+    variants: tuple[str, ...]
     noise: float
     runs: int
     seed: int
@@ -30,61 +81,26 @@ class SimulationRequest:
     retry_us: float
 
 
-def request_of(collective: str, values: dict[str, str]) -> SimulationRequest:
-    """Read the flags.
-
-    Raises:
-        UsageError: a value is invalid.
-    """
+def request_of(collective: str, options: SimulationOptions) -> SimulationRequest:
+    """Read the flags."""
     if not collective:
-        raise UsageError(f"{PROGRAM}: name a collective, as in: {PROGRAM} all_reduce")
-    ranks = _count("--ranks", values.get("--ranks", "8"))
-    nbytes = size(PROGRAM, "--bytes", values.get("--bytes", "1M"))
-    if "--sweep-ranks" in values and "--sweep-bytes" in values:
-        raise UsageError(f"{PROGRAM}: --sweep-ranks and --sweep-bytes cannot be combined.")
-    per_node = values.get("--ranks-per-node")
+        raise UsageError(f"name a collective, as in: {PROGRAM} all_reduce")
+    ranks, nbytes = options.ranks, options.bytes
+    if "--sweep-ranks" in options and "--sweep-bytes" in options:
+        raise UsageError("--sweep-ranks and --sweep-bytes cannot be combined.")
     return SimulationRequest(
         collective=collective,
-        ranks=_sweep("--sweep-ranks", values.get("--sweep-ranks"), ranks),
-        nbytes=_sweep("--sweep-bytes", values.get("--sweep-bytes"), nbytes),
-        per_node=None if per_node is None else _count("--ranks-per-node", per_node),
-        algorithms=_words(values.get("--algorithms")),
-        links=values.get("--links", "hopper"),
-        variants=_words(values.get("--variants")),
-        noise=_number("--noise", values.get("--noise", "0")),
-        runs=_count("--runs", values.get("--runs", "20")),
-        seed=int(_number("--seed", values.get("--seed", "0"))),
-        late_us=_pairs("--late", values.get("--late"), ":"),
-        slow=_pairs("--slow", values.get("--slow"), ":"),
-        failed=tuple((int(a), int(b)) for a, b in _pairs("--failed", values.get("--failed"), "-")),
-        retry_us=_number("--retry-us", values.get("--retry-us", "1e6")),
+        ranks=options.sweep_ranks or [ranks],
+        nbytes=options.sweep_bytes or [nbytes],
+        per_node=options.ranks_per_node,
+        algorithms=options.algorithms,
+        links=options.links,
+        variants=options.variants,
+        noise=options.noise,
+        runs=options.runs,
+        seed=int(options.seed),
+        late_us=options.late,
+        slow=options.slow,
+        failed=tuple((int(a), int(b)) for a, b in options.failed),
+        retry_us=options.retry_us,
     )
-
-
-def _count(flag: str, text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"{PROGRAM}: {flag} {text} is not a number above 0.")
-    return int(text)
-
-
-def _number(flag: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{PROGRAM}: {flag} {text} is not a number.") from None
-
-
-def _words(text: str | None) -> list[str]:
-    return [word for word in (text or "").split(",") if word]
-
-
-def _sweep(flag: str, text: str | None, single: int) -> list[int]:
-    return [single] if text is None else doubling(PROGRAM, flag, text)
-
-
-def _pairs(flag: str, text: str | None, separator: str) -> tuple[tuple[int, float], ...]:
-    try:
-        pairs = [word.split(separator) for word in _words(text)]
-        return tuple((int(first), float(second)) for first, second in pairs)
-    except ValueError:
-        raise UsageError(f"{PROGRAM}: {flag} {text} is not A{separator}B.") from None
