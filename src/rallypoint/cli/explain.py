@@ -11,8 +11,8 @@ from itertools import islice
 
 from rallypoint.base.printable import printable
 from rallypoint.base.regular_file import open_regular
-from rallypoint.cli.jobs import RunningJob, perform
-from rallypoint.cli.options import HELP, JSON, Options, switch
+from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.launch.inspection.kept import kept_jobs
@@ -35,14 +35,14 @@ and 5 if there is no such job.
 
 
 class _ExplainOptions(Options):
-    why = switch("also print the evidence: who waits for whom, and where")
+    why = Flag.switch("also print the evidence: who waits for whom, and where")
     json = JSON
     help = HELP
 
 
 def explain(words: Sequence[str]) -> int:
     """Run `rallypoint explain WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _ExplainOptions, _explain_running, _explain_ended)
+    return perform_on_job(PROGRAM, words, _USAGE, _ExplainOptions, _explain_running, _explain_ended)
 
 
 def _explain_running(job: RunningJob, options: _ExplainOptions) -> int:

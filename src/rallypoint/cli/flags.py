@@ -20,7 +20,6 @@ from rallypoint.cli.options import (
     one_of,
     reader,
     seconds,
-    switch,
     text,
     whole,
 )
@@ -144,12 +143,12 @@ class _WorkerOptions(Options, title="Number of workers"):
 
 
 class _ProgramOptions(Options, title="What runs"):
-    module = switch("SCRIPT is a module, as in python -m", "-m")
-    no_python = switch("SCRIPT is an executable program, not a Python script")
-    run_path = switch("run SCRIPT with runpy.run_path inside the interpreter")
-    as_gloo = switch("run PyTorch's gloo process groups on Rallypoint's engine; set it on\n"
+    module = Flag.switch("SCRIPT is a module, as in python -m", "-m")
+    no_python = Flag.switch("SCRIPT is an executable program, not a Python script")
+    run_path = Flag.switch("run SCRIPT with runpy.run_path inside the interpreter")
+    as_gloo = Flag.switch("run PyTorch's gloo process groups on Rallypoint's engine; set it on\n"
                      "all machines alike (RALLYPOINT_AS_GLOO=1)")
-    virtual_local_rank = switch("each worker sees only one device, as device 0, and has\n"
+    virtual_local_rank = Flag.switch("each worker sees only one device, as device 0, and has\n"
                                 "LOCAL_RANK=0")
     numa_binding = Flag("bind workers to CPUs near their GPU: node, socket, exclusive (a\n"
                         "share of the node's cores) or core-complex (cores with one cache)",
@@ -203,8 +202,8 @@ class _LogOptions(Options, title="Output and logs"):
     duplicate_stderr_filters = Flag("the same for stderr", "TEXTS", read_texts, ())
     logs_specs = Flag("for torchrun's sake: only 'default' is accepted", "NAME",
                       text, "default")
-    quiet = switch("print only what ended the job", "-q")
-    verbose = switch("print each decision and its reason", "-v")
+    quiet = Flag.switch("print only what ended the job", "-q")
+    verbose = Flag.switch("print each decision and its reason", "-v")
     json_events = Flag("append events to FILE, one JSON object per line", "FILE", text, "")
     event_log_handler = Flag("'console' prints events as JSON on stderr; 'null' does not\n"
                              "(default null)", "NAME", _read_handler, False)
@@ -236,7 +235,7 @@ class RayOptions(Options, title="Nodes of a Ray cluster, with --on ray"):
 
 
 class _MeetingOptions(Options, title="Several machines, each with its own launcher"):
-    standalone = switch("run on one machine, without a rendezvous")
+    standalone = Flag.switch("run on one machine, without a rendezvous")
     on = Flag("take missing values from this environment only: slurm, flux,\n"
               "open-mpi, ...; 'here' for none (default: the one recognised, which\n"
               "`rallypoint where` shows); 'ray': start a launcher on --nnodes nodes\n"
@@ -259,7 +258,7 @@ class _MeetingOptions(Options, title="Several machines, each with its own launch
     rdzv_conf = Flag("more options for the backend, as in timeout=60", "KEY=VALUE,...",
                      read_configuration, dict[str, str]())
     token_file = TOKEN_FILE
-    require_token = switch("refuse to run on several machines without a token")
+    require_token = Flag.switch("refuse to run on several machines without a token")
     port_range = Flag("listen only on free ports from A to B, also in the workers", "A-B",
                       text, "")
 
@@ -287,7 +286,7 @@ class RunOptions(JobOptions):
 class LegacyOptions(RunOptions, title="Of torch.distributed.launch"):
     """The flags of `python -m rallypoint.launch`."""
 
-    use_env = switch("do not give SCRIPT --local-rank=N; it reads LOCAL_RANK itself")
+    use_env = Flag.switch("do not give SCRIPT --local-rank=N; it reads LOCAL_RANK itself")
 
     @property
     def launcher(self) -> Sequence[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.base.printable import one_line
-from rallypoint.cli.options import Flag, Options, UsageError, integer, reader, run_command
+from rallypoint.cli.options import Flag, Options, UsageError, integer, perform, reader
 from rallypoint.launch.inspection.entries import Found, running_agents
 
 TYPE_CHECKING = False
@@ -78,7 +78,7 @@ def rank_flag(help: str) -> Flag[frozenset[int], None]:  # noqa: A002 - as in Fl
     return Flag(help, "RANKS", read, None, short="-r")
 
 
-def perform(
+def perform_on_job(
     program: str,
     words: Sequence[str],
     usage: str,
@@ -107,7 +107,7 @@ def perform(
         chosen.is_named = bool(word)
         return act(chosen, options)
 
-    return run_command(
+    return perform(
         program,
         words,
         options,

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.regular_file import open_regular
-from rallypoint.cli.jobs import RunningJob, perform, rank_flag
-from rallypoint.cli.options import HELP, Flag, Options, integer, reader, switch
+from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
+from rallypoint.cli.options import HELP, Flag, Options, integer, reader
 from rallypoint.launch.inspection.agent_client import NoAnswerError
 from rallypoint.launch.inspection.agent_status import AgentStatus, ask_status
 from rallypoint.launch.inspection.entries import Found
@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 class _LogsOptions(Options):
-    follow = switch("keep printing what they write, until the job ends", "-f")
+    follow = Flag.switch("keep printing what they write, until the job ends", "-f")
     rank = rank_flag("only these ranks, as in 0,3 (default: all on this machine)")
     tail = Flag("start with the last N lines of each file (default 20; 0 for all)", "LINES",
                 reader(integer, "{name} is {text!r}; it must be a number of lines."), 20,
@@ -40,7 +40,7 @@ class _LogsOptions(Options):
 
 def logs(words: Sequence[str]) -> int:
     """Run `rallypoint logs WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _LogsOptions, _print_logs)
+    return perform_on_job(PROGRAM, words, _USAGE, _LogsOptions, _print_logs)
 
 
 def _print_logs(job: RunningJob, options: _LogsOptions) -> int:

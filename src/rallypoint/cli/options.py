@@ -43,7 +43,7 @@ class UsageError(CallerError):
     """
 
 
-class Flag(Generic[T_co, D_co]):
+class Flag(Record, Generic[T_co, D_co]):
     """One row of a table: ``--like-this`` (and ``--like_this``) for the attribute `like_this`, with
     an optional short form and an optional value.
 
@@ -55,28 +55,22 @@ class Flag(Generic[T_co, D_co]):
         elsewhere: what other launchers call it.
     """
 
-    def __init__(
-        self,
-        help: str,  # noqa: A002 - as argparse calls it
-        value: str,
-        read: Callable[[str, str], T_co],
-        default: D_co,
-        *,
-        short: str = "",
-        repeats: bool = False,
-        elsewhere: tuple[str, ...] = (),
-    ) -> None:
-        self.name = ""
-        self.help = help
-        self.value = value
-        self.read = read
-        self.default = default
-        self.short = short
-        self.repeats = repeats
-        self.elsewhere = elsewhere
+    help: str
+    value: str
+    read: Callable[[str, str], T_co]
+    default: D_co
+    short: str = ""
+    repeats: bool = False
+    elsewhere: tuple[str, ...] = ()
+    name: str = ""
+
+    @staticmethod
+    def switch(help: str, short: str = "") -> Flag[bool, bool]:  # noqa: A002 - as in Flag
+        """A flag without a value."""
+        return Flag(help, "", lambda _text, _name: True, False, short=short)
 
     def __set_name__(self, table: type, attribute: str) -> None:
-        self.name = "--" + attribute.replace("_", "-")
+        object.__setattr__(self, "name", "--" + attribute.replace("_", "-"))
 
     def __get__(self, options: Options, table: type) -> T_co | D_co:
         text = options.texts.get(self.name)
@@ -191,13 +185,8 @@ whole = reader(integer, "{name} is {text!r}; it must be an integer of at least 0
 seconds = reader(_seconds, "{name} is {text!r}; it must be a number of seconds.")
 
 
-def switch(help: str, short: str = "") -> Flag[bool, bool]:  # noqa: A002 - as in Flag
-    """A flag without a value."""
-    return Flag(help, "", lambda _text, _name: True, False, short=short)
-
-
-HELP = switch("this text", "-h")
-JSON = switch("print everything as one JSON object, for programs")
+HELP = Flag.switch("this text", "-h")
+JSON = Flag.switch("print everything as one JSON object, for programs")
 
 
 def parse(
@@ -248,7 +237,7 @@ def parse(
     return table(MappingProxyType(values)), list(words[position:])
 
 
-def run_command(
+def perform(
     program: str,
     words: Sequence[str],
     table: type[Table],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rallypoint.base.errors import HostError
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.cli.jobs import RunningJob, running_jobs, table
-from rallypoint.cli.options import HELP, Options, refuse_words, run_command, switch
+from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words
 from rallypoint.launch.inspection.agent_client import NoAnswerError
 from rallypoint.launch.inspection.agent_status import ask_status
 from rallypoint.launch.inspection.entries import Found
@@ -26,13 +26,13 @@ _TIMEOUT_S = 0.5
 
 
 class _PsOptions(Options):
-    json = switch("print one JSON object per job, for programs")
+    json = Flag.switch("print one JSON object per job, for programs")
     help = HELP
 
 
 def ps(words: Sequence[str]) -> int:
     """Run `rallypoint ps WORDS`; returns the exit status."""
-    return run_command(PROGRAM, words, _PsOptions, _list, usage=_USAGE)
+    return perform(PROGRAM, words, _PsOptions, _list, usage=_USAGE)
 
 
 def _list(options: _PsOptions, rest: list[str]) -> int:

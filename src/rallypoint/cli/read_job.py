@@ -48,11 +48,8 @@ def read_job(
                 "--no-python needs --use-env here, because a program that is not a Python script"
                 " may not accept --local-rank."
             )
-        command = [
-            *command[:1],
-            *([f"--local-rank={LOCAL_RANK_MACRO}"] if command else ()),
-            *command[1:],
-        ]
+        if command:
+            command = [command[0], f"--local-rank={LOCAL_RANK_MACRO}", *command[1:]]
     for name in ("--rsh", "--env"):
         if name in options:
             raise UsageError(f"{name} needs --hosts or --hostfile.")

@@ -14,7 +14,7 @@ from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.printable import printable
 from rallypoint.cli.flags import ENDINGS, PROGRAM, USAGE, LegacyOptions, RunOptions
-from rallypoint.cli.options import run_command
+from rallypoint.cli.options import perform
 from rallypoint.cli.read_job import read_job
 from rallypoint.launch.job import Job, Talk
 
@@ -23,7 +23,7 @@ def run(words: Sequence[str], table: type[RunOptions] = RunOptions) -> int:
     """Run `rallypoint run WORDS`; returns the exit status."""
     statuses = ((InvalidArgumentError, 2), (HostError, 1))
     environ = os.environ
-    return run_command(
+    return perform(
         PROGRAM, words, table, _run, usage=USAGE, ending=ENDINGS, environ=environ, statuses=statuses
     )
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
-from rallypoint.cli.jobs import RunningJob, perform, rank_flag
-from rallypoint.cli.options import HELP, Options, switch
+from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
+from rallypoint.cli.options import HELP, Flag, Options
 from rallypoint.diagnosis.facts import Stack, WorkerFacts
 from rallypoint.launch.inspection.facts_json import encode
 from rallypoint.launch.inspection.look_everywhere import look_everywhere
@@ -24,13 +24,13 @@ are printed together. It installs nothing, attaches no debugger, and takes a sec
 
 class _StacksOptions(Options):
     rank = rank_flag("only these ranks, as in 0,3")
-    json = switch("print one JSON object per rank, for programs")
+    json = Flag.switch("print one JSON object per rank, for programs")
     help = HELP
 
 
 def stacks(words: Sequence[str]) -> int:
     """Run `rallypoint stacks WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _StacksOptions, _print_stacks)
+    return perform_on_job(PROGRAM, words, _USAGE, _StacksOptions, _print_stacks)
 
 
 def _print_stacks(job: RunningJob, options: _StacksOptions) -> int:

@@ -8,7 +8,7 @@ from rallypoint.base.durations import brief
 from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.recorded_call import RecordedCall
-from rallypoint.cli.jobs import RunningJob, perform, table
+from rallypoint.cli.jobs import RunningJob, perform_on_job, table
 from rallypoint.cli.options import HELP, Options
 from rallypoint.diagnosis.activity import activity, is_users, short_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts
@@ -40,7 +40,7 @@ class _StatusOptions(Options):
 
 def status(words: Sequence[str]) -> int:
     """Run `rallypoint status WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _StatusOptions, _tell)
+    return perform_on_job(PROGRAM, words, _USAGE, _StatusOptions, _tell)
 
 
 def _tell(job: RunningJob, _: _StatusOptions) -> int:

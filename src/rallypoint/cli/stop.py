@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from rallypoint.base.errors import HostError
 from rallypoint.base.printable import one_line, printable
 from rallypoint.base.process_end import ProcessEnd
-from rallypoint.cli.jobs import RunningJob, perform
-from rallypoint.cli.options import HELP, Options, UsageError, switch
+from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.options import HELP, Flag, Options, UsageError
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask
 from rallypoint.launch.inspection.agent_status import ask_status
 from rallypoint.launch.inspection.entries import Found
@@ -33,14 +33,14 @@ _MOST_COMMAND = 60  # characters
 
 
 class _StopOptions(Options):
-    only = switch("without JOB: end the only job that runs here, without asking")
-    no_wait = switch("ask the job to end, without waiting until it has")
+    only = Flag.switch("without JOB: end the only job that runs here, without asking")
+    no_wait = Flag.switch("ask the job to end, without waiting until it has")
     help = HELP
 
 
 def stop(words: Sequence[str]) -> int:
     """Run `rallypoint stop WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _StopOptions, _stop)
+    return perform_on_job(PROGRAM, words, _USAGE, _StopOptions, _stop)
 
 
 def _stop(job: RunningJob, options: _StopOptions) -> int:

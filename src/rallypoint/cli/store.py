@@ -11,16 +11,7 @@ from collections.abc import Sequence
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
 from rallypoint.cli.flags import TOKEN_FILE, read_token
-from rallypoint.cli.options import (
-    HELP,
-    Flag,
-    Options,
-    UsageError,
-    integer,
-    reader,
-    run_command,
-    text,
-)
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, perform, reader, text
 
 PROGRAM = "rallypoint store"
 
@@ -56,7 +47,7 @@ class _StoreOptions(Options):
 def store(words: Sequence[str]) -> int:
     """Run `rallypoint store WORDS`; returns the exit status."""
     failed = ((StoreConnectionError, 1),)
-    return run_command(PROGRAM, words, _StoreOptions, _store, usage=USAGE, statuses=failed)
+    return perform(PROGRAM, words, _StoreOptions, _store, usage=USAGE, statuses=failed)
 
 
 def _store(options: _StoreOptions, rest: list[str]) -> int:

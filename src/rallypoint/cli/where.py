@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.printable import printable
 from rallypoint.cli.jobs import table
-from rallypoint.cli.options import HELP, Flag, Options, refuse_words, run_command, text
+from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words, text
 from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cluster.interface import choose_network, targets_of
 from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
@@ -42,7 +42,7 @@ class _WhereOptions(Options):
 def where(words: Sequence[str]) -> int:
     """Run `rallypoint where WORDS`; returns the exit status."""
     wrong = ((InvalidArgumentError, 2),)
-    return run_command(PROGRAM, words, _WhereOptions, _where, usage=_USAGE, statuses=wrong)
+    return perform(PROGRAM, words, _WhereOptions, _where, usage=_USAGE, statuses=wrong)
 
 
 def _where(options: _WhereOptions, rest: list[str]) -> int:

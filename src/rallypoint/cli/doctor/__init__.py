@@ -19,17 +19,12 @@ from types import FrameType
 from typing import NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cli.doctor.arguments import (
-    PROGRAM,
-    DoctorOptions,
-    DoctorRequest,
-    read_request,
-)
+from rallypoint.cli.doctor.arguments import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint, own_node
 from rallypoint.cli.doctor.examiner import Examiner
 from rallypoint.cli.doctor.node_links import NodeLink, OwnLink, ShellLink
 from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
-from rallypoint.cli.options import run_command
+from rallypoint.cli.options import perform
 from rallypoint.doctor.cluster_facts import ClusterFacts
 from rallypoint.launch.output.terminal import is_terminal
 
@@ -61,7 +56,7 @@ check does. Further flags:
 
 def doctor(words: Sequence[str]) -> int:
     """Run `rallypoint doctor WORDS`; returns the exit status."""
-    return run_command(
+    return perform(
         PROGRAM,
         words,
         DoctorOptions,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rallypoint.lab.bench.bench_request import BenchmarkRequest
+from rallypoint.lab.bench import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
 from rallypoint.lab.bench.crew import CrewError
 from rallypoint.schedule.custom import is_file

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rallypoint.lab.bench.bench_request import BenchmarkRequest
+from rallypoint.lab.bench import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
 from rallypoint.lab.bench.contest import Row
 from rallypoint.lab.figure import figure, logarithmic

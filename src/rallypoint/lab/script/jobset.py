@@ -9,7 +9,7 @@ import json
 import re
 
 from rallypoint.cli.options import Flag, UsageError, reader, text
-from rallypoint.lab.script.script_request import COMMON, ScriptOptions, ScriptRequest
+from rallypoint.lab.script import COMMON, ScriptOptions
 
 USAGE = """\
 usage: rallypoint script jobset --image IMAGE [FLAGS] SCRIPT [ARGUMENTS...]
@@ -52,9 +52,9 @@ class JobsetOptions(ScriptOptions):
                   reader(_memory, "{name} is {text!r}; give a size, as in 8Gi."), None)  # fmt: skip
 
 
-def text_of(request: ScriptRequest, options: JobsetOptions) -> str:
+def text_of(options: JobsetOptions) -> str:
     """The manifest."""
-    name, cpus, (_, most) = _name(request), request.cpus, options.nnodes
+    name, cpus, (_, most) = _name(options), options.cpus, options.nnodes
     if options.image is None:
         raise UsageError("--image is missing; it names the container image to run.")
     if options.token_file is not None:
@@ -64,14 +64,14 @@ def text_of(request: ScriptRequest, options: JobsetOptions) -> str:
             f"--nproc-per-node {options.nproc_per_node} counts a machine's CPUs, but a pod has only"
             " part of a machine; give a number."
         )
-    command = request.run(without=OWN)
+    command = options.run(without=OWN)
     return _MANIFEST.format(
-        made_by=request.made_by,
+        made_by=options.made_by,
         name=name,
         pods=most,
         last=f"{name}-node-0-{most - 1}.{name}",
-        grace_s=request.shutdown_s + _GOODBYE_S,
-        shutdown_s=request.shutdown_s,
+        grace_s=options.shutdown_s + _GOODBYE_S,
+        shutdown_s=options.shutdown_s,
         image=_scalar(options.image),
         command=", ".join(_scalar(_verbatim(word)) for word in command),
         resources="\n".join(_resources(options, cpus)),
@@ -89,12 +89,12 @@ def _resources(options: JobsetOptions, cpus: int) -> list[str]:
     return [f"                  {line}" for line in lines]
 
 
-def _name(request: ScriptRequest) -> str:
+def _name(options: ScriptOptions) -> str:
     """The JobSet's name; from a script's name, the characters that Kubernetes allows."""
-    longest = _LABEL_SIZE - len(f"-node-0-{request.options.nnodes[1] - 1}-xxxxx")
-    given = request.options.job_name
+    longest = _LABEL_SIZE - len(f"-node-0-{options.nnodes[1] - 1}-xxxxx")
+    given = options.job_name
     if given is None:
-        usual = re.sub(r"[^a-z0-9]+", "-", request.job_name.lower()).lstrip("-0123456789")
+        usual = re.sub(r"[^a-z0-9]+", "-", options.name.lower()).lstrip("-0123456789")
         return usual[:longest].strip("-") or "train"
     if not _LABEL.fullmatch(given) or len(given) > longest:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from rallypoint.cli.options import Flag, text
-from rallypoint.lab.script.script_request import COMMON, ScriptOptions, ScriptRequest
+from rallypoint.lab.script import COMMON, ScriptOptions
 
 USAGE = """\
 usage: rallypoint script slurm [FLAGS] SCRIPT [ARGUMENTS...]
@@ -33,13 +33,13 @@ class SbatchOptions(ScriptOptions):
     time = Flag("time limit, as in 12:00:00 (default: the partition's)", "TIME", text, None)
 
 
-def text_of(request: ScriptRequest, options: SbatchOptions) -> str:
+def text_of(options: SbatchOptions) -> str:
     """The batch script."""
-    (fewest, most), cpus = options.nnodes, request.cpus
-    lines = ["#!/bin/bash", request.made_by]
+    (fewest, most), cpus = options.nnodes, options.cpus
+    lines = ["#!/bin/bash", options.made_by]
     lines += ["# Add what your cluster requires (--account, --partition), and pass it to sbatch."]
-    lines += [f"#SBATCH --job-name={shlex.quote(request.job_name)}"]
-    if request.is_elastic:
+    lines += [f"#SBATCH --job-name={shlex.quote(options.name)}"]
+    if options.is_elastic:
         lines += [f"#SBATCH --nodes={fewest}-{most}"]
         lines += ["# The job goes on if a node fails.", "#SBATCH --no-kill"]
     else:
@@ -54,7 +54,7 @@ def text_of(request: ScriptRequest, options: SbatchOptions) -> str:
     lines += [f"#SBATCH --time={shlex.quote(options.time)}"] if options.time is not None else []
     lines += [
         "# Sent before the time limit: the workers have this long to save their work and end.",
-        f"#SBATCH --signal=TERM@{request.shutdown_s + _MARGIN_S}",
+        f"#SBATCH --signal=TERM@{options.shutdown_s + _MARGIN_S}",
         "# Restarted if it is preempted or a node fails; its output continues in the same file.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
@@ -69,11 +69,11 @@ def text_of(request: ScriptRequest, options: SbatchOptions) -> str:
             "",
         ]
     # Slurm says how many nodes there are, not that fewer would do.
-    own = {*OWN} | (set() if request.is_elastic else {"--nnodes"})
+    own = {*OWN} | (set() if options.is_elastic else {"--nnodes"})
     lines += ["# When one launcher exits (on a drained node), those of other nodes keep running."]
     lines += [
-        _srun(cpus, is_elastic=request.is_elastic),
-        f"    {shlex.join(request.run(without=own))}",
+        _srun(cpus, is_elastic=options.is_elastic),
+        f"    {shlex.join(options.run(without=own))}",
     ]
     return "\n".join([*lines, ""])
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from rallypoint.base.errors import CallerError
-from rallypoint.cli.options import UsageError, run_command
-from rallypoint.lab.simulate.simulation_request import (
-    PROGRAM,
-    SimulationOptions,
-    SimulationRequest,
-    request_of,
-)
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, perform, reader, text
+from rallypoint.lab.quantities import doubling, size
 
+PROGRAM = "rallypoint simulate"
 USAGE = """\
 usage: rallypoint simulate COLLECTIVE [FLAGS]
 
@@ -30,12 +27,105 @@ reduce_scatter, all_to_all or barrier.
 """
 
 _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
+_count = reader(lambda text: integer(text, 1), "{name} {text} is not a number above 0.")
+_number = reader(float, "{name} {text} is not a number.")
+
+
+def _words(text: str, _: str = "") -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _pairs(separator: str) -> Callable[[str, str], tuple[tuple[int, float], ...]]:
+    """A reader of ``"1:2.5,3:4"``."""
+
+    def pairs(text: str) -> tuple[tuple[int, float], ...]:
+        words = [word.split(separator) for word in _words(text)]
+        return tuple((int(first), float(second)) for first, second in words)
+
+    return reader(pairs, f"{{name}} {{text}} is not A{separator}B.")
+
+
+# fmt: off
+class SimulationOptions(Options):
+    """The flags."""
+
+    ranks = Flag("number of ranks (default 8)", "N", _count, 8)
+    ranks_per_node = Flag("number of ranks on each node (default: as in the link model)", "N",
+                          _count, None)
+    bytes = Flag("size of the larger buffer, as in nccl-tests (default 1M)", "SIZE", size, 1 << 20)
+    algorithms = Flag("names, or files with your own algorithms, separated by commas\n"
+                      "(default: all algorithms of the collective)", "A,B", _words, ())
+    links = Flag("a link model, part of its name, or a .toml file (default hopper);\n"
+                 "'--links help' lists them", "MODEL", text, "hopper")
+    variants = Flag("variants of the link model (default: all)", "A,B", _words, ())
+    sweep_bytes = Flag("several sizes, doubling: 8:1G", "A:B", doubling, None)
+    sweep_ranks = Flag("several numbers of ranks, doubling: 2:4096", "A:B", doubling, None)
+    noise = Flag("each operation takes longer at random, by up to this fraction", "SHARE",
+                 _number, 0.0)
+    late = Flag("a rank starts late by this many microseconds", "RANK:US", _pairs(":"), ())
+    slow = Flag("a rank is slower by this factor", "RANK:TIMES", _pairs(":"), ())
+    failed = Flag("the link between two ranks delivers only after --retry-us", "A-B",
+                  _pairs("-"), ())
+    retry_us = Flag("default 1000000", "US", _number, 1e6)
+    runs = Flag("with --noise: number of runs (default 20)", "N", _count, 20)
+    seed = Flag("random seed of the first run (default 0)", "N", _number, 0)
+    json = Flag("write the rows to FILE", "FILE", text, None)
+    plot = Flag("draw time over size or ranks to FILE.png or FILE.html (needs matplotlib)", "FILE",
+                text, None)
+    explain = Flag.switch("draw which rank sends to which, and the first steps (up to 16 ranks)")
+    help = HELP
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationRequest:
+    """One request."""
+
+    collective: str
+    ranks: list[int]
+    nbytes: list[int]
+    per_node: int | None
+    algorithms: tuple[str, ...]
+    links: str
+    variants: tuple[str, ...]
+    noise: float
+    runs: int
+    seed: int
+    late_us: tuple[tuple[int, float], ...]
+    slow: tuple[tuple[int, float], ...]
+    failed: tuple[tuple[int, int], ...]
+    retry_us: float
+
+
+def request_of(collective: str, options: SimulationOptions) -> SimulationRequest:
+    """Read the flags."""
+    if not collective:
+        raise UsageError(f"name a collective, as in: {PROGRAM} all_reduce")
+    ranks, nbytes = options.ranks, options.bytes
+    if "--sweep-ranks" in options and "--sweep-bytes" in options:
+        raise UsageError("--sweep-ranks and --sweep-bytes cannot be combined.")
+    return SimulationRequest(
+        collective=collective,
+        ranks=options.sweep_ranks or [ranks],
+        nbytes=options.sweep_bytes or [nbytes],
+        per_node=options.ranks_per_node,
+        algorithms=options.algorithms,
+        links=options.links,
+        variants=options.variants,
+        noise=options.noise,
+        runs=options.runs,
+        seed=int(options.seed),
+        late_us=options.late,
+        slow=options.slow,
+        failed=tuple((int(a), int(b)) for a, b in options.failed),
+        retry_us=options.retry_us,
+    )
 
 
 def simulate(words: Sequence[str]) -> int:
     """Run `rallypoint simulate WORDS`; returns the exit status."""
     collective = words[0] if words and not words[0].startswith("-") else ""
-    status = run_command(
+    status = perform(
         PROGRAM,
         words[bool(collective) :] if words else ["--help"],
         SimulationOptions,

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.lab.simulate import SimulationRequest
 from rallypoint.lab.simulate.rows import collective_of, program_of
-from rallypoint.lab.simulate.simulation_request import SimulationRequest
 from rallypoint.schedule.catalogue import ALGORITHMS, Team
 from rallypoint.schedule.custom import load
 from rallypoint.schedule.execution import Trace, execute

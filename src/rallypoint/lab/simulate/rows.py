@@ -15,7 +15,7 @@ from pathlib import Path
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.lab.figure import figure, logarithmic
 from rallypoint.lab.quantities import bus_factor, human_bytes, human_time
-from rallypoint.lab.simulate.simulation_request import SimulationRequest
+from rallypoint.lab.simulate import SimulationRequest
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
 from rallypoint.schedule.cost.links import LinkModel, read_model
 from rallypoint.schedule.cost.simulation import Simulation

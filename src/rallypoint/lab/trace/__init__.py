@@ -15,7 +15,7 @@ from pathlib import Path
 from rallypoint.base.durations import brief
 from rallypoint.base.errors import HostError
 from rallypoint.base.printable import printable
-from rallypoint.cli.jobs import RunningJob, perform
+from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Flag, Options, UsageError, reader, text
 from rallypoint.lab.trace.chrome import to_lines
 from rallypoint.lab.trace.slices import Drawing, draw
@@ -65,7 +65,7 @@ class _TraceOptions(Options):
 
 def trace(words: Sequence[str]) -> int:
     """Run `rallypoint trace WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _TraceOptions, _trace_running, _trace_ended)
+    return perform_on_job(PROGRAM, words, _USAGE, _TraceOptions, _trace_running, _trace_ended)
 
 
 def _trace_running(job: RunningJob, options: _TraceOptions) -> int:

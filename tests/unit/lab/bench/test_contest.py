@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.lab.bench.bench_request import BenchmarkOptions, BenchmarkRequest, request_of
+from rallypoint.lab.bench import BenchmarkOptions, BenchmarkRequest, request_of
 from rallypoint.lab.bench.contest import Contest, Row
 from rallypoint.lab.bench.crew import CrewError
 from rallypoint.lab.bench.results import Table, plot, write_json
