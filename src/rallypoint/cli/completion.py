@@ -6,17 +6,6 @@ from collections.abc import Collection
 
 from rallypoint.cli.options import Flag
 
-_VALUES = {
-    "--event-log-handler": "null console",
-    "--nproc-per-node": "auto cpu gpu xpu",
-    "--numa-binding": "node socket exclusive core-complex",
-    "--print-completion": "bash zsh tcsh",
-    "--rdzv-backend": "static c10d etcd",
-    "--redirects": "0 1 2 3",
-    "--start-method": "spawn fork forkserver",
-    "--tee": "0 1 2 3",
-}
-
 _BASH = """\
 _rallyrun() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
@@ -42,16 +31,16 @@ complete rallyrun {values} 'c/--/({flags})/' 'p/*/f/'
 
 def completion(shell: str, flags: Collection[Flag[object, object]]) -> str:
     """The script for that shell: bash, zsh or tcsh."""
+    values = sorted((flag.name, flag.completes) for flag in flags if flag.completes)
     match shell:
         case "bash":
-            cases = (f'    {name}) words="{_VALUES[name]}" ;;' for name in _VALUES)
+            cases = (f'    {name}) words="{words}" ;;' for name, words in values)
             return _BASH.format(cases="\n".join(cases), flags=_names(flags))
         case "zsh":
             return _ZSH.format(flags="\n".join(f"  '{_zsh_of(flag)}' \\" for flag in flags))
         case _:
-            values = (f"'n/{name}/({words})/'" for name, words in _VALUES.items())
-            names = _names(flags).replace("--", "")
-            return _TCSH.format(values=" ".join(values), flags=names)
+            told = " ".join(f"'n/{name}/({words})/'" for name, words in values)
+            return _TCSH.format(values=told, flags=_names(flags).replace("--", ""))
 
 
 def _names(flags: Collection[Flag[object, object]]) -> str:
@@ -62,5 +51,5 @@ def _zsh_of(flag: Flag[object, object]) -> str:
     text = flag.help.partition("\n")[0].translate(str.maketrans("[]:'\\", "()-  ")).rstrip(" ;,(")
     if not flag.takes_value:
         return f"{flag.name}[{text}]"
-    words = f"({_VALUES[flag.name]})" if flag.name in _VALUES else "_files"
+    words = f"({flag.completes})" if flag.completes else "_files"
     return f"{flag.name}=[{text}]:{flag.value.replace(':', ' ')}:{words}"

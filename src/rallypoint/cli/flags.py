@@ -130,7 +130,8 @@ class _WorkerOptions(Options, title="Number of workers"):
     nproc_per_node = Flag(
         "workers on this machine: a number; 'cpu' for one per usable CPU;\n"
         "'gpu' or 'xpu' for one per device; 'auto' for one per device, or\n"
-        "per CPU without devices (default 1)", "N", text, "1", elsewhere=(
+        "per CPU without devices (default 1)", "N", text, "1",
+        completes="auto cpu gpu xpu", elsewhere=(
             *("-n", "-np", "--np", "-p", "--nproc", "--nprocs", "--ntasks", "--ntasks-per-node"),
             *("--num-gpus", "--num-processes", "--num-proc", "--num-procs", "--num-workers"),
             *("-ppn", "--ppn", "--gpus", "--devices"),
@@ -152,9 +153,10 @@ class _ProgramOptions(Options, title="What runs"):
                                 "LOCAL_RANK=0")
     numa_binding = Flag("bind workers to CPUs near their GPU: node, socket, exclusive (a\n"
                         "share of the node's cores) or core-complex (cores with one cache)",
-                        "MODE", text, None)
+                        "MODE", text, None, completes="node socket exclusive core-complex")
     start_method = Flag("ignored, for torchrun's sake: workers are always new interpreters",
-                        "METHOD", one_of("spawn", "fork", "forkserver"), "spawn")
+                        "METHOD", one_of("spawn", "fork", "forkserver"), "spawn",
+                        completes="spawn fork forkserver")
 
 
 class _FailureOptions(Options, title="Failures and shutdown"):
@@ -183,9 +185,10 @@ class _LogOptions(Options, title="Output and logs"):
                    text, None)
     redirects = Flag("streams to write to stdout.log and stderr.log instead of here:\n"
                      "0 none, 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:1,1:3",
-                     "WHICH", _read_streams, StreamMap(), short="-r")
+                     "WHICH", _read_streams, StreamMap(), short="-r", completes="0 1 2 3")
     tee = Flag("streams to write to files and also here, with a prefix (values as\n"
-               "for --redirects)", "WHICH", _read_streams, StreamMap(), short="-t")
+               "for --redirects)", "WHICH", _read_streams, StreamMap(), short="-t",
+               completes="0 1 2 3")
     log_prefix = Flag("start each line shown here with FORMAT, which may use\n"
                       "{rank}, {local_rank}, {role} and {host}, as in '{host}:{rank}: '",
                       "FORMAT", text, None)
@@ -206,7 +209,8 @@ class _LogOptions(Options, title="Output and logs"):
     verbose = Flag.switch("print each decision and its reason", "-v")
     json_events = Flag("append events to FILE, one JSON object per line", "FILE", text, "")
     event_log_handler = Flag("'console' prints events as JSON on stderr; 'null' does not\n"
-                             "(default null)", "NAME", _read_handler, False)
+                             "(default null)", "NAME", _read_handler, False,
+                             completes="null console")
 
 
 class HostOptions(Options, title="Several machines, started from this one"):
@@ -250,7 +254,7 @@ class _MeetingOptions(Options, title="Several machines, each with its own launch
     local_addr = Flag("name or address at which other machines reach this one", "ADDRESS",
                       text, None)
     rdzv_backend = Flag("how machines find each other: static (default), c10d, etcd", "NAME",
-                        text, STATIC)
+                        text, STATIC, completes="static c10d etcd")
     rdzv_endpoint = Flag("where they meet; static: machine 0's address and port; others:\n"
                          "one or more endpoints, tried in order; c10d also takes a directory\n"
                          "that all machines share: file:///PATH", "HOST:PORT,...", text, "")
@@ -274,7 +278,8 @@ class RunOptions(JobOptions):
     """The flags of `rallypoint run`."""
 
     print_completion = Flag("print a script that completes these flags in a shell:\n"
-                            "bash, zsh or tcsh", "SHELL", one_of("bash", "zsh", "tcsh"), "")
+                            "bash, zsh or tcsh", "SHELL", one_of("bash", "zsh", "tcsh"), "",
+                            completes="bash zsh tcsh")
     help = HELP
 
     @property

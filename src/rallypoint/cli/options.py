@@ -3,10 +3,10 @@ there on, everything belongs to the user's program, word for word.
 
 A table is a class with one row for each flag, and its instances are the command lines:
 
-    class StoreOptions(Options):
-        port = Flag("port to listen on", "P", whole, 29500)    --port P, or PET_PORT=P
+    class RunOptions(Options):
+        max_restarts = Flag("how many times", "N", whole, 0)    # --max-restarts N
 
-    options.port        an int; the text is read here, so a flag that nobody asks for is not judged
+    options.max_restarts    an int, read when it is asked for: what has no effect is not judged
 
 This is not argparse, because argparse would find flags among the program's own arguments, accepts
 abbreviations, and costs 8 ms of each launch.
@@ -53,6 +53,7 @@ class Flag(Record, Generic[T_co, D_co]):
         default: the value of a flag that is not given.
         repeats: if given several times, the values are joined with commas.
         elsewhere: what other launchers call it.
+        completes: the values that a shell offers.
     """
 
     help: str
@@ -62,6 +63,7 @@ class Flag(Record, Generic[T_co, D_co]):
     short: str = ""
     repeats: bool = False
     elsewhere: tuple[str, ...] = ()
+    completes: str = ""
     name: str = ""
 
     @staticmethod

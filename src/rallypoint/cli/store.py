@@ -25,21 +25,16 @@ SIGTERM or Ctrl-C ends it.
   rallypoint store --host :: --port 29400 --token-file job.token
 """
 
+_read_port = reader(
+    lambda text: integer(text, most=65535), "{name} {text} is not a port; give one from 0 to 65535."
+)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class _StoreOptions(Options):
     host = Flag("address to listen on (default 127.0.0.1; :: for all addresses)", "H",
                 text, "127.0.0.1")  # fmt: skip
-    port = Flag(
-        "port to listen on (default 29500; 0 for any free one)",
-        "P",
-        reader(
-            lambda text: integer(text, 0, 65535),
-            "{name} {text} is not a port; give one from 0 to 65535.",
-        ),
-        29500,
-    )
+    port = Flag("port to listen on (default 29500; 0 for any free one)", "P", _read_port, 29500)
     token_file = TOKEN_FILE
     help = HELP
 

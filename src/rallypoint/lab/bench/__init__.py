@@ -24,7 +24,7 @@ from rallypoint.lab.bench.environments import PACKAGES
 from rallypoint.lab.quantities import doubling
 
 if TYPE_CHECKING:
-    from rallypoint.lab.bench.here import Here
+    from rallypoint.lab.bench.crew import Here
     from rallypoint.lab.bench.on_hosts import ContenderHosts
 
 PROGRAM = "rallypoint bench"
@@ -323,8 +323,8 @@ def _place(
         rsh = options.rsh or SSH
         return ContenderHosts(request.hosts, rsh, ranks=request.ranks_per_host, begin=begin)
     from rallypoint.lab.bench.contenders import check
+    from rallypoint.lab.bench.crew import Here
     from rallypoint.lab.bench.environments import Environments, default_cache
-    from rallypoint.lab.bench.here import Here
 
     environments = Environments(named, default_cache(), make=make)
     for name in request.peers:
