@@ -130,7 +130,7 @@ class Options(Record):
         ]
 
     def __contains__(self, name: str) -> bool:
-        return name in self.texts
+        return self.flags[name].name in self.texts  # KeyError: the table has no such flag
 
 
 # Readers of values: they make a value of a text and the flag's name, or raise UsageError.

@@ -28,6 +28,8 @@ def test_a_flag_is_an_attribute() -> None:
     assert (found.cats, found.dog_name, found.is_wild, found.size) == (2, "Rex", True, "small")
     assert "--cats" in found
     assert "--size" not in found
+    with pytest.raises(KeyError):
+        _ = "--siz" in found
     assert (Animals().cats, read().cats, read().is_wild) == (3, 1, False)
 
 

@@ -101,7 +101,10 @@ class Contest:
         return {team.name: team.version for team in self._teams}
 
     def rows(self) -> Iterator[Row]:
-        """Measure each size in turn."""
+        """Measure each size in turn.
+
+        A contender that fails is reported and left out; if it is ours, CrewError is raised.
+        """
         for count in self._request.counts:
             row = Row(count, self._request.bytes_of(count))
             calls: dict[str, int] = {}

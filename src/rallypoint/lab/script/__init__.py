@@ -65,7 +65,7 @@ class ScriptOptions(JobOptions):
     def check(self, scheduler: str) -> None:
         """Check that there is a script, and no flag whose value the scheduler decides.
 
-        `scheduler`: what it decides, e.g. "what Slurm says of each node".
+        `scheduler`: who decides it, e.g. "set by Slurm for each node".
         """
         for name in _ANSWERED:
             if name in self:
