@@ -141,7 +141,7 @@ def variables() -> Iterator[str]:
 def flags() -> Iterator[str]:
     """Each flag of each command, as `--help` shows it; those of `run` are variables, too."""
     from rallypoint.cli import _COMMANDS, command_of
-    from rallypoint.cli.flags import FLAGS
+    from rallypoint.cli.flags import RunOptions
 
     for command in _COMMANDS:
         subjects = ("slurm", "jobset") if command == "script" else ("",)
@@ -155,7 +155,7 @@ def flags() -> Iterator[str]:
                 r"^ +(?:(-\w), )?(--[a-z][\w-]*)(?: (\S+))?", text.getvalue(), re.MULTILINE
             ):
                 yield f"{called} {' '.join(filter(None, match.groups()))}"
-    for flag in FLAGS:
+    for flag in RunOptions.flags.values():
         yield f"variable {flag.variable}"
         yield from (f"rallypoint run: {other} means {flag.name}" for other in flag.elsewhere)
 

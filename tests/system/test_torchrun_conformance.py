@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from tests.system.conftest import MARK, OURS, Launch
 
-from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.options import parse
 from rallypoint.cli.run import run
 
@@ -384,7 +384,7 @@ def test_torchruns_own_parser_reads_the_same(launch: Launch) -> None:
     left_out = {"--print-completion"} if is_new else NEWER
     flags = [each for each in flags if each.partition("=")[0] not in left_out]
     for words, environ, theirs in ((flags, {}, by_flags), ([], variables, by_variables)):
-        ours, rest = parse([*words, "x"], FLAGS, program="", environ=environ)
+        ours, rest = parse([*words, "x"], RunOptions, program="", environ=environ)
         assert rest == ["x"]
         assert theirs.keys() - {"--help"} == EVERY_FLAG.keys() - (set() if is_new else NEWER)
         for flag, (value, is_switch) in theirs.items():
@@ -392,11 +392,11 @@ def test_torchruns_own_parser_reads_the_same(launch: Launch) -> None:
                 environ and flag in ("--logs-specs", "--numa-binding")
             ):
                 continue  # torchrun reads no variable for these two
-            assert ours[flag] == ("1" if is_switch else value), flag
+            assert ours.texts[flag] == ("1" if is_switch else value), flag
     for spelling in set(spellings) - {"-h", "--help"}:
         value = EVERY_FLAG.get(spelling.replace("_", "-"), "1")
         is_switch = spelling in ("-m",) or value == ""
-        parse([spelling if is_switch else f"{spelling}={value}"], FLAGS, program="", environ={})
+        parse([spelling if is_switch else f"{spelling}={value}"], RunOptions, program="")
 
 
 @pytest.mark.everyday

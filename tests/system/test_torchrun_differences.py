@@ -13,7 +13,7 @@ import pytest
 from tests.system.conftest import OURS, Launch
 from tests.system.test_torchrun_conformance import DUMP, TORCHRUN
 
-from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.options import parse
 
 pytestmark = pytest.mark.system
@@ -102,8 +102,8 @@ def test_standard_input(launch: Launch) -> None:
 
 @pytest.mark.everyday
 def test_empty_variables() -> None:
-    values, _ = parse(["x"], FLAGS, program="", environ={"PET_ROLE": "", "PET_NNODES": ""})
-    assert values == {}
+    options, _ = parse(["x"], RunOptions, program="", environ={"PET_ROLE": "", "PET_NNODES": ""})
+    assert options.texts == {}
 
 
 def test_meaningless_flags(launch: Launch) -> None:

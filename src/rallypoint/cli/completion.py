@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
-from rallypoint.cli.options import Flag, UsageError
-
-_VALUES = {
-    "--event-log-handler": "null console",
-    "--nproc-per-node": "auto cpu gpu xpu",
-    "--numa-binding": "node socket exclusive core-complex",
-    "--print-completion": "bash zsh tcsh",
-    "--rdzv-backend": "static c10d etcd",
-    "--redirects": "0 1 2 3",
-    "--start-method": "spawn fork forkserver",
-    "--tee": "0 1 2 3",
-}
+from rallypoint.cli.options import Flag
 
 _BASH = """\
 _rallyrun() {{
@@ -40,34 +29,27 @@ complete rallyrun {values} 'c/--/({flags})/' 'p/*/f/'
 """
 
 
-def completion(shell: str, flags: Sequence[Flag]) -> str:
-    """The script for that shell.
-
-    Raises:
-        UsageError: this shell is not supported.
-    """
+def completion(shell: str, flags: Collection[Flag[object, object]]) -> str:
+    """The script for that shell: bash, zsh or tcsh."""
+    values = sorted((flag.name, flag.completes) for flag in flags if flag.completes)
     match shell:
         case "bash":
-            cases = (f'    {name}) words="{_VALUES[name]}" ;;' for name in _VALUES)
+            cases = (f'    {name}) words="{words}" ;;' for name, words in values)
             return _BASH.format(cases="\n".join(cases), flags=_names(flags))
         case "zsh":
             return _ZSH.format(flags="\n".join(f"  '{_zsh_of(flag)}' \\" for flag in flags))
-        case "tcsh":
-            values = (f"'n/{name}/({words})/'" for name, words in _VALUES.items())
-            names = _names(flags).replace("--", "")
-            return _TCSH.format(values=" ".join(values), flags=names)
-    raise UsageError(
-        f"rallypoint run: --print-completion is {shell!r}; it must be bash, zsh or tcsh."
-    )
+        case _:
+            told = " ".join(f"'n/{name}/({words})/'" for name, words in values)
+            return _TCSH.format(values=told, flags=_names(flags).replace("--", ""))
 
 
-def _names(flags: Sequence[Flag]) -> str:
+def _names(flags: Collection[Flag[object, object]]) -> str:
     return " ".join(flag.name for flag in flags)
 
 
-def _zsh_of(flag: Flag) -> str:
+def _zsh_of(flag: Flag[object, object]) -> str:
     text = flag.help.partition("\n")[0].translate(str.maketrans("[]:'\\", "()-  ")).rstrip(" ;,(")
     if not flag.takes_value:
         return f"{flag.name}[{text}]"
-    words = f"({_VALUES[flag.name]})" if flag.name in _VALUES else "_files"
+    words = f"({flag.completes})" if flag.completes else "_files"
     return f"{flag.name}=[{text}]:{flag.value.replace(':', ' ')}:{words}"

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from rallypoint.base.regular_file import open_regular
 from rallypoint.base.wording import printable
-from rallypoint.cli.jobs.choice import RunningJob, perform
-from rallypoint.cli.options import Flag
+from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.launch.inspection.kept import kept_jobs
@@ -21,10 +21,6 @@ from rallypoint.launch.inspection.look_everywhere import look_everywhere
 PROGRAM = "rallypoint explain"
 _PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")
 _MOST_SOURCE = 100  # characters
-_FLAGS = (
-    Flag("--why", "also print the evidence: who waits for whom, and where"),
-    Flag("--json", "print everything as one JSON object, for programs"),
-)
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
@@ -38,34 +34,40 @@ and 5 if there is no such job.
 """
 
 
+class _ExplainOptions(Options):
+    why = Flag.switch("also print the evidence: who waits for whom, and where")
+    json = JSON
+    help = HELP
+
+
 def explain(words: Sequence[str]) -> int:
     """Run `rallypoint explain WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _FLAGS, _explain_running, _explain_ended)
+    return perform_on_job(PROGRAM, words, _USAGE, _ExplainOptions, _explain_running, _explain_ended)
 
 
-def _explain_running(job: RunningJob, values: Mapping[str, str]) -> int:
+def _explain_running(job: RunningJob, options: _ExplainOptions) -> int:
     looks = look_everywhere(job.agents)
-    return _tell(looks.first, looks.second, looks.notes, values)
+    return _tell(looks.first, looks.second, looks.notes, options)
 
 
-def _explain_ended(word: str, values: Mapping[str, str]) -> int | None:
+def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
     """Explain the latest failed job of that name; None if there is none."""
     for job in kept_jobs():
         if not word or job.run_id.startswith(word) or str(job.pid) == word:
             name = f"job {job.run_id} (process {job.pid}: {' '.join(job.command)[:60]})"
             note = f"{name} ended at {_time(job.ended)} with exit status {job.status}"
             found = [f"the launcher stopped it, because {job.hang}"] if job.hang else []
-            return _tell(job.facts, job.facts, (note, *found), values)
+            return _tell(job.facts, job.facts, (note, *found), options)
     return None
 
 
-def _tell(first: Facts, second: Facts, notes: Sequence[str], values: Mapping[str, str]) -> int:
+def _tell(first: Facts, second: Facts, notes: Sequence[str], options: _ExplainOptions) -> int:
     found = explanation_of(first, second)
-    if "--json" in values:
+    if options.json:
         print(json.dumps({"run_id": second.run_id, **found.to_json(), "notes": list(notes)}))
         return found.exit_status
     print(printable(found.sentence))
-    for line in [*found.evidence, *notes] if "--why" in values else notes:
+    for line in [*found.evidence, *notes] if options.why else notes:
         print(printable(f"  {line}{_source(line)}"))
     return found.exit_status
 

@@ -11,10 +11,10 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rallypoint.cli.flags import FLAGS, HOSTS
-from rallypoint.cli.log_flags import read_texts
-from rallypoint.cli.options import HELP, Flag
-from rallypoint.cli.run import note_on_threads, read_job
+from rallypoint.cli.flags import PROGRAM, HostOptions, JobOptions, read_texts
+from rallypoint.cli.options import Flag, UsageError
+from rallypoint.cli.read_job import read_job
+from rallypoint.cli.run import note_on_threads
 from rallypoint.launch.agent.loop import perform
 from rallypoint.launch.api.elastic_launch import raise_if_failed
 from rallypoint.launch.api.launch_config import DefaultLogsSpecs, LaunchConfig, Std
@@ -53,7 +53,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "--start-method": "spawn",
     "--tee": "0",
 }
-_NOT_OF_A_JOB = (HELP.name, "--print-completion", *(flag.name for flag in HOSTS))
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -70,12 +69,12 @@ def main(args: Sequence[str] | None = None) -> None:
 def get_args_parser() -> ArgumentParser:
     """A parser of torchrun's flags and ours; the PET_ variables set the defaults."""
     parser = ArgumentParser(
-        prog="rallypoint run",
+        prog=PROGRAM,
         description="Start a script in several processes that work together.",
         allow_abbrev=False,
     )
-    for flag in FLAGS:
-        if flag.name not in _NOT_OF_A_JOB:
+    for flag in JobOptions.flags.values():
+        if flag.name not in HostOptions.flags:
             _add(parser, flag)
     parser.add_argument("training_script", help="the program to start, and its arguments")
     parser.add_argument("training_script_args", nargs=REMAINDER)
@@ -155,7 +154,7 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, str, list[str]]:
 
 def _job_of(args: Namespace) -> tuple[Job, list[str]]:
     values = {}
-    for flag in FLAGS:
+    for flag in JobOptions.flags.values():
         given = getattr(args, _attribute(flag), None)
         if given is None or given is False or given == _DEFAULTS.get(flag.name):
             continue
@@ -163,11 +162,14 @@ def _job_of(args: Namespace) -> tuple[Job, list[str]]:
             given = ",".join(text.replace(",", ",,") for text in given)
         values[flag.name] = "1" if given is True else str(given)
     command = [args.training_script, *args.training_script_args]
-    job, notes = read_job(values, command, os.environ)
+    try:
+        job, notes = read_job(JobOptions(values), command, os.environ)
+    except UsageError as error:
+        raise UsageError(f"{PROGRAM}: {error}") from None
     return job, [*notes, *note_on_threads(job)]
 
 
-def _add(parser: ArgumentParser, flag: Flag) -> None:
+def _add(parser: ArgumentParser, flag: Flag[object, object]) -> None:
     names = dict.fromkeys([flag.short, flag.name, "--" + _attribute(flag)])
     words = [name for name in names if name]
     inherited = os.environ.get(flag.variable, "")
@@ -185,5 +187,5 @@ def _add(parser: ArgumentParser, flag: Flag) -> None:
     )
 
 
-def _attribute(flag: Flag) -> str:
+def _attribute(flag: Flag[object, object]) -> str:
     return flag.name.removeprefix("--").replace("-", "_")

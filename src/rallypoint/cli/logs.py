@@ -5,27 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.regular_file import open_regular
-from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
-from rallypoint.cli.number_flags import is_whole
-from rallypoint.cli.options import Flag, UsageError
+from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
+from rallypoint.cli.options import HELP, Flag, Options, integer, reader
 from rallypoint.launch.inspection.agent_client import NoAnswerError
 from rallypoint.launch.inspection.agent_status import AgentStatus, ask_status
 from rallypoint.launch.inspection.entries import Found
 
 PROGRAM = "rallypoint logs"
-_FLAGS = (
-    Flag("--follow", "keep printing what they write, until the job ends", short="-f"),
-    Flag("--rank", "only these ranks, as in 0,3 (default: all on this machine)", "RANKS", "-r"),
-    Flag(
-        "--tail", "start with the last N lines of each file (default 20; 0 for all)", "LINES", "-n"
-    ),
-)
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
@@ -37,13 +29,22 @@ _EVERY_S = 0.2
 _CHUNK = 1 << 20
 
 
+class _LogsOptions(Options):
+    follow = Flag.switch("keep printing what they write, until the job ends", "-f")
+    rank = rank_flag("only these ranks, as in 0,3 (default: all on this machine)")
+    tail = Flag("start with the last N lines of each file (default 20; 0 for all)", "LINES",
+                reader(integer, "{name} is {text!r}; it must be a number of lines."), 20,
+                short="-n")  # fmt: skip
+    help = HELP
+
+
 def logs(words: Sequence[str]) -> int:
     """Run `rallypoint logs WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _FLAGS, _print_logs)
+    return perform_on_job(PROGRAM, words, _USAGE, _LogsOptions, _print_logs)
 
 
-def _print_logs(job: RunningJob, values: Mapping[str, str]) -> int:
-    ranks, lines = read_ranks(PROGRAM, values), _lines(values)
+def _print_logs(job: RunningJob, options: _LogsOptions) -> int:
+    ranks, lines = options.rank, options.tail
     files: dict[str, _LogFile] = {}
     agents = _find_files(job.agents, ranks, files)
     if not files:
@@ -54,19 +55,12 @@ def _print_logs(job: RunningJob, values: Mapping[str, str]) -> int:
     for file in files.values():
         file.skip_to_last(lines)
     _show(files.values())
-    while "--follow" in values and agents:
+    while options.follow and agents:
         time.sleep(_EVERY_S)
         agents = _find_files(agents, ranks, files)  # a new round has new files
         _show(files.values())
     _show(files.values(), is_end=True)
     return 0
-
-
-def _lines(values: Mapping[str, str]) -> int:
-    text = values.get("--tail", "20")
-    if not is_whole(text):
-        raise UsageError(f"{PROGRAM}: --tail is {text!r}; it must be a number of lines.")
-    return int(text)
 
 
 def _find_files(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.wording import name_ranks
-from rallypoint.cli.jobs.choice import RunningJob, running_jobs
-from rallypoint.cli.jobs.table import table
-from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
+from rallypoint.cli.jobs import RunningJob, running_jobs, table
+from rallypoint.cli.options import (
+    HELP,
+    Flag,
+    Options,
+    perform,
+    refuse_words,
+)
 from rallypoint.launch.inspection.agent_client import NoAnswerError
 from rallypoint.launch.inspection.agent_status import ask_status
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration
 
 PROGRAM = "rallypoint ps"
-JSON = Flag("--json", "print one JSON object per job, for programs")
-_FLAGS = (JSON, HELP)
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS]
 
@@ -29,20 +31,20 @@ _MOST_COMMAND = 60  # characters
 _TIMEOUT_S = 0.5
 
 
+class _PsOptions(Options):
+    json = Flag.switch("print one JSON object per job, for programs")
+    help = HELP
+
+
 def ps(words: Sequence[str]) -> int:
     """Run `rallypoint ps WORDS`; returns the exit status."""
-    try:
-        values, rest = parse(words, _FLAGS, program=PROGRAM, environ={})
-        if rest:
-            raise UsageError(f"{PROGRAM}: {rest[0]!r} is not a flag; it takes no other arguments.")
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-    if "--help" in values:
-        print(_USAGE, describe(_FLAGS), sep="\n")
-        return 0
+    return perform(PROGRAM, words, _PsOptions, _list, usage=_USAGE)
+
+
+def _list(options: _PsOptions, rest: list[str]) -> int:
+    refuse_words(rest)
     rows = [row for job in running_jobs() for row in _rows(job)]
-    if "--json" in values:
+    if options.json:
         for row in rows:
             print(json.dumps(row))
     elif rows:

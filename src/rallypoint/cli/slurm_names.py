@@ -17,11 +17,7 @@ _MEETING = "meeting at"
 
 
 def with_known_names(found: Reading) -> Reading:
-    """The reading of a step, with addresses in place of names that cannot be resolved.
-
-    Raises:
-        InvalidArgumentError: neither a name service nor Slurm knows where any other node is.
-    """
+    """The reading of a step, with addresses in place of names that cannot be resolved."""
     places = [endpoint.rpartition(":") for endpoint in found.endpoints]
     hosts = [host for host, _, _ in places]
     unknown = _unknown(hosts)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rallypoint.base.wording import name_ranks, printable
-from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
-from rallypoint.cli.options import Flag
+from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
+from rallypoint.cli.options import HELP, Flag, Options
 from rallypoint.diagnosis.facts import Stack, WorkerFacts
 from rallypoint.launch.inspection.facts_json import encode
 from rallypoint.launch.inspection.look_everywhere import look_everywhere
 
 PROGRAM = "rallypoint stacks"
-_FLAGS = (
-    Flag("--rank", "only these ranks, as in 0,3", "RANKS", "-r"),
-    Flag("--json", "print one JSON object per rank, for programs"),
-)
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
@@ -25,13 +21,19 @@ are printed together. It installs nothing, attaches no debugger, and takes a sec
 """
 
 
+class _StacksOptions(Options):
+    rank = rank_flag("only these ranks, as in 0,3")
+    json = Flag.switch("print one JSON object per rank, for programs")
+    help = HELP
+
+
 def stacks(words: Sequence[str]) -> int:
     """Run `rallypoint stacks WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _FLAGS, _print_stacks)
+    return perform_on_job(PROGRAM, words, _USAGE, _StacksOptions, _print_stacks)
 
 
-def _print_stacks(job: RunningJob, values: Mapping[str, str]) -> int:
-    ranks = read_ranks(PROGRAM, values)
+def _print_stacks(job: RunningJob, options: _StacksOptions) -> int:
+    ranks = options.rank
     looks = look_everywhere(job.agents)
     workers = [
         worker
@@ -39,7 +41,7 @@ def _print_stacks(job: RunningJob, values: Mapping[str, str]) -> int:
         for worker in node.workers
         if ranks is None or worker.rank in ranks
     ]
-    if "--json" in values:
+    if options.json:
         for worker in workers:
             told = {"rank": worker.rank, "because": worker.no_stacks_because or None}
             print(json.dumps({**told, "stacks": encode(worker.stacks)}))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rallypoint.base.recorded_call import RecordedCall
 from rallypoint.base.wording import brief, name_ranks, printable
-from rallypoint.cli.jobs.choice import RunningJob, perform
-from rallypoint.cli.jobs.table import table
+from rallypoint.cli.jobs import RunningJob, perform_on_job, table
+from rallypoint.cli.options import HELP, Options
 from rallypoint.diagnosis.activity import activity, is_users, short_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts
 from rallypoint.launch.inspection.agent_status import AgentStatus
@@ -32,12 +32,16 @@ _STATES = {
 _HEAD = ("RANK", "NODE", "PID", "STATE", "CPU", "MEMORY", "CALL", "AT")
 
 
+class _StatusOptions(Options):
+    help = HELP
+
+
 def status(words: Sequence[str]) -> int:
     """Run `rallypoint status WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, (), _tell)
+    return perform_on_job(PROGRAM, words, _USAGE, _StatusOptions, _tell)
 
 
-def _tell(job: RunningJob, _: Mapping[str, str]) -> int:
+def _tell(job: RunningJob, _: _StatusOptions) -> int:
     looks = look_everywhere(job.agents)
     print(printable(_title(looks.status)))
     nodes = looks.second.nodes

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.process_end import ProcessEnd
 from rallypoint.base.wording import one_line, printable
-from rallypoint.cli.jobs.choice import NAMED, RunningJob, perform
-from rallypoint.cli.options import Flag, UsageError
+from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.options import HELP, Flag, Options, UsageError
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask
 from rallypoint.launch.inspection.agent_status import ask_status
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration
 
 PROGRAM = "rallypoint stop"
-_FLAGS = (
-    Flag("--only", "without JOB: end the only job that runs here, without asking"),
-    Flag("--no-wait", "ask the job to end, without waiting until it has"),
-)
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
@@ -36,17 +32,23 @@ _NOT_STOPPED = 1  # the exit status
 _MOST_COMMAND = 60  # characters
 
 
+class _StopOptions(Options):
+    only = Flag.switch("without JOB: end the only job that runs here, without asking")
+    no_wait = Flag.switch("ask the job to end, without waiting until it has")
+    help = HELP
+
+
 def stop(words: Sequence[str]) -> int:
     """Run `rallypoint stop WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _FLAGS, _stop)
+    return perform_on_job(PROGRAM, words, _USAGE, _StopOptions, _stop)
 
 
-def _stop(job: RunningJob, values: Mapping[str, str]) -> int:
-    if not {NAMED, "--only"} & values.keys() and not _is_confirmed(job):
+def _stop(job: RunningJob, options: _StopOptions) -> int:
+    if not job.is_named and not options.only and not _is_confirmed(job):
         print(f"{PROGRAM}: nothing was stopped", file=sys.stderr)
         return _NOT_STOPPED
     asked = [agent for agent in job.agents if _ask_to_stop(agent)]
-    if "--no-wait" in values:
+    if options.no_wait:
         return 0
     for agent in asked:
         _wait_for(agent.pid)
@@ -55,15 +57,11 @@ def _stop(job: RunningJob, values: Mapping[str, str]) -> int:
 
 
 def _is_confirmed(job: RunningJob) -> bool:
-    """Whether a person at the terminal wants this one to end.
-
-    Raises:
-        UsageError: nobody can be asked.
-    """
+    """Whether a person at the terminal wants this one to end."""
     what = one_line(_description(job))
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"{PROGRAM}: name the job: `{PROGRAM} {job.agents[0].pid}` ends {what}; --only ends"
+            f"name the job: `{PROGRAM} {job.agents[0].pid}` ends {what}; --only ends"
             " the only job that runs here."
         )
     print(f"{PROGRAM}: end {what}? [y/N] ", end="", file=sys.stderr, flush=True)

@@ -10,17 +10,10 @@ from collections.abc import Sequence
 
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError
-from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
-from rallypoint.cli.token_flag import TOKEN_FLAG, read_token
+from rallypoint.cli.flags import TOKEN_FILE, read_token
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, perform, reader, text
 
 PROGRAM = "rallypoint store"
-
-FLAGS = (
-    Flag("--host", "address to listen on (default 127.0.0.1; :: for all addresses)", "H"),
-    Flag("--port", "port to listen on (default 29500; 0 for any free one)", "P"),
-    TOKEN_FLAG,
-    HELP,
-)  # fmt: skip
 
 USAGE = """\
 usage: rallypoint store [FLAGS]
@@ -32,30 +25,37 @@ SIGTERM or Ctrl-C ends it.
   rallypoint store --host :: --port 29400 --token-file job.token
 """
 
+_read_port = reader(
+    lambda text: integer(text, most=65535), "{name} {text} is not a port; give one from 0 to 65535."
+)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
+
+
+class _StoreOptions(Options):
+    host = Flag("address to listen on (default 127.0.0.1; :: for all addresses)", "H",
+                text, "127.0.0.1")  # fmt: skip
+    port = Flag("port to listen on (default 29500; 0 for any free one)", "P", _read_port, 29500)
+    token_file = TOKEN_FILE
+    help = HELP
 
 
 def store(words: Sequence[str]) -> int:
     """Run `rallypoint store WORDS`; returns the exit status."""
+    failed = ((StoreConnectionError, 1),)
+    return perform(PROGRAM, words, _StoreOptions, _store, usage=USAGE, statuses=failed)
+
+
+def _store(options: _StoreOptions, rest: list[str]) -> int:
+    if rest:
+        raise UsageError(f"unexpected argument {rest[0]!r}; it takes only flags.")
+    host, port = options.host, options.port
     try:
-        values, rest = parse(words, FLAGS, program=PROGRAM, environ={})
-        if "--help" in values:
-            print(USAGE, describe(FLAGS), sep="\n")
-            return _STATUS_OK
-        if rest:
-            raise UsageError(f"{PROGRAM}: unexpected argument {rest[0]!r}; it takes only flags.")
-        host, port = values.get("--host", "127.0.0.1"), _port(values.get("--port", "29500"))
-        token = read_token(values, os.environ)
-    except (UsageError, InvalidArgumentError) as error:
+        token = read_token(options.token_file, os.environ)
+    except InvalidArgumentError as error:
         print(error, file=sys.stderr)
-        return _STATUS_USAGE
-    try:
-        _serve(host, port, token)
-    except StoreConnectionError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return _STATUS_FAILED
-    return _STATUS_OK
+        return 2
+    _serve(host, port, token)
+    return 0
 
 
 def _serve(host: str, port: int, token: bytes | None) -> None:
@@ -82,9 +82,3 @@ def _serve(host: str, port: int, token: bytes | None) -> None:
                 flush=True,
             )
     print("rallypoint store ended", flush=True)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise UsageError(f"{PROGRAM}: --port {text} is not a port; give one from 0 to 65535.")
-    return int(text)

@@ -11,44 +11,44 @@ import os
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.nodes import read_nnodes
-from rallypoint.cli.number_flags import whole
+from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.options import UsageError
 from rallypoint.cluster.places import VARIABLE, recognize
 from rallypoint.cluster.places.variables import HostFacts, Reading
 
-PROGRAM = "rallypoint run"
 _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr")
 
 
-def fill_in(
-    values: Mapping[str, str], environ: Mapping[str, str]
-) -> tuple[Mapping[str, str], list[str]]:
-    """The flags with those that the surroundings add, and a note on these.
-
-    Raises:
-        UsageError, InvalidArgumentError: they contradict each other, or do not describe a job.
-    """
-    if any(name in values for name in _MEETING) or values.get("--nnodes") == "1":
-        return values, []
-    found = recognized(values.get("--on", ""), environ)
+def fill_in(options: JobOptions, environ: Mapping[str, str]) -> tuple[JobOptions, list[str]]:
+    """The flags with those that the surroundings add, and a note on these."""
+    if any(name in options for name in _MEETING) or options.texts.get("--nnodes") == "1":
+        return options, []
+    found = recognized(options.on, environ)
     if found is None:
-        return values, []
-    fewest, most = read_nnodes(values.get("--nnodes", "1"))
+        return options, []
+    fewest, most = options.nnodes
     if found.nodes is None and most == 1:
-        return values, [
+        return options, [
             f"{found.place} ({found.by}): this pod runs its own job; for one job across all pods, "
             "give their number with --nnodes"
         ]
     if found.wrong:
-        raise UsageError(f"{PROGRAM}: {found.wrong}")
-    added = as_flags(found, fewest, most)
-    for name in ("--nnodes", "--node-rank"):
-        _check(name, values, added, found)
+        raise UsageError(found.wrong)
+    for name, agrees, theirs, fact in (
+        ("--nnodes", found.nodes is None or fewest <= found.nodes <= most, found.nodes, "nodes"),
+        ("--node-rank", options.node_rank == found.node_rank, found.node_rank, "node rank"),
+    ):
+        if name in options and not agrees:
+            raise UsageError(
+                f"{name} is {options.texts[name]}, but {found.place} says {theirs}"
+                f" ({found.sources.get(fact, found.by)}); leave the flag out, or add --on here to"
+                " ignore the environment."
+            )
     if found.nodes == 1:
-        return values, [found.note] if found.note else []
+        return options, [found.note] if found.note else []
+    added = as_flags(found, fewest, most)
     place = f"node {found.node_rank} of {added['--nnodes']}"
-    return {**added, **values}, [
+    return options.__replace__(texts={**added, **options.texts}), [
         f"{found.place} ({found.by}): {place}, meeting at"
         f" {added['--rdzv-endpoint'].replace(',', ', ')}; --on here ignores this"
     ]
@@ -59,9 +59,6 @@ def recognized(on: str, environ: Mapping[str, str]) -> Reading | None:
 
     Args:
         on: the value of --on; if empty, that of RALLYPOINT_CLUSTER.
-
-    Raises:
-        InvalidArgumentError: the surroundings are inconsistent.
     """
     source = "--on" if on else VARIABLE
     on = on or environ.get(VARIABLE, "")
@@ -87,24 +84,6 @@ def as_flags(found: Reading, fewest: int = 1, most: int = 1) -> dict[str, str]:
     flags = {"--nnodes": nodes, "--node-rank": str(found.node_rank), "--rdzv-backend": "c10d"}
     flags["--rdzv-endpoint"] = ",".join(found.endpoints[: found.nodes or most])
     return {**flags, "--rdzv-id": found.run_id} if found.run_id else flags
-
-
-def _check(name: str, values: Mapping[str, str], added: Mapping[str, str], found: Reading) -> None:
-    """Refuse a flag that contradicts the surroundings."""
-    if name not in values:
-        return
-    if name == "--nnodes":
-        fewest, most = read_nnodes(values[name])
-        agrees = found.nodes is None or fewest <= found.nodes <= most
-        theirs, source = str(found.nodes), found.sources.get("nodes", found.by)
-    else:
-        agrees = whole(values, name, 0) == found.node_rank
-        theirs, source = added[name], found.sources.get("node rank", found.by)
-    if not agrees:
-        raise UsageError(
-            f"{PROGRAM}: {name} is {values[name]}, but {found.place} says {theirs} ({source});"
-            " leave the flag out, or add --on here to ignore the environment."
-        )
 
 
 def _this_host() -> HostFacts:

@@ -5,23 +5,28 @@ and from which variables; also this machine's interfaces, and which of them a jo
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.wording import printable
-from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
+from rallypoint.cli.jobs import table
+from rallypoint.cli.options import (
+    HELP,
+    Flag,
+    Options,
+    perform,
+    refuse_words,
+    text,
+)
 from rallypoint.cli.surroundings import as_flags, recognized
-from rallypoint.cli.where_network import network_text
+from rallypoint.cluster.interface import choose_network, targets_of
+from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
+from rallypoint.cluster.netlink import read_interfaces
 from rallypoint.cluster.places import KINDS, VARIABLE
 from rallypoint.cluster.places.process import ENV, LaunchedProcess, recognize_process
 from rallypoint.cluster.places.variables import Reading
 
 PROGRAM = "rallypoint where"
-ON = Flag("--on", f"look only for this: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
-          f"{', '.join(KINDS[10:])}; or here, for none", "PLACE")  # fmt: skip
-TOWARDS = Flag("--towards", "where nodes would meet: one host name or address, or several with\n"
-               "commas between them (default: what the environment says)", "HOST")  # fmt: skip
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS]
 
@@ -32,29 +37,33 @@ machine's network interfaces, and the one that a job of several nodes would use.
 """
 
 
+class _WhereOptions(Options):
+    on = Flag(f"look only for this: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
+              f"{', '.join(KINDS[10:])}; or here, for none", "PLACE", text, "")  # fmt: skip
+    towards = Flag("where nodes would meet: one host name or address, or several with\n"
+                   "commas between them (default: what the environment says)",
+                   "HOST", text, "")  # fmt: skip
+    help = HELP
+
+
 def where(words: Sequence[str]) -> int:
     """Run `rallypoint where WORDS`; returns the exit status."""
-    try:
-        values, rest = parse(words, (ON, TOWARDS, HELP), program=PROGRAM, environ={})
-        if "--help" in values:
-            print(_USAGE, describe((ON, TOWARDS, HELP)), sep="\n")
-            return 0
-        if rest:
-            raise UsageError(f"{PROGRAM}: {rest[0]!r} is not a flag; it takes no other arguments.")
-        on = values.get("--on", "")
-        if on == "ray":
-            print(_RAY)
-            return 0
-        found = recognized(on, os.environ)
-    except (UsageError, InvalidArgumentError) as error:
-        print(f"{PROGRAM}: {str(error).removeprefix(f'{PROGRAM}: ')}", file=sys.stderr)
-        return 2
-    print(_NOTHING if found is None else printable(text(found)))
+    wrong = ((InvalidArgumentError, 2),)
+    return perform(PROGRAM, words, _WhereOptions, _where, usage=_USAGE, statuses=wrong)
+
+
+def _where(options: _WhereOptions, rest: list[str]) -> int:
+    refuse_words(rest)
+    if options.on == "ray":
+        print(_RAY)
+        return 0
+    found = recognized(options.on, os.environ)
+    print(_NOTHING if found is None else printable(reading_text(found)))
     if os.environ.get("RAY_ADDRESS"):
         print("", _RAY, sep="\n")
-    if without := without_us(on, os.environ):
+    if without := without_us(options.on, os.environ):
         print("", without, sep="\n")
-    print("", network_text(_meeting(values.get("--towards", ""), found), os.environ), sep="\n")
+    print("", network_text(_meeting(options.towards, found), os.environ), sep="\n")
     return 0
 
 
@@ -79,7 +88,7 @@ def without_us(on: str, environ: Mapping[str, str]) -> str:
     return f"{_FAILS}{process.wrong}" if process.wrong else process_text(process)
 
 
-def text(found: Reading) -> str:
+def reading_text(found: Reading) -> str:
     """The reading as a table, and its consequences."""
     nodes = "" if found.nodes is None else f" of {found.nodes}"
     by = ", ".join(found.sources[name] for name in ("node rank", "nodes") if name in found.sources)
@@ -134,6 +143,52 @@ def _conclusion(found: Reading) -> list[str]:
         f"The same with flags: rallypoint run {same}",
         f"To ignore it: --on here, or {VARIABLE}=none",
     ]
+
+
+def network_text(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
+    """All interfaces, the routes to `hosts`, and the choice for meeting others there."""
+    parts = [interface_table(read_interfaces())]
+    if hosts:
+        parts.append(route_table({host: _targets_of(host) for host in hosts}))
+    try:
+        parts.append(f"For a job of several nodes: {choose_network(hosts, environ).told}")
+    except (HostError, InvalidArgumentError) as error:
+        parts.append(f"No interface for a job of several nodes: {error}")
+    return "\n".join(parts)
+
+
+def interface_table(interfaces: Sequence[Interface]) -> str:
+    """One line for each interface."""
+    rows = [(each.name, _addresses(each), each.kind.value, each.rate) for each in interfaces]
+    return "\n".join(table(("interface", "addresses", "kind", "speed and MTU"), rows))
+
+
+def route_table(targets: Mapping[str, Sequence[InterfaceTarget]]) -> str:
+    """One line for each address of each host; a host that cannot be resolved has none."""
+    rows = []
+    for host, ways in targets.items():
+        for each in ways:
+            if each.route is None:
+                rows.append((host, each.address, "no route", each.why_not))
+            else:
+                how = "this machine's own" if each.route.is_own else each.route.source
+                rows.append((host, each.address, each.route.interface or "?", how))
+        if not ways:
+            rows.append((host, "not known", "", ""))
+    return "\n".join(table(("towards", "address", "interface", "from"), rows))
+
+
+def _targets_of(host: str) -> list[InterfaceTarget]:
+    try:
+        return targets_of(host)
+    except HostError:
+        return []
+
+
+def _addresses(interface: Interface) -> str:
+    if not interface.is_up:
+        return "down"
+    return ", ".join(f"{each.text}/{each.prefix}" for each in interface.addresses) or "none"
 
 
 _RAY = """\

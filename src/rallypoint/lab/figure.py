@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.quantities import human_bytes, human_time
+from rallypoint.lab.quantities import human_bytes, human_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

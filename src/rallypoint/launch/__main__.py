@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from rallypoint.cli.legacy import launch
+from rallypoint.cli.run import launch
 
 if __name__ == "__main__":
     sys.exit(launch(sys.argv[1:]))

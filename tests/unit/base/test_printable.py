@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.wording import one_line, printable
-from rallypoint.cli.jobs.table import table
+from rallypoint.cli.jobs import table
 from rallypoint.launch.output import terminal
 
 

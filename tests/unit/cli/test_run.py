@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,17 @@ from hypothesis import strategies as st
 
 from rallypoint import cli
 from rallypoint.cli import run as run_module
-from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.legacy import launch
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.options import UsageError, parse
+from rallypoint.cli.read_job import count_workers, read_job, worker_program
 from rallypoint.cli.store import store
-from rallypoint.cli.workers import count_workers, worker_program
+
+FLAGS = tuple(RunOptions.flags.values())
 
 
-def split(*words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
-    return parse(words, FLAGS, program="rallypoint run", environ=environ)
+def split(*words: str, **environ: str) -> tuple[Mapping[str, str], list[str]]:
+    options, rest = parse(words, RunOptions, program="rallypoint run", environ=environ)
+    return options.texts, rest
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_wrong_flags(words: list[str], sentence: str) -> None:
 )
 def test_what_other_launchers_call_it(word: str, meant: str) -> None:
     with pytest.raises(UsageError, match=rf"unknown flag \S+; did you mean {meant}\?"):
-        parse([word, "2", "train.py"], FLAGS, program="rallypoint run", environ={})
+        split(word, "2", "train.py")
 
 
 def test_no_flag_is_what_another_is_called_elsewhere() -> None:
@@ -140,9 +143,9 @@ def test_launcher_flags_behind_the_script_are_told(
     Path("rallypoint").mkdir()
     for script in ("train.py", "torch_train.py", "rallypoint/train.py"):
         Path(script).touch()
-    values, command = parse(words.split(), FLAGS, program="rallypoint run", environ={})
-    job, notes = run_module.read_job(values, command, {})
-    assert job.command[2:] == (("-m",) if "--module" in values else ()) + tuple(command)
+    options, command = parse(words.split(), RunOptions, program="rallypoint run")
+    job, notes = read_job(options, command, {})
+    assert job.command[2:] == (("-m",) if options.module else ()) + tuple(command)
     assert [note for note in notes if "behind" in note] == [
         each for each in notes if told and each.startswith(told)
     ]
@@ -151,16 +154,16 @@ def test_launcher_flags_behind_the_script_are_told(
 
 def test_numbers_of_workers() -> None:
     cpus = len(os.sched_getaffinity(0))
-    assert count_workers({}, {}) == 1
-    assert count_workers({"--nproc-per-node": "12"}, {}) == 12
-    assert count_workers({"--nproc-per-node": "auto"}, {}) == cpus
-    assert count_workers({"--nproc-per-node": "cpu"}, {}) == cpus
+    assert count_workers(RunOptions().nproc_per_node, {}) == 1
+    assert count_workers("12", {}) == 12
+    assert count_workers("auto", {}) == cpus
+    assert count_workers("cpu", {}) == cpus
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "1_0", "\u0662"])
 def test_impossible_numbers_of_workers(text: str) -> None:
     with pytest.raises(UsageError, match="it must be 1 or more, 'auto', 'cpu', 'gpu'"):
-        count_workers({"--nproc-per-node": text}, {})
+        count_workers(text, {})
 
 
 def test_the_workers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +173,7 @@ def test_the_workers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def program(*command: str, **flags: str) -> tuple[str, ...]:
         values = {f"--{name.replace('_', '-')}": text for name, text in flags.items()}
-        return worker_program(values, command, python, is_run_once=True)
+        return worker_program(RunOptions(values), command, python, is_run_once=True)
 
     assert program(script, "-x") == ("/py", "-u", script, "-x")
     assert program("pkg.train", "--x", module="1") == ("/py", "-u", "-m", "pkg.train", "--x")
@@ -257,7 +260,7 @@ def test_flags_of_torchrun_that_have_no_effect_are_told() -> None:
         "--monitor-interval": "5",
         "--duplicate-stdout-filters": "a",
     }
-    _, notes = run_module.read_job(values, [__file__], {})
+    _, notes = read_job(RunOptions(values), [__file__], {})
     assert notes == [
         "--duplicate-*-filters apply only to teed lines, and --tee names none",
         "--start-method fork has no effect: workers are always new interpreters",
@@ -266,10 +269,10 @@ def test_flags_of_torchrun_that_have_no_effect_are_told() -> None:
 
 
 def test_as_gloo_needs_pytorchs_backends_to_be_loaded() -> None:
-    job, _ = run_module.read_job({"--as-gloo": "1"}, [__file__], {})
+    job, _ = read_job(RunOptions({"--as-gloo": "1"}), [__file__], {})
     assert job.environ["RALLYPOINT_AS_GLOO"] == "1"
     with pytest.raises(UsageError, match="which TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns off; unset"):
-        run_module.read_job({"--as-gloo": "1"}, [__file__], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+        read_job(RunOptions({"--as-gloo": "1"}), [__file__], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
 
 
 @pytest.mark.parametrize(
@@ -300,7 +303,7 @@ def test_an_error_of_the_environments_says_so(
 def test_the_token_of_a_file_counts_and_reaches_no_log(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("open sesame\n")
     values = {"--token-file": str(tmp_path / "token")}
-    job, notes = run_module.read_job(values, [__file__], {"RALLYPOINT_TOKEN": "other"})
+    job, notes = read_job(RunOptions(values), [__file__], {"RALLYPOINT_TOKEN": "other"})
     assert job.token == job.nodes.token == b"open sesame"
     assert "sesame" not in repr(job)
     assert notes == []
@@ -404,7 +407,7 @@ def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_old_module_passes_each_worker_its_rank(capfd: pytest.CaptureFixture[str]) -> None:
     """As torch.distributed.launch; a program that is no script may not know the flag."""
-    assert launch(["--no-python", "sh"]) == 2
+    assert run_module.launch(["--no-python", "sh"]) == 2
     assert "--no-python needs --use-env here" in capfd.readouterr().err
 
 

@@ -11,10 +11,11 @@ import pytest
 from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cli import slurm_names
-from rallypoint.cli.nodes import read_place
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.options import UsageError
+from rallypoint.cli.read_job import read_place
 from rallypoint.cli.surroundings import fill_in, recognized
-from rallypoint.cli.where import text, without_us
+from rallypoint.cli.where import reading_text, without_us
 from rallypoint.cluster.network import UnknownHostError
 from rallypoint.rendezvous.job.round import Endpoint
 
@@ -57,12 +58,14 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def filled(
     environ: Mapping[str, str] = STEP, /, **flags: str
 ) -> tuple[Mapping[str, str], list[str]]:
-    return fill_in({f"--{name.replace('_', '-')}": value for name, value in flags.items()}, environ)
+    given = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    options, notes = fill_in(RunOptions(given), environ)
+    return options.texts, notes
 
 
 def test_a_step_is_a_job_of_all_its_nodes() -> None:
     values, notes = filled()
-    found = read_place(values).rendezvous
+    found = read_place(RunOptions(values)).rendezvous
     assert found is not None
     assert (found.min_nodes, found.max_nodes, found.node_rank) == (4, 4, 2)
     assert (found.backend, found.endpoints, found.run_id) == ("c10d", MEETING, "slurm-1234.0")
@@ -74,7 +77,7 @@ def test_a_step_is_a_job_of_all_its_nodes() -> None:
 
 def test_flags_say_the_rest() -> None:
     values, _ = filled(nnodes="2:4", rdzv_id="mine", rdzv_conf="timeout=7", node_rank="2")
-    found = read_place(values).rendezvous
+    found = read_place(RunOptions(values)).rendezvous
     assert found is not None
     assert (found.min_nodes, found.max_nodes, found.run_id) == (2, 4, "mine")
     assert (found.endpoints, dict(found.configuration)) == (MEETING, {"timeout": "7"})
@@ -150,7 +153,7 @@ def test_where_shows_each_value_with_its_variable() -> None:
     found = recognized("", STEP)
     assert found is not None
     assert (
-        text(found)
+        reading_text(found)
         == """\
 recognised  Slurm step 1234.0             SLURM_STEP_NODELIST
 node        2 of 4                        SLURM_NODEID, SLURM_STEP_NODELIST

@@ -10,7 +10,7 @@ import pytest
 from tests.pages import ROOT, blocks, pages
 
 from rallypoint.cli import _COMMANDS, command_of
-from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.options import UsageError, parse
 
 # The word after these is what they are to do, not a flag.
@@ -54,7 +54,7 @@ def refuse_unknown_flags(name: str, words: Sequence[str]) -> None:
         UsageError: a flag does not exist, or a value is missing.
     """
     if name == "run":
-        parse(words, FLAGS, program="rallypoint run", environ={})
+        parse(words, RunOptions, program="rallypoint run")
         return
     at = int(name in _WITH_A_SUBJECT and not words[0].startswith("-")) if words else 0
     if command_of(name)([*words[:at], "--help", *words[at:]]) != 0:

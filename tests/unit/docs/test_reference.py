@@ -16,7 +16,7 @@ import rallypoint.pytorch
 import rallypoint.rendezvous
 from rallypoint.base import errors
 from rallypoint.base.errors import RallypointError
-from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.flags import RunOptions
 from rallypoint.launch import ChildFailedError
 from rallypoint.schedule.program import ProgramError
 
@@ -70,10 +70,8 @@ def test_every_documented_variable_is_in_the_source() -> None:
 
 
 def test_every_flag_has_a_variable() -> None:
-    assert {flag.variable for flag in FLAGS if flag.name == "--max-restarts"} == {
-        "PET_MAX_RESTARTS"
-    }
-    assert all(flag.variable.startswith("PET_") for flag in FLAGS)
+    assert RunOptions.flags["--max-restarts"].variable == "PET_MAX_RESTARTS"
+    assert all(flag.variable.startswith("PET_") for flag in RunOptions.flags.values())
 
 
 def error_classes() -> list[type[RallypointError]]:

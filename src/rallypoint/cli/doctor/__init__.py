@@ -19,17 +19,11 @@ from types import FrameType
 from typing import NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cli.doctor.arguments import (
-    ALL_FLAGS,
-    DOCTOR_FLAGS,
-    PROGRAM,
-    DoctorRequest,
-    read_request,
-)
+from rallypoint.cli.doctor.arguments import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
 from rallypoint.cli.doctor.examiner import examine
 from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
-from rallypoint.cli.options import HELP, UsageError, describe, inherited_note, parse
+from rallypoint.cli.options import perform
 from rallypoint.launch.output.terminal import is_terminal
 
 _USAGE = f"""\
@@ -60,35 +54,35 @@ check does. Further flags:
 
 def doctor(words: Sequence[str]) -> int:
     """Run `rallypoint doctor WORDS`; returns the exit status."""
-    try:
-        values, command = parse(words, ALL_FLAGS, program=PROGRAM, environ=os.environ)
-        if "--help" in values:
-            print(_USAGE, describe((*DOCTOR_FLAGS, HELP)), sep="\n")
-            return 0
-        request = read_request(values, command, os.environ)
-    except (UsageError, InvalidArgumentError) as error:
-        text = str(error).removeprefix(f"{PROGRAM}: ").removeprefix("rallypoint run: ")
-        note = inherited_note(text, words, ALL_FLAGS, os.environ)
-        print(f"{PROGRAM}: {text}{note}", file=sys.stderr)
-        return 2
+    return perform(
+        PROGRAM,
+        words,
+        DoctorOptions,
+        _doctor,
+        usage=_USAGE,
+        groups=DoctorOptions.groups[-1:],
+        environ=os.environ,
+        # HostError: the command that --rsh names does not exist.
+        statuses=((InvalidArgumentError, 2), (HostError, 2)),
+    )
+
+
+def _doctor(options: DoctorOptions, command: list[str]) -> int:
+    request = read_request(options, command, os.environ)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ended)  # programs started on other hosts end first
     began = time.monotonic()
     if is_terminal():
         _tell_progress(request)
-    try:
-        if request.meets:
-            report = examine_at_endpoint(request, began)
-        else:
-            report = report_of(examine(request), time.monotonic() - began)
-    except HostError as error:  # the command that --rsh names does not exist
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
-    if "--json" in values:
+    if request.meets:
+        report = examine_at_endpoint(request, began)
+    else:
+        report = report_of(examine(request), time.monotonic() - began)
+    if options.json:
         print(as_json(report))
     else:
         is_colourful = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print(as_text(report, is_colourful=is_colourful, is_verbose="--verbose" in values))
+        print(as_text(report, is_colourful=is_colourful, is_verbose=options.verbose))
     return exit_status(report)
 
 

@@ -11,34 +11,34 @@ from dataclasses import dataclass, field, replace
 from rallypoint.base.address import is_loopback
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
-from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.nodes import DEFAULT_PORTS, read_endpoints, read_nnodes, read_place
-from rallypoint.cli.number_flags import seconds
-from rallypoint.cli.options import Flag, UsageError
-from rallypoint.cli.remote.hosts import RemoteHost, read_hosts
-from rallypoint.cli.remote.plan import FORWARDED, named_variables, read_rsh
+from rallypoint.cli.flags import RunOptions, read_token
+from rallypoint.cli.options import HELP, JSON, Flag, UsageError, seconds, text
+from rallypoint.cli.read_job import DEFAULT_PORTS, read_endpoints, read_place
+from rallypoint.cli.remote.plan import FORWARDED, RemoteHost, named_variables, read_hosts
 from rallypoint.cli.surroundings import fill_in, recognized
-from rallypoint.cli.token_flag import VARIABLE as TOKEN
-from rallypoint.cli.token_flag import read_token
-from rallypoint.cluster.remote_shell import forwarded
+from rallypoint.cluster.remote_shell import SSH, forwarded
 from rallypoint.doctor.cluster_facts import NOWHERE, Surroundings
 from rallypoint.doctor.collect import LookOrder
+from rallypoint.launch.job import TOKEN
 
 PROGRAM = "rallypoint doctor"
-PATH = Flag("--path", "look whether PATH can be read and written on every node, as for data and\n"
-            "checkpoints; may be given again", "PATH", repeats=True)  # fmt: skip
-WAIT = Flag(
-    "--wait",
-    "time to wait for the nodes at the endpoint (default 10)",
-    "SECONDS",
-)
-JSON = Flag("--json", "print everything as one JSON object, for programs")
 _WAIT_S = 10.0
 _OWN_MEETING = ("--standalone", "--on", "--node-rank", "--local-addr")
 # For these, the endpoint is a separate server, or a directory.
 _SERVERS = ("etcd", "etcd-v2")
 _DIRECTORY = "/"
 _HERE = "127.0.0.1"
+
+
+class DoctorOptions(RunOptions):
+    """The flags of `run`, and further ones."""
+
+    path = Flag("look whether PATH can be read and written on every node, as for data and\n"
+                "checkpoints; may be given again", "PATH", text, "", repeats=True)  # fmt: skip
+    json = JSON
+    wait = Flag("time to wait for the nodes at the endpoint (default 10)", "SECONDS",
+                seconds, _WAIT_S)  # fmt: skip
+    help = HELP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,56 +74,51 @@ class DoctorRequest:
 
 
 def read_request(
-    values: Mapping[str, str], command: Sequence[str], environ: Mapping[str, str]
+    options: DoctorOptions, command: Sequence[str], environ: Mapping[str, str]
 ) -> DoctorRequest:
     """Read the flags."""
-    port_range = values.get("--port-range", environ.get(PORT_RANGE, ""))
+    port_range = options.texts.get("--port-range", environ.get(PORT_RANGE, ""))
     read_port_range(port_range)
-    token = read_token(values, environ) or b""
-    paths = [path for path in values.get(PATH.name, "").split(",") if path]
     look = LookOrder(
-        paths=tuple(dict.fromkeys(paths)),
-        script=_script(values, command),
-        log_dir=values.get("--log-dir", ""),
-        local_addr=values.get("--local-addr", ""),
-        workers=values.get("--nproc-per-node", ""),
+        paths=tuple(dict.fromkeys(path for path in options.path.split(",") if path)),
+        script=_script(options, command),
+        log_dir=options.log_dir or "",
+        local_addr=options.local_addr or "",
+        workers=options.texts.get("--nproc-per-node", ""),
         port_range=port_range,
     )
-    wait_s = seconds(values, WAIT.name, _WAIT_S)
-    common = DoctorRequest(look=look, token=token, wait_s=wait_s)
-    if values.get("--on") == "ray":
+    token = read_token(options.token_file, environ) or b""
+    common = DoctorRequest(look=look, token=token, wait_s=options.wait)
+    if options.on == "ray":
         raise UsageError(
-            f"{PROGRAM}: it cannot reach nodes through Ray (--on ray); name them with --hosts, or "
-            "run the same command on each of them with --nnodes and --rdzv-endpoint."
+            "it cannot reach nodes through Ray (--on ray); name them with --hosts, or run the same"
+            " command on each of them with --nnodes and --rdzv-endpoint."
         )
-    if "--hosts" in values or "--hostfile" in values:
-        return _on_hosts(values, environ, common)
-    return _at_endpoint(values, environ, common)
+    if "--hosts" in options or "--hostfile" in options:
+        return _on_hosts(options, environ, common)
+    return _at_endpoint(options, environ, common)
 
 
-def _script(values: Mapping[str, str], command: Sequence[str]) -> str:
+def _script(options: DoctorOptions, command: Sequence[str]) -> str:
     """The file that the command line names, if it names one."""
-    is_file = not {"--module", "--no-python"} & values.keys()
+    is_file = not options.module and not options.no_python
     return command[0] if command and is_file and command[0] != "-" else ""
 
 
 def _on_hosts(
-    values: Mapping[str, str], environ: Mapping[str, str], common: DoctorRequest
+    options: DoctorOptions, environ: Mapping[str, str], common: DoctorRequest
 ) -> DoctorRequest:
     for name in _OWN_MEETING:
-        if name in values:
-            raise UsageError(
-                f"{PROGRAM}: --hosts already says which machines take part; leave out {name}."
-            )
-    hosts = read_hosts(values)
-    rsh, endpoints = read_rsh(values), _endpoints(values)
-    theirs = forwarded(environ, FORWARDED) | named_variables(values, environ)
+        if name in options:
+            raise UsageError(f"--hosts already says which machines take part; leave out {name}.")
+    hosts, endpoints = read_hosts(options), _endpoints(options)
+    theirs = forwarded(environ, FORWARDED) | named_variables(options, environ)
     if common.token:
         theirs[TOKEN] = os.fsdecode(common.token)
     return replace(
         common,
         hosts=hosts,
-        rsh=rsh,
+        rsh=options.rsh or SSH,
         look=replace(common.look, environ=theirs, directory=os.getcwd()),
         fewest=len(hosts),
         most=len(hosts),
@@ -131,30 +126,29 @@ def _on_hosts(
     )
 
 
-def _endpoints(values: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+def _endpoints(options: DoctorOptions) -> tuple[tuple[str, int], ...]:
     """The endpoints that --rdzv-endpoint or --master-addr names."""
-    backend = values.get("--rdzv-backend", "static")
-    found = read_endpoints(values.get("--rdzv-endpoint", ""), backend)
-    if not found and "--master-addr" in values:
-        port = values.get("--master-port", str(DEFAULT_PORTS["static"]))
-        found = read_endpoints(f"{values['--master-addr']}:{port}", "static")
+    found = read_endpoints(options.rdzv_endpoint, options.rdzv_backend)
+    if not found and "--master-addr" in options:
+        port = options.texts.get("--master-port", str(DEFAULT_PORTS["static"]))
+        found = read_endpoints(f"{options.master_addr}:{port}", "static")
     return tuple((each.host, each.port) for each in found if not _is_directory(each.host))
 
 
 def _at_endpoint(
-    values: Mapping[str, str], environ: Mapping[str, str], common: DoctorRequest
+    options: DoctorOptions, environ: Mapping[str, str], common: DoctorRequest
 ) -> DoctorRequest:
     surroundings = NOWHERE
-    if not any(name in values for name in ("--standalone", "--rdzv-endpoint", "--master-addr")):
-        found = recognized(values.get("--on", ""), environ)
+    if not any(name in options for name in ("--standalone", "--rdzv-endpoint", "--master-addr")):
+        found = recognized(options.on, environ)
         if found is not None:
             note = found.note if found.nodes == 1 and not found.wrong else ""
             surroundings = Surroundings(place=found.place, wrong=found.wrong, note=note)
             if found.wrong:
                 return replace(common, surroundings=surroundings)
-    values, _ = fill_in(values, environ)
-    fewest, most = read_nnodes(values.get("--nnodes", "1"))
-    read = read_place(values, common.token)
+    filled, _ = fill_in(options, environ)
+    fewest, most = filled.nnodes
+    read = read_place(filled, common.token)
     rendezvous, nodes = read.rendezvous, read.nodes
     if most == 1 and rendezvous is None:  # nobody else is to come, but its port may be taken
         own = ((_HERE, nodes.master_port),) if nodes.master_port else ()
@@ -183,7 +177,3 @@ def _at_endpoint(
 
 def _is_directory(host: str) -> bool:
     return host.startswith(_DIRECTORY)
-
-
-DOCTOR_FLAGS = (PATH, JSON, WAIT)
-ALL_FLAGS = (*FLAGS, *DOCTOR_FLAGS)

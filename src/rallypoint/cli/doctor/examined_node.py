@@ -26,7 +26,6 @@ from typing import Any
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
-from rallypoint.cli.token_flag import VARIABLE as TOKEN
 from rallypoint.cluster.remote_shell import greeting, send_line
 from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
 from rallypoint.doctor.collect import LookOrder, is_this_node, look, take_ports
@@ -41,6 +40,7 @@ from rallypoint.doctor.probe import (
     secret_of,
 )
 from rallypoint.launch.inspection.entries import running_agents
+from rallypoint.launch.job import TOKEN
 
 GREETING = "rallypoint doctor"  # anything printed before it comes from a login shell
 MODULE = "rallypoint.cli.doctor.examined_node"

@@ -10,11 +10,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from rallypoint.base.errors import HostError
-from rallypoint.cli.number_flags import is_whole
-from rallypoint.cli.ray.channel import Channel, first_line
-from rallypoint.cli.ray.need import Need
-from rallypoint.cli.ray.placement import AgentRequest, RayFacts, RayNode
-from rallypoint.cli.ray.shell import Shell
+from rallypoint.cli.options import is_whole
+from rallypoint.cli.ray.channel import Channel, Shell, first_line
+from rallypoint.cli.ray.placement import AgentRequest, Need, RayFacts, RayNode
 
 ADDRESS = "RAY_ADDRESS"
 _ANSWER_S = 10.0  # for the server at an address; Ray itself would try for minutes
@@ -27,9 +25,6 @@ _HOW = (
 class Cluster:
     """A connection to the cluster; what runs there for us ends with this connection, or with this
     process.
-
-    Raises:
-        HostError: Ray is not running here, or does not answer.
     """
 
     def __init__(self) -> None:

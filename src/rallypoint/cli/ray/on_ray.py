@@ -1,7 +1,7 @@
 """`rallypoint run --on ray`: reads the flags, and carries out the decisions on Ray's nodes.
 
-    starter.py  --actor--> shell.py on node a --> node.py --> rallypoint run --nnodes 2:4 ...
-                --actor--> shell.py on node b --> node.py --> rallypoint run --nnodes 2:4 ...
+    starter.py  --actor--> Shell on node a --> remote_node.py --> rallypoint run --nnodes 2:4 ...
+                --actor--> Shell on node b --> remote_node.py --> rallypoint run --nnodes 2:4 ...
 
 placement.py decides which nodes get an agent, and remote/job_on_hosts.py everything else. One
 thread asks Ray every second; the thread that decides never blocks.
@@ -14,64 +14,49 @@ import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from rallypoint.cli.nodes import read_nnodes
-from rallypoint.cli.options import Flag
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.ray.channel import Channel
 from rallypoint.cli.ray.cluster import Cluster, directory_on_node
-from rallypoint.cli.ray.need import Need, read_need
-from rallypoint.cli.ray.placement import AgentRequest, RayAgent, RayFacts, requests, shortage
+from rallypoint.cli.ray.placement import (
+    AgentRequest,
+    Need,
+    RayAgent,
+    RayFacts,
+    read_need,
+    requests,
+    shortage,
+)
 from rallypoint.cli.remote.job_on_hosts import JobOnHosts, Say
-from rallypoint.cli.remote.plan import MEETING, JobReader, Plan, make_plan, refuse
+from rallypoint.cli.remote.plan import MEETING, Plan, make_plan, refuse
 from rallypoint.cli.remote.starter import NODE, Starter
 from rallypoint.launch.agent.loop import fill_standard_descriptors
 
-PROGRAM = "rallypoint run"
 _ASK_EACH_S = 0.5
 _PATIENCE_S = 3.0  # before a shortage of nodes is reported: Ray needs some time for everything
 _END_S = 1.0  # for threads that wait for Ray, at the end
 _OTHERS = ("--hosts", "--hostfile", "--rsh")
 
 
-def run_on_ray(
-    values: Mapping[str, str],
-    command: Sequence[str],
-    flags: Sequence[Flag],
-    *,
-    read: JobReader,
-    launcher: Sequence[str],
-) -> int:
-    """Run `rallypoint run --on ray ...`; returns the exit status.
-
-    Args:
-        values, command: the parsed command line.
-        flags: the flags that a launcher knows.
-        read: the launcher's function that reads them.
-        launcher: the arguments with which Python starts a launcher.
-
-    Raises:
-        UsageError, InvalidArgumentError: the flags are invalid.
-        HostError: Ray is not running here.
-    """
-    refuse([name for name in (*MEETING, *_OTHERS) if name != "--on"], values, "--on ray")
+def run_on_ray(options: RunOptions, command: Sequence[str]) -> int:
+    """Run `rallypoint run --on ray ...`; returns the exit status."""
+    refuse([name for name in (*MEETING, *_OTHERS) if name != "--on"], options, "--on ray")
     environ = dict(os.environ)  # before Ray changes it
-    nnodes = read_nnodes(values.get("--nnodes", "1"))
+    nnodes = options.nnodes
 
     def plan_for(workers: str) -> Plan:
-        return make_plan(
-            values, command, environ, flags, read=read, hosts=(), nnodes=nnodes, workers=workers
-        )
+        return make_plan(options, command, environ, hosts=(), nnodes=nnodes, workers=workers)
 
     plan_for("")  # errors that do not depend on the node are reported before Ray is asked
     fill_standard_descriptors()
     cluster = Cluster()
     try:
-        need = read_need(values, [node.resources for node in cluster.nodes()])
-        return RayStarter(plan_for(str(need.workers)), launcher, cluster, need).run()
+        need = read_need(options, [node.resources for node in cluster.nodes()])
+        return RayStarter(plan_for(str(need.workers)), cluster, need).run()
     finally:
         cluster.close()
 
@@ -79,7 +64,7 @@ def run_on_ray(
 class RayStarter(Starter):
     """The starter for --on ray, which uses actors."""
 
-    def __init__(self, plan: Plan, launcher: Sequence[str], cluster: Cluster, need: Need) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, need: Need) -> None:
         now = time.monotonic()
         job = JobOnHosts(
             (),
@@ -88,7 +73,7 @@ class RayStarter(Starter):
             now=now,
             may_grow=True,
         )
-        super().__init__(plan, launcher, job)
+        super().__init__(plan, job)
         self._cluster = cluster
         self._need = need
         self._working_dir = cluster.working_dir()

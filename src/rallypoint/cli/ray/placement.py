@@ -1,8 +1,12 @@
-"""Which nodes of a Ray cluster get an agent: facts in, requests out; pure.
+"""Which nodes of a Ray cluster get an agent, and what each reserves: facts in, requests out; pure.
 
 The minimum number of nodes forms a placement group in Ray, with a bundle for each node: Ray
 provides all of them at once, or none yet, and finds another node for the bundle of a lost one.
 Beyond these, up to the maximum, each free node gets an agent of its own.
+
+Ray counts the CPUs and GPUs that are reserved, not those in use, and hides from an actor the GPUs
+that it has not reserved. So that all agents can be promised the same before any of them runs,
+'gpu', 'cpu' and 'auto' mean one number here: that of the node with the fewest.
 """
 
 from __future__ import annotations
@@ -10,11 +14,79 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.record import Record
-from rallypoint.cli.ray.need import Need
+from rallypoint.cli.flags import RunOptions
+from rallypoint.cli.options import UsageError, whole
 
 # Ray reports a node as alive for up to 15 s after its end.
 REST_S = 30.0
 TRIES = 3  # for agents on one node that are lost while Ray reports the node as alive
+_GPU_KINDS = ("gpu", "xpu")
+
+
+class Need(Record):
+    """The workers on each node, and the resources reserved for them."""
+
+    workers: int
+    cpus: int
+    gpus: int
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The resources in Ray's form."""
+        wanted = {"CPU": float(self.cpus), "GPU": float(self.gpus)}
+        return {name: count for name, count in wanted.items() if count}
+
+    def fits(self, resources: Mapping[str, float]) -> bool:
+        """Whether a node with these resources, all free, would be enough."""
+        return all(resources.get(name, 0.0) >= count for name, count in self.resources.items())
+
+    def __str__(self) -> str:
+        words = [
+            f"{count} {noun}{'s' * (count != 1)}"
+            for noun, count in (("CPU", self.cpus), ("GPU", self.gpus))
+            if count
+        ]
+        return " and ".join(words) or "nothing reserved"
+
+
+def read_need(options: RunOptions, nodes: Sequence[Mapping[str, float]]) -> Need:
+    """Read the flags.
+
+    Args:
+        nodes: the resources of each live Ray node.
+    """
+    cpus_of, gpus_of = (
+        sorted(int(node[name]) for node in nodes if node.get(name, 0) >= 1)
+        for name in ("CPU", "GPU")
+    )
+    text, cpus, gpus = options.nproc_per_node, options.cpus_per_node, options.gpus_per_node
+    if text in _GPU_KINDS or (text == "auto" and gpus_of):
+        workers = (gpus_of[0] if gpus_of else 0) if gpus is None else gpus
+        if not workers:
+            raise UsageError(
+                f"--nproc-per-node {text}: no node of this Ray cluster has GPUs now; if some will"
+                " be added, say how many each has with --gpus-per-node."
+            )
+    elif text in ("cpu", "auto"):
+        workers = (cpus_of[0] if cpus_of else 0) if cpus is None else cpus
+        if not workers:
+            raise UsageError(
+                f"--nproc-per-node {text}: no node of this Ray cluster has CPUs now; say how many"
+                " with --cpus-per-node."
+            )
+    else:
+        workers = whole(text, "--nproc-per-node")
+        if not workers:
+            raise UsageError(
+                f"--nproc-per-node is {text!r}; it must be 1 or more, 'auto', 'cpu', 'gpu' or"
+                " 'xpu'."
+            )
+    usual_gpus = workers if gpus_of and text != "cpu" else 0
+    return Need(
+        workers=workers,
+        cpus=workers if cpus is None else cpus,
+        gpus=usual_gpus if gpus is None else gpus,
+    )
 
 
 class RayNode(Record):

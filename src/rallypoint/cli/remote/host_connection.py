@@ -3,7 +3,7 @@
     starter  --orders--> stdin  ssh  ...  remote_node.py --> launcher
              <--lines--- stdout, stderr   <--------------+
 
-A `Connection` carries them: an ssh process (shell_connection.py), or a Ray actor. Lines are passed
+A `Connection` carries them: an ssh process (starter.py), or a Ray actor. Lines are passed
 on unchanged and whole. The starter blocks for nobody: neither for a host that does not read its
 orders, nor for a reader of its own output (launch/output/lines.py: Outlet).
 """

@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from rallypoint.cli.options import Flag
+from rallypoint.base.process_end import ProcessEnd
+from rallypoint.cli.flags import PROGRAM, RunOptions
 from rallypoint.cli.remote.host_connection import HostConnection
 from rallypoint.cli.remote.job_on_hosts import (
     Action,
@@ -24,9 +27,8 @@ from rallypoint.cli.remote.job_on_hosts import (
     SendSignal,
     StartLauncher,
 )
-from rallypoint.cli.remote.plan import JobReader, Plan, read_plan
-from rallypoint.cli.remote.shell_connection import ShellConnection
-from rallypoint.cluster.remote_shell import command_on
+from rallypoint.cli.remote.plan import Plan, read_plan
+from rallypoint.cluster.remote_shell import command_on, end, last_lines, start
 from rallypoint.launch.agent.limits import allow_many_connections
 from rallypoint.launch.agent.loop import fill_standard_descriptors
 from rallypoint.launch.agent.signals import Signals
@@ -40,38 +42,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.cli.remote.host_connection import Connection
 
-PROGRAM = "rallypoint run"
 NODE = "rallypoint.cli.remote.remote_node"
 _MANY = 100  # each has three descriptors, and most systems limit a process to 1,024
 _PATIENCE_S = 30.0  # for a blocked reader of the output, at the end
 _PATIENCE_WHEN_STOPPED_S = 1.0
+_NOT_FOUND = (126, 127)  # exit statuses of a shell that cannot run the program
 
 
-def run_on_hosts(
-    values: Mapping[str, str],
-    command: Sequence[str],
-    flags: Sequence[Flag],
-    *,
-    read: JobReader,
-    launcher: Sequence[str],
-) -> int:
-    """Run `rallypoint run --hosts ...`; returns the exit status.
-
-    Args:
-        values, command: the parsed command line.
-        flags: the flags that a launcher knows.
-        read: the launcher's function that reads them.
-        launcher: the arguments with which Python starts a launcher.
-
-    Raises:
-        UsageError, InvalidArgumentError: the flags are invalid.
-        HostError: the command that --rsh names does not exist.
-    """
-    plan = read_plan(values, command, os.environ, flags, read=read)
+def run_on_hosts(options: RunOptions, command: Sequence[str]) -> int:
+    """Run `rallypoint run --hosts ...`; returns the exit status."""
+    plan = read_plan(options, command, os.environ)
     fill_standard_descriptors()
     if len(plan.hosts) > _MANY:
         allow_many_connections()
-    return HostsStarter(plan, launcher).run()
+    return HostsStarter(plan).run()
 
 
 class Starter:
@@ -80,9 +64,8 @@ class Starter:
     Subclasses provide the connections: their `_connect` opens the links.
     """
 
-    def __init__(self, plan: Plan, launcher: Sequence[str], job: JobOnHosts) -> None:
+    def __init__(self, plan: Plan, job: JobOnHosts) -> None:
         self._plan = plan
-        self._launcher = launcher
         self._job = job
         self._links: dict[int, HostConnection] = {}
         self._selector = selectors.DefaultSelector()
@@ -161,7 +144,7 @@ class Starter:
         for action in actions:
             match action:
                 case StartLauncher(host, endpoints):
-                    words = [*self._launcher, *self._plan.words(host, endpoints)]
+                    words = [*self._plan.options.launcher, *self._plan.words(host, endpoints)]
                     self._links[host].start(words, self._plan.environ)
                 case SendSignal(hosts, number):
                     for host in hosts:
@@ -180,17 +163,61 @@ class Starter:
         self._links[host].drop()
 
 
+class ShellConnection:
+    """A connection to a host through a process: ssh, or the command that --rsh names, which runs
+    remote_node.py there.
+
+    Args:
+        name: of the host.
+        command: runs remote_node.py there.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self._command = command
+        pipe = subprocess.PIPE
+        self._process = start(name, command, stdin=pipe, stdout=pipe, stderr=pipe)
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        # Plain descriptors from here on: nothing below waits for one of them.
+        self.stdin, self.stdout, self.stderr = (os.dup(each.fileno()) for each in streams if each)
+        for stream in streams:
+            if stream is not None:
+                stream.close()
+        self._end = ProcessEnd(self._process.pid)
+        self.ended = self._end.fileno()
+
+    def end(self) -> None:
+        """See Connection."""
+        end(self._process, 0.0)
+
+    def close(self) -> None:
+        """See Connection."""
+        self._end.close()
+        end(self._process, time.monotonic() + 1.0)  # it has ended; this reaps it
+
+    def why(self, said: str) -> str:
+        """The reason why the program on the host did not start, or ended early."""
+        status = self._process.returncode
+        told = f"status {status}" if status >= 0 else f"signal {-status}"
+        ended = f"{os.path.basename(self._command[0])} ended with {told}"
+        last = last_lines(said)[-1:]
+        if status in _NOT_FOUND:
+            ended = f"{sys.executable} must exist on all hosts, with Rallypoint installed"
+        elif "No module named" in said:
+            ended = f"install Rallypoint there as well, for {sys.executable}"
+        return "; ".join([line.strip().rstrip(".") for line in last] + [ended])
+
+
 class HostsStarter(Starter):
     """The starter for --hosts, which uses ssh."""
 
-    def __init__(self, plan: Plan, launcher: Sequence[str]) -> None:
+    def __init__(self, plan: Plan) -> None:
         job = JobOnHosts(
             [host.address for host in plan.hosts],
             fewest=plan.fewest,
             shutdown_timeout_s=plan.job.shutdown_timeout_s,
             now=time.monotonic(),
         )
-        super().__init__(plan, launcher, job)
+        super().__init__(plan, job)
 
     def _connect(self) -> None:
         for number, host in enumerate(self._plan.hosts):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rallypoint.lab.bench.bench_request import BenchmarkRequest
+from rallypoint.lab.bench import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
 from rallypoint.lab.bench.crew import CrewError
 from rallypoint.schedule.custom import is_file
@@ -101,7 +101,10 @@ class Contest:
         return {team.name: team.version for team in self._teams}
 
     def rows(self) -> Iterator[Row]:
-        """Measure each size in turn."""
+        """Measure each size in turn.
+
+        A contender that fails is reported and left out; if it is ours, CrewError is raised.
+        """
         for count in self._request.counts:
             row = Row(count, self._request.bytes_of(count))
             calls: dict[str, int] = {}

@@ -3,6 +3,8 @@
 They are started in a process group of their own, so that Ctrl-C reaches only the contest. Each
 connects to a socket of this crew. If it belongs to this user, a descriptor (pidfd) then holds its
 process: one that does not leave when told to is killed, whatever started it.
+
+`Here` is this machine alone, as the place where contenders run.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import secrets
 import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +26,8 @@ from typing import Any
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.process_end import ProcessEnd
+from rallypoint.lab.bench.contenders import Setting, contender
+from rallypoint.lab.bench.environments import Environments
 
 START_S = 120.0
 ANSWER_S = 300.0
@@ -204,3 +210,70 @@ def _who(connection: socket.socket) -> tuple[int, int]:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, user, _ = struct.unpack("3i", credentials)
     return pid, user
+
+
+class LocalCrew(Crew):
+    """All processes of a contender, on this machine."""
+
+    version = ""
+
+
+class Here:
+    """Starts contenders on this machine."""
+
+    def __init__(self, ranks: int, environments: Environments, *, pin: bool) -> None:
+        self._ranks = ranks
+        self._pin = pin
+        self._environments = environments
+        self._crews: list[Crew] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="rallypoint-bench-")
+
+    def start(self, name: str, begin: Mapping[str, Any]) -> LocalCrew:
+        """Start the processes of a contender."""
+        setting = Setting(self._ranks, self._pin, new_address())
+        crew = LocalCrew(
+            name,
+            ranks=self._ranks,
+            address=setting.address,
+            directory=Path(self._directory.name, name),
+        )
+        self._crews.append(crew)
+        plan = contender(name, setting, self._environments)
+        answers = crew.start(plan.command, plan.environ, {**begin, "cores": cores(pin=self._pin)})
+        check_ranks(name, answers)
+        crew.version = answers[0]["version"]
+        return crew
+
+    def describe(self) -> str:
+        """This machine, in a few words."""
+        return f"{cpu()}, {len(os.sched_getaffinity(0))} cores; {self.load()}"
+
+    def load(self) -> str:
+        """How busy this machine is."""
+        return f"load average {os.getloadavg()[0]:.1f}"
+
+    def close(self) -> None:
+        """End everything that was started."""
+        end_all(self._crews)
+        self._directory.cleanup()
+
+
+def end_all(crews: list[Crew]) -> None:
+    """Tell all to leave first, so that they end at the same time, and then make sure of each."""
+    for crew in crews:
+        crew.dismiss()
+    for crew in crews:
+        crew.end()
+
+
+def cores(*, pin: bool) -> list[int]:
+    """The core for each local rank, in turn; empty if ranks are not bound."""
+    return sorted(os.sched_getaffinity(0)) if pin else []
+
+
+def cpu() -> str:
+    """The name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

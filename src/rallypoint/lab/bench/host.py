@@ -27,9 +27,8 @@ from typing import Any, NoReturn
 from rallypoint.base.errors import HostError
 from rallypoint.cluster.remote_shell import greeting
 from rallypoint.lab.bench.contenders import Setting, check, contender
-from rallypoint.lab.bench.crew import Crew
+from rallypoint.lab.bench.crew import Crew, cores, cpu, end_all
 from rallypoint.lab.bench.environments import Environments, default_cache
-from rallypoint.lab.bench.here import cores, cpu, end_all
 
 GREETING = "rallypoint bench"  # anything printed before it comes from a login shell
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -1,4 +1,6 @@
-"""The results of a contest: nccl-tests' table with a column for each contender, and JSON."""
+"""The results of a contest: nccl-tests' table with a column for each contender, JSON, and a plot:
+time over size, one line for each contender.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rallypoint.cli.quantities import bus_factor
-from rallypoint.lab.bench.bench_request import BenchmarkRequest
+from rallypoint.lab.bench import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
 from rallypoint.lab.bench.contest import Row
 from rallypoint.lab.figure import figure, logarithmic
+from rallypoint.lab.quantities import bus_factor
 
 _OURS_COLUMNS = (("bytes", ""), ("count", ""), ("type", ""), ("op", ""), ("time", "us"),
                  ("algbw", "GB/s"), ("busbw", "GB/s"), ("#wrong", ""))  # fmt: skip
@@ -118,10 +120,6 @@ def describe(request: BenchmarkRequest) -> str:
     return ", ".join(words)
 
 
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}" if value < 1e5 else f"{value:.0f}"
-
-
 def plot(
     path: str, request: BenchmarkRequest, versions: Mapping[str, str], rows: Sequence[Row]
 ) -> None:
@@ -133,3 +131,7 @@ def plot(
                 axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
         axes.set_ylabel("time")
         logarithmic(axes, over_bytes=True)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 1e5 else f"{value:.0f}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 
-from rallypoint.cli.options import Flag, UsageError
-from rallypoint.lab.script.script_request import COMMON_FLAGS, ScriptRequest
+from rallypoint.cli.options import Flag, UsageError, reader, text
+from rallypoint.lab.script import COMMON, ScriptOptions
 
 USAGE = """\
 usage: rallypoint script jobset --image IMAGE [FLAGS] SCRIPT [ARGUMENTS...]
@@ -28,11 +28,7 @@ Four with a worker for each of their eight GPUs:
       --gpus-per-node 8 --cpus-per-worker 12 --memory 512Gi train.py --epochs 90 > job.yaml
 """
 ANSWERS = "set by Kubernetes for each pod"
-FLAGS = (
-    Flag("--image", "the container image", "IMAGE"),
-    *COMMON_FLAGS,
-    Flag("--memory", "memory to request for each pod, as in 8Gi; also its limit", "SIZE"),
-)
+OWN = ("--image", *COMMON, "--memory")
 _GOODBYE_S = 15  # beyond the time that workers have to end
 # A pod's name is NAME-node-0-INDEX-xxxxx, which must be a DNS label.
 _LABEL, _LABEL_SIZE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"), 63
@@ -42,40 +38,50 @@ _PLAIN = re.compile(r"(?![0-9.+]|-[0-9.])[-A-Za-z0-9_./=+:]*[A-Za-z0-9_/]")
 _NO_TEXT = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
-def text_of(request: ScriptRequest) -> str:
+def _memory(text: str) -> str:
+    if not _QUANTITY.fullmatch(text):
+        raise ValueError(text)
+    return text
+
+
+class JobsetOptions(ScriptOptions):
+    """The flags for Kubernetes."""
+
+    image = Flag("the container image", "IMAGE", text, None)
+    memory = Flag("memory to request for each pod, as in 8Gi; also its limit", "SIZE",
+                  reader(_memory, "{name} is {text!r}; give a size, as in 8Gi."), None)  # fmt: skip
+
+
+def text_of(options: JobsetOptions) -> str:
     """The manifest."""
-    name, cpus, (_, most) = _name(request), request.cpus, request.nodes
-    if "--image" not in request.values:
-        raise UsageError(
-            f"{request.program}: --image is missing; it names the container image to run."
-        )
-    if "--token-file" in request.values:
-        raise UsageError(f"{request.program}: the token is in a Secret; leave out --token-file.")
+    name, cpus, (_, most) = _name(options), options.cpus, options.nnodes
+    if options.image is None:
+        raise UsageError("--image is missing; it names the container image to run.")
+    if options.token_file is not None:
+        raise UsageError("the token is in a Secret; leave out --token-file.")
     if not cpus:
         raise UsageError(
-            f"{request.program}: --nproc-per-node {request.values['--nproc-per-node']} counts a"
-            " machine's CPUs, but a pod has only part of a machine; give a number."
+            f"--nproc-per-node {options.nproc_per_node} counts a machine's CPUs, but a pod has only"
+            " part of a machine; give a number."
         )
-    command = request.run(without={flag.name for flag in FLAGS})
+    command = options.run(without=OWN)
     return _MANIFEST.format(
-        made_by=request.made_by,
+        made_by=options.made_by,
         name=name,
         pods=most,
         last=f"{name}-node-0-{most - 1}.{name}",
-        grace_s=request.shutdown_s + _GOODBYE_S,
-        shutdown_s=request.shutdown_s,
-        image=_scalar(request.values["--image"]),
+        grace_s=options.shutdown_s + _GOODBYE_S,
+        shutdown_s=options.shutdown_s,
+        image=_scalar(options.image),
         command=", ".join(_scalar(_verbatim(word)) for word in command),
-        resources="\n".join(_resources(request, cpus)),
+        resources="\n".join(_resources(options, cpus)),
     )
 
 
-def _resources(request: ScriptRequest, cpus: int) -> list[str]:
-    memory = request.values.get("--memory")
-    if memory is not None and not _QUANTITY.fullmatch(memory):
-        raise UsageError(f"{request.program}: --memory is {memory!r}; give a size, as in 8Gi.")
+def _resources(options: JobsetOptions, cpus: int) -> list[str]:
+    memory, gpus = options.memory, options.gpus_per_node
     limits = [] if memory is None else [f"memory: {memory} # /dev/shm is part of it"]
-    limits += [f'nvidia.com/gpu: "{request.gpus}"'] if request.gpus else []
+    limits += [f'nvidia.com/gpu: "{gpus}"'] if gpus else []
     requests = [f'cpu: "{cpus}"'] + ([] if memory is None else [f"memory: {memory}"])
     lines = ["resources:", "  requests:", *(f"    {line}" for line in requests)]
     if limits:
@@ -83,16 +89,16 @@ def _resources(request: ScriptRequest, cpus: int) -> list[str]:
     return [f"                  {line}" for line in lines]
 
 
-def _name(request: ScriptRequest) -> str:
+def _name(options: ScriptOptions) -> str:
     """The JobSet's name; from a script's name, the characters that Kubernetes allows."""
-    longest = _LABEL_SIZE - len(f"-node-0-{request.nodes[1] - 1}-xxxxx")
-    given = request.values.get("--job-name")
+    longest = _LABEL_SIZE - len(f"-node-0-{options.nnodes[1] - 1}-xxxxx")
+    given = options.job_name
     if given is None:
-        usual = re.sub(r"[^a-z0-9]+", "-", request.job_name.lower()).lstrip("-0123456789")
+        usual = re.sub(r"[^a-z0-9]+", "-", options.name.lower()).lstrip("-0123456789")
         return usual[:longest].strip("-") or "train"
     if not _LABEL.fullmatch(given) or len(given) > longest:
         raise UsageError(
-            f"{request.program}: --job-name is {given!r}; it must start with a letter and contain "
+            f"--job-name is {given!r}; it must start with a letter and contain "
             f"only a to z, 0 to 9 and -, at most {longest} characters."
         )
     return given

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from rallypoint.cli.options import Flag
-from rallypoint.lab.script.script_request import COMMON_FLAGS, ScriptRequest
+from rallypoint.cli.options import Flag, text
+from rallypoint.lab.script import COMMON, ScriptOptions
 
 USAGE = """\
 usage: rallypoint script slurm [FLAGS] SCRIPT [ARGUMENTS...]
@@ -23,20 +23,23 @@ At least two nodes and up to eight, as Slurm has them; the job goes on without t
   rallypoint script slurm --nnodes 2:8 --nproc-per-node 8 train.py > job.sh
 """
 ANSWERS = "set by Slurm for each node"
-FLAGS = (
-    *COMMON_FLAGS,
-    Flag("--time", "time limit, as in 12:00:00 (default: the partition's)", "TIME"),
-)
+OWN = (*COMMON, "--time")
 _MARGIN_S = 30  # beyond the time that workers have to end; Slurm may also signal a minute early
 
 
-def text_of(request: ScriptRequest) -> str:
+class SbatchOptions(ScriptOptions):
+    """The flags for Slurm."""
+
+    time = Flag("time limit, as in 12:00:00 (default: the partition's)", "TIME", text, None)
+
+
+def text_of(options: SbatchOptions) -> str:
     """The batch script."""
-    values, (fewest, most), cpus = request.values, request.nodes, request.cpus
-    lines = ["#!/bin/bash", request.made_by]
+    (fewest, most), cpus = options.nnodes, options.cpus
+    lines = ["#!/bin/bash", options.made_by]
     lines += ["# Add what your cluster requires (--account, --partition), and pass it to sbatch."]
-    lines += [f"#SBATCH --job-name={shlex.quote(request.job_name)}"]
-    if request.is_elastic:
+    lines += [f"#SBATCH --job-name={shlex.quote(options.name)}"]
+    if options.is_elastic:
         lines += [f"#SBATCH --nodes={fewest}-{most}"]
         lines += ["# The job goes on if a node fails.", "#SBATCH --no-kill"]
     else:
@@ -47,17 +50,17 @@ def text_of(request: ScriptRequest) -> str:
         lines += ["# For all workers of a node.", f"#SBATCH --cpus-per-task={cpus}"]
     else:
         lines += ["# Whole nodes, as there are as many workers as CPUs.", "#SBATCH --exclusive"]
-    lines += [f"#SBATCH --gpus-per-node={request.gpus}"] if request.gpus else []
-    lines += [f"#SBATCH --time={shlex.quote(values['--time'])}"] if "--time" in values else []
+    lines += [f"#SBATCH --gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
+    lines += [f"#SBATCH --time={shlex.quote(options.time)}"] if options.time is not None else []
     lines += [
         "# Sent before the time limit: the workers have this long to save their work and end.",
-        f"#SBATCH --signal=TERM@{request.shutdown_s + _MARGIN_S}",
+        f"#SBATCH --signal=TERM@{options.shutdown_s + _MARGIN_S}",
         "# Restarted if it is preempted or a node fails; its output continues in the same file.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
         "",
     ]
-    if "--token-file" not in values:
+    if options.token_file is None:
         lines += [
             "# Only nodes that know this token can join; a new one is drawn at each start of the "
             "job.",
@@ -66,11 +69,11 @@ def text_of(request: ScriptRequest) -> str:
             "",
         ]
     # Slurm says how many nodes there are, not that fewer would do.
-    own = {flag.name for flag in FLAGS} | (set() if request.is_elastic else {"--nnodes"})
+    own = {*OWN} | (set() if options.is_elastic else {"--nnodes"})
     lines += ["# When one launcher exits (on a drained node), those of other nodes keep running."]
     lines += [
-        _srun(cpus, is_elastic=request.is_elastic),
-        f"    {shlex.join(request.run(without=own))}",
+        _srun(cpus, is_elastic=options.is_elastic),
+        f"    {shlex.join(options.run(without=own))}",
     ]
     return "\n".join([*lines, ""])
 

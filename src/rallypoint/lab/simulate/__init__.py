@@ -4,38 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from rallypoint.base.errors import CallerError
-from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
-from rallypoint.lab.simulate.simulation_request import PROGRAM, SimulationRequest, request_of
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, perform, reader, text
+from rallypoint.lab.quantities import doubling, size
 
-FLAGS = (
-    Flag("--ranks", "number of ranks (default 8)", "N"),
-    Flag("--ranks-per-node", "number of ranks on each node (default: as in the link model)", "N"),
-    Flag("--bytes", "size of the larger buffer, as in nccl-tests (default 1M)", "SIZE"),
-    Flag("--algorithms", "names, or files with your own algorithms, separated by commas\n"
-         "(default: all algorithms of the collective)", "A,B"),
-    Flag("--links", "a link model, part of its name, or a .toml file (default hopper);\n"
-         "'--links help' lists them", "MODEL"),
-    Flag("--variants", "variants of the link model (default: all)", "A,B"),
-    Flag("--sweep-bytes", "several sizes, doubling: 8:1G", "A:B"),
-    Flag("--sweep-ranks", "several numbers of ranks, doubling: 2:4096", "A:B"),
-    Flag("--noise", "each operation takes longer at random, by up to this fraction", "SHARE"),
-    Flag("--late", "a rank starts late by this many microseconds", "RANK:US"),
-    Flag("--slow", "a rank is slower by this factor", "RANK:TIMES"),
-    Flag("--failed", "the link between two ranks delivers only after --retry-us", "A-B"),
-    Flag("--retry-us", "default 1000000", "US"),
-    Flag("--runs", "with --noise: number of runs (default 20)",
-         "N"),
-    Flag("--seed", "random seed of the first run (default 0)", "N"),
-    Flag("--json", "write the rows to FILE", "FILE"),
-    Flag("--plot", "draw time over size or ranks to FILE.png or FILE.html (needs matplotlib)",
-         "FILE"),
-    Flag("--explain", "draw which rank sends to which, and the first steps (up to 16 ranks)"),
-    HELP,
-)  # fmt: skip
-
+PROGRAM = "rallypoint simulate"
 USAGE = """\
 usage: rallypoint simulate COLLECTIVE [FLAGS]
 
@@ -50,53 +27,142 @@ reduce_scatter, all_to_all or barrier.
 """
 
 _STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
+_count = reader(lambda text: integer(text, 1), "{name} {text} is not a number above 0.")
+_number = reader(float, "{name} {text} is not a number.")
+
+
+def _words(text: str, _: str = "") -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _pairs(separator: str) -> Callable[[str, str], tuple[tuple[int, float], ...]]:
+    """A reader of ``"1:2.5,3:4"``."""
+
+    def pairs(text: str) -> tuple[tuple[int, float], ...]:
+        words = [word.split(separator) for word in _words(text)]
+        return tuple((int(first), float(second)) for first, second in words)
+
+    return reader(pairs, f"{{name}} {{text}} is not A{separator}B.")
+
+
+# fmt: off
+class SimulationOptions(Options):
+    """The flags."""
+
+    ranks = Flag("number of ranks (default 8)", "N", _count, 8)
+    ranks_per_node = Flag("number of ranks on each node (default: as in the link model)", "N",
+                          _count, None)
+    bytes = Flag("size of the larger buffer, as in nccl-tests (default 1M)", "SIZE", size, 1 << 20)
+    algorithms = Flag("names, or files with your own algorithms, separated by commas\n"
+                      "(default: all algorithms of the collective)", "A,B", _words, ())
+    links = Flag("a link model, part of its name, or a .toml file (default hopper);\n"
+                 "'--links help' lists them", "MODEL", text, "hopper")
+    variants = Flag("variants of the link model (default: all)", "A,B", _words, ())
+    sweep_bytes = Flag("several sizes, doubling: 8:1G", "A:B", doubling, None)
+    sweep_ranks = Flag("several numbers of ranks, doubling: 2:4096", "A:B", doubling, None)
+    noise = Flag("each operation takes longer at random, by up to this fraction", "SHARE",
+                 _number, 0.0)
+    late = Flag("a rank starts late by this many microseconds", "RANK:US", _pairs(":"), ())
+    slow = Flag("a rank is slower by this factor", "RANK:TIMES", _pairs(":"), ())
+    failed = Flag("the link between two ranks delivers only after --retry-us", "A-B",
+                  _pairs("-"), ())
+    retry_us = Flag("default 1000000", "US", _number, 1e6)
+    runs = Flag("with --noise: number of runs (default 20)", "N", _count, 20)
+    seed = Flag("random seed of the first run (default 0)", "N", _number, 0)
+    json = Flag("write the rows to FILE", "FILE", text, None)
+    plot = Flag("draw time over size or ranks to FILE.png or FILE.html (needs matplotlib)", "FILE",
+                text, None)
+    explain = Flag.switch("draw which rank sends to which, and the first steps (up to 16 ranks)")
+    help = HELP
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationRequest:
+    """One request."""
+
+    collective: str
+    ranks: list[int]
+    nbytes: list[int]
+    per_node: int | None
+    algorithms: tuple[str, ...]
+    links: str
+    variants: tuple[str, ...]
+    noise: float
+    runs: int
+    seed: int
+    late_us: tuple[tuple[int, float], ...]
+    slow: tuple[tuple[int, float], ...]
+    failed: tuple[tuple[int, int], ...]
+    retry_us: float
+
+
+def request_of(collective: str, options: SimulationOptions) -> SimulationRequest:
+    """Read the flags."""
+    if not collective:
+        raise UsageError(f"name a collective, as in: {PROGRAM} all_reduce")
+    ranks, nbytes = options.ranks, options.bytes
+    if "--sweep-ranks" in options and "--sweep-bytes" in options:
+        raise UsageError("--sweep-ranks and --sweep-bytes cannot be combined.")
+    return SimulationRequest(
+        collective=collective,
+        ranks=options.sweep_ranks or [ranks],
+        nbytes=options.sweep_bytes or [nbytes],
+        per_node=options.ranks_per_node,
+        algorithms=options.algorithms,
+        links=options.links,
+        variants=options.variants,
+        noise=options.noise,
+        runs=options.runs,
+        seed=int(options.seed),
+        late_us=options.late,
+        slow=options.slow,
+        failed=tuple((int(a), int(b)) for a, b in options.failed),
+        retry_us=options.retry_us,
+    )
 
 
 def simulate(words: Sequence[str]) -> int:
     """Run `rallypoint simulate WORDS`; returns the exit status."""
     collective = words[0] if words and not words[0].startswith("-") else ""
+    status = perform(
+        PROGRAM,
+        words[bool(collective) :] if words else ["--help"],
+        SimulationOptions,
+        partial(_simulate, collective),
+        usage=USAGE,
+        statuses=((CallerError, _STATUS_FAILED),),
+    )
+    return status if words else _STATUS_USAGE
+
+
+def _simulate(collective: str, options: SimulationOptions, rest: list[str]) -> int:
+    if rest:
+        raise UsageError(f"unexpected argument {rest[0]!r}; see {PROGRAM} --help.")
+    if options.links == "help":
+        return _list_models()
+    request = request_of(collective, options)
     try:
-        values, rest = parse(words[bool(collective) :], FLAGS, program=PROGRAM, environ={})
-        if "--help" in values or not words:
-            print(USAGE, describe(FLAGS), sep="\n")
-            return _STATUS_OK if words else _STATUS_USAGE
-        if rest:
-            raise UsageError(f"{PROGRAM}: unexpected argument {rest[0]!r}; see {PROGRAM} --help.")
-        if values.get("--links") == "help":
-            return _list_models()
-        request = request_of(collective, values)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return _STATUS_USAGE
-    try:
-        return _perform(request, values)
-    except CallerError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return _STATUS_FAILED
+        _show(request, options)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _STATUS_OK
+    return _STATUS_OK
 
 
-def _perform(request: SimulationRequest, values: dict[str, str]) -> int:
-    from rallypoint.lab.simulate.rows import rows_of, show
+def _show(request: SimulationRequest, options: SimulationOptions) -> None:
+    from rallypoint.lab.simulate.rows import plot, rows_of, show, write_json
 
-    if "--explain" in values:
+    if options.explain:
         from rallypoint.lab.simulate.drawing import explain
 
         explain(request)
-        return _STATUS_OK
+        return
     results = rows_of(request)
     show(request, results)
-    if "--json" in values:
-        from rallypoint.lab.simulate.rows import write_json
-
-        write_json(values["--json"], request, results)
-    if "--plot" in values:
-        from rallypoint.lab.simulate.drawing import plot
-
-        plot(values["--plot"], request, results)
-    return _STATUS_OK
+    if options.json is not None:
+        write_json(options.json, request, results)
+    if options.plot is not None:
+        plot(options.plot, request, results)
 
 
 def _list_models() -> int:

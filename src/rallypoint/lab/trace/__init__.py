@@ -7,15 +7,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.wording import brief, printable
-from rallypoint.cli.jobs.choice import RunningJob, perform
-from rallypoint.cli.options import Flag, UsageError
+from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, reader, text
 from rallypoint.lab.trace.chrome import to_lines
 from rallypoint.lab.trace.slices import Drawing, draw
 from rallypoint.launch.inspection.kept import KeptJob, kept_jobs
@@ -26,10 +26,6 @@ PROGRAM = "rallypoint trace"
 _SECONDS = 5.0
 _MOST_SECONDS = 600.0
 _VIEWER = "https://ui.perfetto.dev"
-_FLAGS = (
-    Flag("--output", "file to write; compressed if its name ends in .gz", "FILE", "-o"),
-    Flag("--seconds", f"how long to trace (default: {_SECONDS:g})", "S", "-s"),
-)
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] -o FILE [--seconds S]
 
@@ -51,14 +47,29 @@ there is no such job.
 """
 
 
+def _seconds(text: str) -> float:
+    if not 0 < float(text) <= _MOST_SECONDS:
+        raise ValueError(text)
+    return float(text)
+
+
+class _TraceOptions(Options):
+    output = Flag("file to write; compressed if its name ends in .gz", "FILE",
+                  text, "", short="-o")  # fmt: skip
+    seconds = Flag(f"how long to trace (default: {_SECONDS:g})", "S",
+                   reader(_seconds, "{name} is {text!r}; it must be a number up to "
+                          f"{_MOST_SECONDS:g}."), _SECONDS, short="-s")  # fmt: skip
+    help = HELP
+
+
 def trace(words: Sequence[str]) -> int:
     """Run `rallypoint trace WORDS`; returns the exit status."""
-    return perform(PROGRAM, words, _USAGE, _FLAGS, _trace_running, _trace_ended)
+    return perform_on_job(PROGRAM, words, _USAGE, _TraceOptions, _trace_running, _trace_ended)
 
 
-def _trace_running(job: RunningJob, values: Mapping[str, str]) -> int:
-    seconds = _read_seconds(values)
-    with _writable(_read_path(values)) as path:
+def _trace_running(job: RunningJob, options: _TraceOptions) -> int:
+    seconds = options.seconds
+    with _writable(_path(options)) as path:
         told = f"tracing {job} for {seconds:g} s; Ctrl-C ends it earlier"
         print(printable(told), file=sys.stderr)
         with _interruptible() as is_over:
@@ -69,32 +80,21 @@ def _trace_running(job: RunningJob, values: Mapping[str, str]) -> int:
     return 0
 
 
-def _trace_ended(word: str, values: Mapping[str, str]) -> int | None:
+def _trace_ended(word: str, options: _TraceOptions) -> int | None:
     """Trace the last calls of the latest failed job of that name; None if there is none."""
-    _read_seconds(values)
+    _ = options.seconds  # a wrong value is refused here, too
     for job in kept_jobs():
         if not word or job.run_id.startswith(word) or str(job.pid) == word:
-            with _writable(_read_path(values)) as path:
+            with _writable(_path(options)) as path:
                 _write(path, _of_kept(job), "the last calls of")
             return 0
     return None
 
 
-def _read_seconds(values: Mapping[str, str]) -> float:
-    text = values.get("--seconds", str(_SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise UsageError(f"--seconds is {text!r}; it must be a number up to {_MOST_SECONDS:g}.")
-    return seconds
-
-
-def _read_path(values: Mapping[str, str]) -> Path:
-    if not values.get("--output"):
+def _path(options: _TraceOptions) -> Path:
+    if not options.output:
         raise UsageError("name the file to write, as in -o trace.json.gz.")
-    return Path(values["--output"])
+    return Path(options.output)
 
 
 @contextmanager

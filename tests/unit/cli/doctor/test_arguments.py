@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.doctor.arguments import ALL_FLAGS, PROGRAM, DoctorRequest, read_request
+from rallypoint.cli.doctor.arguments import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.options import UsageError, parse
 from rallypoint.cluster.remote_shell import SSH
 
 
 def read(words: str, environ: Mapping[str, str] | None = None) -> DoctorRequest:
-    values, command = parse(words.split(), ALL_FLAGS, program=PROGRAM, environ=environ or {})
-    return read_request(values, command, environ or {})
+    options, command = parse(words.split(), DoctorOptions, program=PROGRAM, environ=environ or {})
+    return read_request(options, command, environ or {})
 
 
 def test_this_machine() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.options import parse
 from rallypoint.cli.remote.plan import Plan, make_plan
-from rallypoint.cli.run import read_job, run
+from rallypoint.cli.run import run
 from rallypoint.cli.where import where
 
 GUIDE = Path(__file__).parents[4] / "docs/guides/ray.md"
@@ -21,9 +21,8 @@ GUIDE = Path(__file__).parents[4] / "docs/guides/ray.md"
 
 def plan_of(*words: str) -> Plan:
     """As for two to three nodes, of two workers each."""
-    values, command = parse([*words, __file__, "-x"], FLAGS, program="", environ={})
-    nodes = (2, 3)
-    return make_plan(values, command, {}, FLAGS, read=read_job, hosts=(), nnodes=nodes, workers="2")
+    options, command = parse([*words, __file__, "-x"], RunOptions, program="")
+    return make_plan(options, command, {}, hosts=(), nnodes=(2, 3), workers="2")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.options import parse
-from rallypoint.cli.ray.need import Need
 from rallypoint.cli.ray.on_ray import RayStarter
-from rallypoint.cli.ray.placement import AgentRequest, RayFacts, RayNode
+from rallypoint.cli.ray.placement import AgentRequest, Need, RayFacts, RayNode
 from rallypoint.cli.remote.plan import make_plan
-from rallypoint.cli.run import read_job
 
 NODES = [RayNode(f"id{i}", f"10.0.0.{i}", {"CPU": 1.0}) for i in (1, 2)]
 FACTS = RayFacts(NODES, {0: "id1", 1: "id2"})
@@ -66,12 +64,10 @@ class Cluster:
 
 
 def run(cluster: Any, nnodes: tuple[int, int], *flags: str) -> int:
-    values, command = parse([*flags, __file__], FLAGS, program="", environ={})
-    plan = make_plan(
-        values, command, {}, FLAGS, read=read_job, hosts=(), nnodes=nnodes, workers="1"
-    )
+    options, command = parse([*flags, __file__], RunOptions, program="")
+    plan = make_plan(options, command, {}, hosts=(), nnodes=nnodes, workers="1")
     need = Need(workers=1, cpus=1, gpus=0)
-    return RayStarter(plan, ("-m", "rallypoint", "run"), cluster, need).run()
+    return RayStarter(plan, cluster, need).run()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.cli.remote.remote_node import StarterOrders, _look
-from rallypoint.cli.remote.shell_connection import ShellConnection
+from rallypoint.cli.remote.starter import ShellConnection
 
 
 def look(directory: Path, script: str, port_range: str = "") -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.lab.bench.bench_request import BenchmarkRequest, request_of
+from rallypoint.lab.bench import BenchmarkOptions, BenchmarkRequest, request_of
 from rallypoint.lab.bench.contest import Contest, Row
 from rallypoint.lab.bench.crew import CrewError
 from rallypoint.lab.bench.results import Table, plot, write_json
@@ -65,7 +65,7 @@ class Place:
 
 def request(operation: str = "all_reduce", **flags: str) -> BenchmarkRequest:
     named = {f"--{name.replace('_', '-')}": text for name, text in flags.items()}
-    return request_of(operation, {**FEW, **named})
+    return request_of(operation, BenchmarkOptions({**FEW, **named}))
 
 
 def test_each_is_measured_for_a_moment_in_a_changing_order() -> None:
@@ -88,7 +88,7 @@ def test_calls_fill_a_fiftieth_of_a_second() -> None:
     """A call of 1/8192 s: 2 and 16 calls are too short to tell, 128 take 1/64 s."""
     place = Place({"rallypoint": 1 / 8192})
     flags = {"--sizes": "4K", "--rounds": "1"}
-    with Contest(request_of("all_reduce", flags), place) as contest:
+    with Contest(request_of("all_reduce", BenchmarkOptions(flags)), place) as contest:
         (row,) = contest.rows()
     orders = [order for _, order in place.orders if order["order"] == "time"]
     assert [(order["calls"], order["warmup"]) for order in orders] == [

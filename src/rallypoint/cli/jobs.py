@@ -1,4 +1,4 @@
-"""Selects the job that a command is about; the common part of such commands.
+"""The common part of commands about one running job: which one, and tables of its workers.
 
 A job is selected by its name, the beginning of its name, or its launcher's process number; without
 any, it is the only job running on this machine.
@@ -6,16 +6,26 @@ any, it is the only job running on this machine.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
-from rallypoint.base.wording import printable
-from rallypoint.cli.number_flags import is_whole
-from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
+from rallypoint.base.wording import one_line
+from rallypoint.cli.options import (
+    Flag,
+    Options,
+    UsageError,
+    integer,
+    perform,
+    reader,
+)
 from rallypoint.launch.inspection.entries import Found, running_agents
 
-NAMED = "JOB"  # among the values of a command's flags, if it names its job
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    Table = TypeVar("Table", bound=Options)
+
 NO_SUCH_JOB = 5  # the exit status; docs/exit-statuses.md
 JOB_HELP = """\
 JOB is the job's name (--rdzv-id), the beginning of its name, or the pid of its launcher. It may be
@@ -32,11 +42,13 @@ class RunningJob:
 
     Attributes:
         agents: its agents on this machine; nearly always one.
+        is_named: whether the command line names it.
     """
 
     def __init__(self, agents: Sequence[Found]) -> None:
         self.agents = tuple(agents)
         self.run_id = agents[0].run_id
+        self.is_named = False
 
     def __str__(self) -> str:
         return f"job {self.run_id} (process {self.agents[0].pid})"
@@ -51,12 +63,7 @@ def running_jobs() -> list[RunningJob]:
 
 
 def choose_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
-    """The job that `word` selects; if empty, the only job.
-
-    Raises:
-        NoSuchJobError: there is none.
-        UsageError: there are several.
-    """
+    """The job that `word` selects; if empty, the only job."""
     if not jobs:
         text = "no job of yours runs on this machine; run this on a machine of the job."
         raise NoSuchJobError(text)
@@ -69,60 +76,53 @@ def choose_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
     return found[0]
 
 
-def read_ranks(program: str, values: Mapping[str, str]) -> frozenset[int] | None:
-    """The ranks given by --rank; None if it is not given.
-
-    Raises:
-        UsageError: the value is malformed.
-    """
-    text = values.get("--rank")
-    if text is None:
-        return None
-    if not all(is_whole(each) for each in text.split(",")):
-        raise UsageError(f"{program}: --rank is {text!r}; it must be ranks, as in 0,3.")
-    return frozenset(map(int, text.split(",")))
+def rank_flag(help: str) -> Flag[frozenset[int], None]:  # noqa: A002 - as in Flag
+    """The flag --rank; None if it is not given."""
+    read = reader(
+        lambda text: frozenset(map(integer, text.split(","))),
+        "{name} is {text!r}; it must be ranks, as in 0,3.",
+    )
+    return Flag(help, "RANKS", read, None, short="-r")
 
 
-def perform(
+def perform_on_job(
     program: str,
     words: Sequence[str],
     usage: str,
-    flags: Sequence[Flag],
-    act: Callable[[RunningJob, Mapping[str, str]], int],
-    act_on_ended: Callable[[str, Mapping[str, str]], int | None] = lambda word, values: None,
+    options: type[Table],
+    act: Callable[[RunningJob, Table], int],
+    act_on_ended: Callable[[str, Table], int | None] = lambda word, options: None,
 ) -> int:
     """Run a command about one job; returns the exit status.
 
     Args:
-        act: called with the job and the values of the flags; also of NAMED, if that is given.
         act_on_ended: called if no job of that name is running; returns None if it knows none
             either.
     """
-    flags = (*flags, HELP)
-    try:
-        values, job = parse(words, flags, program=program, environ={})
-        after, extra = parse(job[1:], flags, program=program, environ={})  # flags may follow
-        values |= after
-        if "--help" in values:
-            print(usage, JOB_HELP, describe(flags), sep="\n")
-            return 0
-        if extra:
-            raise UsageError(f"{program}: it takes only one job; leave out {extra[0]!r}.")
-        word = job[0] if job else ""
+
+    def choose_and_act(options: Table, rest: list[str]) -> int:
+        if rest[1:]:
+            raise UsageError(f"it takes only one job; leave out {rest[1]!r}.")
+        word = rest[0] if rest else ""
         try:
             chosen = choose_job(word, running_jobs())
         except NoSuchJobError:
-            status = act_on_ended(word, values)
+            status = act_on_ended(word, options)
             if status is None:
                 raise
             return status
-        return act(chosen, {**values, NAMED: word} if word else values)
-    except UsageError as error:
-        return _refuse(program, error, 2)
-    except NoSuchJobError as error:
-        return _refuse(program, error, NO_SUCH_JOB)
-    except HostError as error:
-        return _refuse(program, error, 1)
+        chosen.is_named = bool(word)
+        return act(chosen, options)
+
+    return perform(
+        program,
+        words,
+        options,
+        choose_and_act,
+        usage=f"{usage}\n{JOB_HELP}",
+        statuses=((NoSuchJobError, NO_SUCH_JOB), (HostError, 1)),
+        has_subject=True,
+    )
 
 
 def _matching(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
@@ -137,7 +137,22 @@ def _listed(jobs: Sequence[RunningJob]) -> str:
     return ", ".join(f"{job.run_id} ({job.agents[0].pid})" for job in jobs[:8])
 
 
-def _refuse(program: str, error: Exception, status: int) -> int:
-    text = printable(str(error).removeprefix(f"{program}: "))
-    print(f"{program}: {text}", file=sys.stderr)
-    return status
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
+    """The lines of a table, with two spaces between columns; the last column is not padded.
+
+    Control characters in cells are spelled out.
+
+    Args:
+        right: the letter r at each right-aligned column, e.g. ``"r r"``.
+    """
+    shown = [[one_line(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
+    return [_line(row, widths, right) for row in shown]
+
+
+def _line(row: Sequence[str], widths: Sequence[int], right: str) -> str:
+    cells = [
+        cell.rjust(width) if right[i : i + 1] == "r" else cell.ljust(width)
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()

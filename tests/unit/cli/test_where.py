@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.cli.where_network import interface_table, network_text, route_table
+from rallypoint.cli.where import interface_table, network_text, route_table
 from rallypoint.cluster.interface_facts import (
     Address,
     Interface,

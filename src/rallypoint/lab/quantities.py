@@ -8,28 +8,24 @@ from rallypoint.base.collective import Collective
 from rallypoint.cli.options import UsageError
 
 
-def size(program: str, flag: str, text: str) -> int:
+def size(text: str, flag: str) -> int:
     """``"256M"`` -> 268435456: bytes, or K, M, G as powers of 1024, optionally followed by iB."""
     plain = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = {"K": 10, "M": 20, "G": 30}.get(plain[-1:], 0)
     digits = plain[:-1] if unit else plain
     if not digits.isdecimal():
-        raise UsageError(
-            f"{program}: {flag} {text} is not a size; write it like 4096, 64K, 256M or 1G."
-        )
+        raise UsageError(f"{flag} {text} is not a size; write it like 4096, 64K, 256M or 1G.")
     return int(digits) << unit
 
 
-def doubling(program: str, flag: str, text: str) -> list[int]:
+def doubling(text: str, flag: str) -> list[int]:
     """``"8:64"`` -> 8, 16, 32, 64: from the first to the second, doubling; without a colon, one
     size.
     """
     first, _, last = text.partition(":")
-    begin, end = max(size(program, flag, first), 1), size(program, flag, last or first)
+    begin, end = max(size(first, flag), 1), size(last or first, flag)
     if begin > end:
-        raise UsageError(
-            f"{program}: {flag} {text} is an empty range; give the smaller value first."
-        )
+        raise UsageError(f"{flag} {text} is an empty range; give the smaller value first.")
     values = [begin]
     while values[-1] * 2 <= end:
         values.append(values[-1] * 2)

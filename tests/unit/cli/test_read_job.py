@@ -1,18 +1,23 @@
-"""From flags to machines, as torchrun reads them."""
+"""From flags to nodes, as torchrun reads them, and to where the output goes."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.nodes import LaunchPlace, read_configuration, read_endpoints, read_place
+from rallypoint.cli.flags import RunOptions, read_configuration, read_texts
 from rallypoint.cli.options import UsageError
+from rallypoint.cli.read_job import LaunchPlace, read_endpoints, read_logs, read_place
 from rallypoint.launch.job import Nodes, Rendezvous
+from rallypoint.launch.log_spec import STDERR, STDOUT, Way, translate_template
 from rallypoint.rendezvous.job.round import Endpoint
 
 
 def place(**flags: str) -> LaunchPlace:
-    return read_place({f"--{name.replace('_', '-')}": text for name, text in flags.items()})
+    texts = {f"--{name.replace('_', '-')}": text for name, text in flags.items()}
+    return read_place(RunOptions(texts))
 
 
 def test_one_machine_needs_nothing_and_takes_any_port() -> None:
@@ -139,3 +144,54 @@ def test_configurations() -> None:
     assert read_configuration("") == {}
     assert read_configuration("timeout=60,x=a=b") == {"timeout": "60", "x": "a=b"}
     assert place(nnodes="2", rdzv_conf="timeout=60").nodes.join_timeout_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("apple", ("apple",)),
+        ("apple,orange", ("apple", "orange")),
+        ("a,,b,c", ("a,b", "c")),
+        ("a,,,b", ("a,", "b")),
+    ],
+)
+def test_filters_escape_commas_by_doubling_them(text: str, texts: tuple[str, ...]) -> None:
+    assert read_texts(text) == texts
+
+
+@given(st.lists(st.text(st.characters(exclude_characters=","), min_size=1), min_size=1))
+def test_filters_without_commas_are_a_list(texts: list[str]) -> None:
+    assert read_texts(",".join(texts)) == tuple(texts)
+
+
+def test_torchruns_prefix_template() -> None:
+    template = "[${role_name}/{x}|${rank}-${local_rank}]"
+    spec = read_logs(RunOptions(), {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": template})
+    prefix = spec.prefix_of(rank=5, local_rank=1, role="r", host="h")
+    assert prefix == "[r/{x}|5-1]"
+    assert translate_template("plain") == "plain"
+
+
+def test_the_ways_of_all_streams() -> None:
+    values = {"--redirects": "0:3,1:1", "--tee": "1:2,2:3", "--local-ranks-filter": "0,1"}
+    spec = read_logs(RunOptions(values), {})
+    ways = {(rank, stream): spec.way_of(rank, stream) for rank in range(4) for stream in (1, 2)}
+    assert ways == {
+        (0, STDOUT): Way.FILE,
+        (0, STDERR): Way.FILE,
+        (1, STDOUT): Way.FILE,
+        (1, STDERR): Way.TEE,
+        (2, STDOUT): Way.FILE,  # not to be shown
+        (2, STDERR): Way.FILE,
+        (3, STDOUT): Way.DROPPED,
+        (3, STDERR): Way.DROPPED,
+    }
+    assert spec.are_kept
+
+
+def test_without_flags_workers_write_themselves() -> None:
+    spec = read_logs(RunOptions(), {})
+    assert {spec.way_of(0, STDOUT), spec.way_of(3, STDERR)} == {Way.INHERITED}
+    assert not spec.are_kept
+    assert read_logs(RunOptions({"--log-prefix": "{rank}: "}), {}).way_of(0, STDOUT) is Way.PREFIXED
+    assert read_logs(RunOptions({"--log-dir": "x"}), {}).are_kept
