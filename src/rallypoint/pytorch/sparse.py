@@ -16,6 +16,7 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator
+from rallypoint.process_group.work import CollectiveCall
 from rallypoint.pytorch.memory import Memory
 
 
@@ -69,14 +70,9 @@ def _all_gather(
     timeout: timedelta | None,
 ) -> None:
     memory = Memory("all_reduce", moves=True)
-    array = memory.reads(source)
-    run(
-        group,
-        Collective.ALL_GATHER,
-        "all_reduce",
-        array,
-        [memory.writes(target) for target in targets],
-        uneven=True,
-        timeout=timeout,
+    array, arrays = memory.reads(source), [memory.writes(target) for target in targets]
+    call = CollectiveCall(
+        Collective.ALL_GATHER, "all_reduce", array, arrays, timeout=timeout, uneven=True
     )
+    run(group, call)
     memory.finish()

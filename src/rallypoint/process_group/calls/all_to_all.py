@@ -16,8 +16,8 @@ from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.parts import check_divides, check_items, part_sizes
 from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.groups.default import Group, joined
-from rallypoint.process_group.memory.arrays import Array, as_array, as_arrays, check_alike
-from rallypoint.process_group.work import Work
+from rallypoint.process_group.memory.arrays import Array, Blocks, as_array, as_arrays, check_alike
+from rallypoint.process_group.work import CollectiveCall, Work
 
 
 @short_way(
@@ -59,26 +59,18 @@ def all_to_all(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "all_to_all")
+    name = "all_to_all"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     count = chosen.size()
-    sources = as_arrays(input_tensor_list, "all_to_all", "input_tensor_list", count=count)
-    targets = as_arrays(
-        output_tensor_list, "all_to_all", "output_tensor_list", count=count, writes=True
+    sources = as_arrays(input_tensor_list, name, "input_tensor_list", count=count)
+    targets = as_arrays(output_tensor_list, name, "output_tensor_list", count=count, writes=True)
+    check_alike([*sources, *targets], sources[0], name, "its lists")
+    call = CollectiveCall(
+        Collective.ALL_TO_ALL, name, sources, targets, async_op, timeout, algorithm, uneven=True
     )
-    check_alike([*sources, *targets], sources[0], "all_to_all", "its lists")
-    return run(
-        chosen,
-        Collective.ALL_TO_ALL,
-        "all_to_all",
-        sources,
-        targets,
-        uneven=True,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
-    )
+    return run(chosen, call)
 
 
 @short_way(Collective.ALL_TO_ALL, Form.CUT, source="input", target="output")
@@ -125,32 +117,19 @@ def all_to_all_single(
         return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     check_alike([target], source, name, "output")
-    if not output_split_sizes and not input_split_sizes:
+    inputs: Blocks = source
+    outputs: Blocks = target
+    uneven = bool(output_split_sizes or input_split_sizes)
+    if uneven:
+        inputs = _cut(source, input_split_sizes, chosen.size(), name, "input")
+        outputs = _cut(target, output_split_sizes, chosen.size(), name, "output")
+    else:
         check_divides(source, chosen.size(), name, "input")
         check_items(target, source.size, name, "output")
-        return run(
-            chosen,
-            Collective.ALL_TO_ALL,
-            name,
-            source,
-            target,
-            async_op=async_op,
-            timeout=timeout,
-            algorithm=algorithm,
-        )
-    sources = _cut(source, input_split_sizes, chosen.size(), name, "input")
-    targets = _cut(target, output_split_sizes, chosen.size(), name, "output")
-    return run(
-        chosen,
-        Collective.ALL_TO_ALL,
-        name,
-        sources,
-        targets,
-        uneven=True,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    call = CollectiveCall(
+        Collective.ALL_TO_ALL, name, inputs, outputs, async_op, timeout, algorithm, uneven=uneven
     )
+    return run(chosen, call)
 
 
 def _cut(

@@ -21,14 +21,10 @@ from rallypoint.process_group.groups.default_timeout import check_timeout
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import Work
+from rallypoint.process_group.work import CollectiveCall, Work
 from rallypoint.store.store import Store
 
-_SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
-_ALL_REDUCE = int(Collective.ALL_REDUCE)  # 0, so that a variant of it is the variant's number
-_BROADCAST = int(Collective.BROADCAST)
-_REDUCE = int(Collective.REDUCE)
-_BARRIER = int(Collective.BARRIER)
+_SUM = ReduceOp.SUM
 _NOTHING = np.empty(0, np.uint8)
 _GRACE = timedelta(seconds=1)  # for a verdict that may be on its way
 _AT_ONCE = timedelta(0)
@@ -72,21 +68,16 @@ def all_reduce(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "all_reduce")
+    name = "all_reduce"
+    chosen = joined(group, name)
     if chosen is None:
         return None
-    array = as_array(tensor, "all_reduce", writes=True)
-    return run(
-        chosen,
-        Collective.ALL_REDUCE,
-        "all_reduce",
-        array,
-        array,
-        op=check_operator(op, "all_reduce"),
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    array = as_array(tensor, name, writes=True)
+    operator = check_operator(op, name)
+    call = CollectiveCall(
+        Collective.ALL_REDUCE, name, array, array, async_op, timeout, algorithm, op=operator
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.REDUCE, Form.ONTO_ROOT, source="tensor")
@@ -127,24 +118,19 @@ def reduce(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "reduce")
+    name = "reduce"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, dst, group_dst, "dst", None)
     is_root = root == chosen.own_rank
-    array = as_array(tensor, "reduce", writes=is_root)
-    return run(
-        chosen,
-        Collective.REDUCE,
-        "reduce",
-        array,
-        array if is_root else None,
-        op=check_operator(op, "reduce"),
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    array = as_array(tensor, name, writes=is_root)
+    target = array if is_root else None
+    operator = check_operator(op, name)
+    call = CollectiveCall(
+        Collective.REDUCE, name, array, target, async_op, timeout, algorithm, operator, root
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.BROADCAST, Form.IN_PLACE, source="tensor")
@@ -182,25 +168,20 @@ def broadcast(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "broadcast")
+    name = "broadcast"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, src, group_src, "src", None)
     is_root = root == chosen.own_rank
-    array = as_array(tensor, "broadcast", writes=not is_root)
+    array = as_array(tensor, name, writes=not is_root)
     if not array.flags.writeable:
         array = array.copy()  # the engine may write the same items again
-    return run(
-        chosen,
-        Collective.BROADCAST,
-        "broadcast",
-        array if is_root else None,
-        array,
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    source = array if is_root else None
+    call = CollectiveCall(
+        Collective.BROADCAST, name, source, array, async_op, timeout, algorithm, root=root
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.BARRIER, Form.NOTHING)
@@ -221,19 +202,14 @@ def barrier(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "barrier")
+    name = "barrier"
+    chosen = joined(group, name)
     if chosen is None:
         return None
-    return run(
-        chosen,
-        Collective.BARRIER,
-        "barrier",
-        _NOTHING,
-        _NOTHING,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    call = CollectiveCall(
+        Collective.BARRIER, name, _NOTHING, _NOTHING, async_op, timeout, algorithm
     )
+    return run(chosen, call)
 
 
 def monitored_barrier(

@@ -23,7 +23,7 @@ from rallypoint.process_group.memory.arrays import (
     check_alike,
 )
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import Work
+from rallypoint.process_group.work import CollectiveCall, Work
 
 _SUM = ReduceOp.SUM
 
@@ -61,24 +61,19 @@ def all_gather(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "all_gather")
+    name = "all_gather"
+    chosen = joined(group, name)
     if chosen is None:
         return None
-    source = as_array(tensor, "all_gather")
-    targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
-    check_alike(targets, source, "all_gather", "tensor_list")
+    source = as_array(tensor, name)
+    targets = as_arrays(tensor_list, name, "tensor_list", count=chosen.size(), writes=True)
+    check_alike(targets, source, name, "tensor_list")
     place = chosen.own_rank
-    check_items(targets[place], source.size, "all_gather", f"tensor_list[{place}]")
-    return run(
-        chosen,
-        Collective.ALL_GATHER,
-        "all_gather",
-        source,
-        targets,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    check_items(targets[place], source.size, name, f"tensor_list[{place}]")
+    call = CollectiveCall(
+        Collective.ALL_GATHER, name, source, targets, async_op, timeout, algorithm
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.ALL_GATHER, Form.APART, source="input_tensor", target="output_tensor")
@@ -121,16 +116,8 @@ def all_gather_into_tensor(
     source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
     check_alike([target], source, name, "output_tensor")
     check_items(target, source.size * chosen.size(), name, "output_tensor")
-    return run(
-        chosen,
-        Collective.ALL_GATHER,
-        name,
-        source,
-        target,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
-    )
+    call = CollectiveCall(Collective.ALL_GATHER, name, source, target, async_op, timeout, algorithm)
+    return run(chosen, call)
 
 
 all_gather_single = all_gather_into_tensor  # its name since PyTorch 2.13
@@ -172,31 +159,25 @@ def gather(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "gather")
+    name = "gather"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, dst, group_dst, "dst", 0)
     is_root = root == chosen.own_rank
-    source = as_array(tensor, "gather")
+    source = as_array(tensor, name)
     targets: list[Array] = []
     if is_root:
-        targets = as_arrays(gather_list, "gather", "gather_list", count=chosen.size(), writes=True)
-        check_alike(targets, source, "gather", "gather_list")
+        targets = as_arrays(gather_list, name, "gather_list", count=chosen.size(), writes=True)
+        check_alike(targets, source, name, "gather_list")
         for index, target in enumerate(targets):
-            check_items(target, source.size, "gather", f"gather_list[{index}]")
+            check_items(target, source.size, name, f"gather_list[{index}]")
     elif gather_list:
-        _refuse_list("gather", "gather_list", "dst", chosen.ranks[root])
-    return run(
-        chosen,
-        Collective.GATHER,
-        "gather",
-        source,
-        targets or None,
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+        _refuse_list(name, "gather_list", "dst", chosen.ranks[root])
+    call = CollectiveCall(
+        Collective.GATHER, name, source, targets or None, async_op, timeout, algorithm, root=root
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.SCATTER, Form.APART, source="scatter_list", target="tensor", default_root=0)
@@ -235,31 +216,25 @@ def scatter(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "scatter")
+    name = "scatter"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, src, group_src, "src", 0)
     is_root = root == chosen.own_rank
-    target = as_array(tensor, "scatter", writes=True)
+    target = as_array(tensor, name, writes=True)
     sources: list[Array] = []
     if is_root:
-        sources = as_arrays(scatter_list, "scatter", "scatter_list", count=chosen.size())
-        check_alike(sources, target, "scatter", "scatter_list")
+        sources = as_arrays(scatter_list, name, "scatter_list", count=chosen.size())
+        check_alike(sources, target, name, "scatter_list")
         for index, source in enumerate(sources):
-            check_items(source, target.size, "scatter", f"scatter_list[{index}]")
+            check_items(source, target.size, name, f"scatter_list[{index}]")
     elif scatter_list:
-        _refuse_list("scatter", "scatter_list", "src", chosen.ranks[root])
-    return run(
-        chosen,
-        Collective.SCATTER,
-        "scatter",
-        sources or None,
-        target,
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+        _refuse_list(name, "scatter_list", "src", chosen.ranks[root])
+    call = CollectiveCall(
+        Collective.SCATTER, name, sources or None, target, async_op, timeout, algorithm, root=root
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.REDUCE_SCATTER, Form.APART, source="input_list", target="output")
@@ -306,17 +281,10 @@ def reduce_scatter(
     sources = as_arrays(input_list, name, "input_list", count=chosen.size())
     check_alike(sources, target, name, "input_list")
     check_items(target, sources[chosen.own_rank].size, name, "output")
-    return run(
-        chosen,
-        Collective.REDUCE_SCATTER,
-        name,
-        sources,
-        target,
-        op=operator,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    call = CollectiveCall(
+        Collective.REDUCE_SCATTER, name, sources, target, async_op, timeout, algorithm, op=operator
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.REDUCE_SCATTER, Form.APART, source="input", target="output")
@@ -362,17 +330,10 @@ def reduce_scatter_tensor(
     operator = check_operator(op, name)
     check_alike([source], target, name, "input")
     check_items(source, target.size * chosen.size(), name, "input")
-    return run(
-        chosen,
-        Collective.REDUCE_SCATTER,
-        name,
-        source,
-        target,
-        op=operator,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    call = CollectiveCall(
+        Collective.REDUCE_SCATTER, name, source, target, async_op, timeout, algorithm, op=operator
     )
+    return run(chosen, call)
 
 
 reduce_scatter_single = reduce_scatter_tensor  # its name since PyTorch 2.13

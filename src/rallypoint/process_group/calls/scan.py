@@ -11,7 +11,7 @@ from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.groups.default import Group, joined
 from rallypoint.process_group.memory.arrays import Array, as_array
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import Work
+from rallypoint.process_group.work import CollectiveCall, Work
 
 
 def scan(
@@ -50,24 +50,18 @@ def scan(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "scan")
+    name = "scan"
+    chosen = joined(group, name)
     if chosen is None:
         return None
-    operator = check_operator(op, "scan")
+    operator = check_operator(op, name)
     if operator is ReduceOp.AVG:
         raise InvalidArgumentError(
             "scan: ReduceOp.AVG is not defined here, because each rank combines a different "
             "number of arrays; use SUM, and divide by rank + 1"
         )
-    array = as_array(tensor, "scan", writes=True)
-    return run(
-        chosen,
-        Collective.SCAN,
-        "scan",
-        array,
-        array,
-        op=operator,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    array = as_array(tensor, name, writes=True)
+    call = CollectiveCall(
+        Collective.SCAN, name, array, array, async_op, timeout, algorithm, op=operator
     )
+    return run(chosen, call)

@@ -30,7 +30,7 @@ from rallypoint.process_group.delegated.library_work import DelegatedWork
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
-from rallypoint.process_group.operators import Operator
+from rallypoint.process_group.work import CollectiveCall
 from rallypoint.store.store import seconds_of
 
 _TAG = 0x52A1  # for messages that implement a collective; refused to users
@@ -68,70 +68,52 @@ class _Several:
         return -1
 
 
-def run(
+def begin(
     group: ProcessGroup,
     end: LibraryGroup,
-    collective: Collective,
-    operation: str,
+    call: CollectiveCall,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    *,
-    op: Operator | None,
-    root: int,
-    uneven: bool,
-    async_op: bool,
-    timeout: timedelta | None,
-    algorithm: str | None,
-    results: Sequence[Any] | None,
-    then: Callable[[], None] | None,
-) -> DelegatedWork | None:
-    """Run a collective, or start it; arguments and errors are those of calls.call.run.
+) -> DelegatedWork:
+    """Start a collective with these arrays.
 
     Raises:
         InvalidTypeError: the library does not support it; the message says what does.
         InvalidArgumentError: an algorithm is requested, which libraries do not offer.
     """
-    if algorithm is not None:
+    if call.algorithm is not None:
         raise InvalidArgumentError(
-            f"{operation}: {end.name} chooses its algorithms itself; algorithm={algorithm!r} is "
-            "for backend='rallypoint'"
+            f"{call.operation}: {end.name} chooses its algorithms itself; "
+            f"algorithm={call.algorithm!r} is for backend='rallypoint'"
         )
-    dtype = dtype_name([*inputs, *outputs][0])
-    operator = op if collective.reduces else None
-    if why := end.why_not(collective, dtype, operator):
-        raise InvalidTypeError(f"{operation}: {why}")
-    timeout_s = end.timeout_s if timeout is None else seconds_of(timeout)
-    ready = _prepare(end, group, collective, root, inputs, outputs)
+    dtype = dtype_name((inputs or outputs)[0])
+    operator = call.op if call.collective.reduces else None
+    if why := end.why_not(call.collective, dtype, operator):
+        raise InvalidTypeError(f"{call.operation}: {why}")
+    timeout_s = end.timeout_s if call.timeout is None else seconds_of(call.timeout)
+    ready = _prepare(group, end, call, inputs, outputs)
     pending: Pending
-    if uneven and collective in (Collective.GATHER, Collective.SCATTER):
-        pending = _by_messages(end, group, collective, root, ready, operation)
+    if call.uneven and call.collective in (Collective.GATHER, Collective.SCATTER):
+        pending = _by_messages(group, end, call, ready)
     else:
         request = LibraryCall(
-            collective=_made_even(end, group, collective, ready),
+            collective=_made_even(group, end, call.collective, ready),
             dtype=dtype,
             inputs=ready.inputs,
             outputs=ready.outputs,
             operator=operator,
-            root=root,
+            root=call.root,
             timeout_s=timeout_s,
         )
-        pending = end.begin(request, operation)
+        pending = end.begin(request, call.operation)
 
     def finish() -> None:
         ready.finish()
-        if then is not None:
-            then()
+        if call.then is not None:
+            call.then()
 
-    work = DelegatedWork(
-        group, end, pending, operation, outputs if results is None else results, finish, timeout_s
-    )
-    if async_op:
-        return work
-    if group.deferred is None:
-        work.wait()
-    else:
-        group.deferred.append(work)
-    return None
+    results = outputs if call.results is None else call.results
+    return DelegatedWork(group, end, pending, call.operation, results, finish, timeout_s)
 
 
 def post(
@@ -170,17 +152,16 @@ def post(
 
 
 def _prepare(
-    end: LibraryGroup,
     group: ProcessGroup,
-    collective: Collective,
-    root: int,
+    end: LibraryGroup,
+    call: CollectiveCall,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> _Prepared:
     """The blocks for the library, and how to return its output to the caller's arrays."""
+    collective, is_root = call.collective, group.own_rank == call.root
     if collective is Collective.BARRIER:
         return _Prepared([], [])
-    is_root = group.own_rank == root
     if collective.has_one_block:
         return _in_place(end, inputs, outputs)
     rooms = [_contiguous(array) for array in outputs]
@@ -227,7 +208,7 @@ def _cut(blocks: list[Block], count: int) -> list[Block]:
 
 
 def _made_even(
-    end: LibraryGroup, group: ProcessGroup, collective: Collective, ready: _Prepared
+    group: ProcessGroup, end: LibraryGroup, collective: Collective, ready: _Prepared
 ) -> Collective:
     """Blocks of equal length instead of unequal ones; the collective that serves these."""
     blocks = ready.outputs if collective is Collective.ALL_GATHER else ready.inputs
@@ -263,30 +244,26 @@ def _made_even(
 
 
 def _by_messages(
-    end: LibraryGroup,
-    group: ProcessGroup,
-    collective: Collective,
-    root: int,
-    ready: _Prepared,
-    operation: str,
+    group: ProcessGroup, end: LibraryGroup, call: CollectiveCall, ready: _Prepared
 ) -> _Several:
     """A gather or scatter of blocks whose lengths only the root and their owners know."""
-    gathers, own = collective is Collective.GATHER, group.own_rank
-    if own != root:
-        block = ready.inputs[0] if gathers else ready.outputs[0]
-        return _Several(
-            [end.transfer(sends=gathers, peer=root, tag=_TAG, block=block, operation=operation)]
-        )
-    blocks = ready.outputs if gathers else ready.inputs
-    if gathers:
-        blocks[own][:] = ready.inputs[0]
-    else:
-        ready.outputs[0][:] = blocks[own]
+    gathers, own = call.collective is Collective.GATHER, group.own_rank
+    is_root = own == call.root
+    blocks = ready.outputs if gathers == is_root else ready.inputs
+    peers = dict(enumerate(blocks)) if is_root else {call.root: blocks[0]}
+    if is_root:
+        ready.outputs[own if gathers else 0][:] = ready.inputs[0 if gathers else own]
+        del peers[own]
     return _Several(
         [
-            end.transfer(sends=not gathers, peer=peer, tag=_TAG, block=block, operation=operation)
-            for peer, block in enumerate(blocks)
-            if peer != own
+            end.transfer(
+                sends=gathers != is_root,
+                peer=peer,
+                tag=_TAG,
+                block=block,
+                operation=call.operation,
+            )
+            for peer, block in peers.items()
         ]
     )
 

@@ -8,8 +8,8 @@ contiguous is copied, and copied back after the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from rallypoint.process_group.memory.device_array import DeviceArray
 Array = np.ndarray[
     Any, np.dtype[Any]
 ]  # numpy.typing takes as long to import as all of this package
+# An array of all blocks, one after the other; or an array for each; or None: no block.
+Blocks: TypeAlias = Array | Sequence[Array] | None
 
 # NumPy has no bfloat16. Its bits are passed as unsigned integers, with a note of what they are.
 _NOTE = "rallypoint.bfloat16"  # h5py and others keep notes of their own
