@@ -12,8 +12,11 @@ import numpy as np
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.collective import Collective
-from rallypoint.process_group.calls.parts import check_divides, check_items
-from rallypoint.process_group.memory.arrays import Blocks
+from rallypoint.process_group.memory.arrays import (
+    Blocks,
+    check_divides,
+    check_items,
+)
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.routes import routed, routed_alone
 from rallypoint.pytorch.sparse import all_reduce_sparse

@@ -13,10 +13,18 @@ import numpy as np
 
 from rallypoint.base.collective import Collective
 from rallypoint.process_group.calls.call import run
-from rallypoint.process_group.calls.parts import check_divides, check_items, part_sizes
 from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.groups.default import Group, joined
-from rallypoint.process_group.memory.arrays import Array, Blocks, as_array, as_arrays, check_alike
+from rallypoint.process_group.memory.arrays import (
+    Array,
+    Blocks,
+    as_array,
+    as_arrays,
+    check_alike,
+    check_divides,
+    check_items,
+    part_sizes,
+)
 from rallypoint.process_group.work import CollectiveCall, Work
 
 

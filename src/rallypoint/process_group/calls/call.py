@@ -15,7 +15,7 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.delegated import library_calls
-from rallypoint.process_group.delegated.library_work import DelegatedWork
+from rallypoint.process_group.delegated.library_calls import DelegatedWork
 from rallypoint.process_group.groups.accounts import Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, Blocks, address, describe, dtype_name

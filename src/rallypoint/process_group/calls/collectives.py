@@ -1,7 +1,7 @@
-"""Collectives on one array: all_reduce, reduce, broadcast, and the barriers.
+"""Collectives on one array: all_reduce, reduce, broadcast, scan, and the barriers.
 
-Names, arguments and semantics are torch.distributed's. Arrays are NumPy arrays or PyTorch tensors
-of any shape. A contiguous NumPy array goes straight to the engine.
+Names, arguments and semantics are torch.distributed's, except for scan, which is MPI's. Arrays are
+NumPy arrays or PyTorch tensors of any shape. A contiguous NumPy array goes straight to the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from datetime import timedelta
 import numpy as np
 
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    StoreTimeoutError,
+)
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.short_way import Form, short_way
@@ -180,6 +184,59 @@ def broadcast(
     source = array if is_root else None
     call = CollectiveCall(
         Collective.BROADCAST, name, source, array, async_op, timeout, algorithm, root=root
+    )
+    return run(chosen, call)
+
+
+def scan(
+    tensor: Array,
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Combine item by item the arrays of ranks 0 to this one, in place, as MPI_Scan does.
+
+    With 1, 2, 3 on three ranks and SUM, rank 0 gets 1, rank 1 gets 3, rank 2 gets 6. This is an
+    extension: torch.distributed has no such call. Operands are combined in the order of ranks, and
+    in the same way each time, so the bits are the same from run to run.
+
+    Args:
+        tensor: any shape, writable; the same shape and dtype on every rank.
+        op: how items are combined; not AVG, because each rank would divide by a different number.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
+            it is read-only; or the group's backend is not the engine, and has no scan.
+        InvalidArgumentError: op is AVG, or there is no such algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes, operators
+            or algorithms.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
+    name = "scan"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    operator = check_operator(op, name)
+    if operator is ReduceOp.AVG:
+        raise InvalidArgumentError(
+            "scan: ReduceOp.AVG is not defined here, because each rank combines a different "
+            "number of arrays; use SUM, and divide by rank + 1"
+        )
+    array = as_array(tensor, name, writes=True)
+    call = CollectiveCall(
+        Collective.SCAN, name, array, array, async_op, timeout, algorithm, op=operator
     )
     return run(chosen, call)
 

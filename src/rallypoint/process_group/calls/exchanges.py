@@ -13,7 +13,6 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
-from rallypoint.process_group.calls.parts import check_items
 from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.memory.arrays import (
@@ -21,6 +20,7 @@ from rallypoint.process_group.memory.arrays import (
     as_array,
     as_arrays,
     check_alike,
+    check_items,
 )
 from rallypoint.process_group.operators import Operator, check_operator
 from rallypoint.process_group.work import CollectiveCall, Work

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
+from rallypoint.process_group.delegated.backends import ENGINES, parse_backend
 from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.plug_ins import ENGINES, parse_backend
 from rallypoint.process_group.formation.connecting import form_communicator, say_formed
 from rallypoint.process_group.formation.ends import form_ends
 from rallypoint.process_group.groups.group import DEFAULT_GROUP

@@ -17,7 +17,7 @@ import pytest
 import rallypoint as dist
 from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.delegated import library_calls, mpi_library, plug_ins
+from rallypoint.process_group.delegated import backends, library_calls, mpi_library
 from rallypoint.process_group.delegated.delegate import (
     Block,
     Delegate,
@@ -26,7 +26,7 @@ from rallypoint.process_group.delegated.delegate import (
     Pending,
 )
 from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.library_work import DelegatedWork
+from rallypoint.process_group.delegated.library_calls import DelegatedWork
 from rallypoint.process_group.formation.joining import check_backend
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
@@ -405,7 +405,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sequence[Alone]]:
         made.append(Alone())
         return made[-1]
 
-    monkeypatch.setattr(plug_ins, "_added", lambda: {"alone": _EntryPoint(make)})
+    monkeypatch.setattr(backends, "_added", lambda: {"alone": _EntryPoint(make)})
     dist.init_process_group("alone", store=HashStore(), rank=0, world_size=1)
     yield made
     dist.destroy_process_group()
