@@ -18,9 +18,9 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.engine_work import EngineWork, report
 from rallypoint.engine.interruption import LOOK_S
-from rallypoint.process_group.groups.accounts import Site, failure
+from rallypoint.process_group.groups.accounts import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Blocks, describe
+from rallypoint.process_group.memory.arrays import Blocks
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.store import seconds_of
 
@@ -59,37 +59,6 @@ class Work(Protocol):
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(self)` on completion: now if completed, else in another thread."""
-
-
-class CallDetails(NamedTuple):
-    """A call's details, for the text of an error.
-
-    Attributes:
-        what: its arrays.
-        root: a rank in the group.
-        variant: which algorithm was requested (planning.Algorithms).
-        site: where the user's code made the call, if the call has since returned.
-    """
-
-    operation: str
-    what: object
-    op: int = 0
-    root: int = 0
-    variant: int = 0
-    site: Site | None = None
-
-    def error(self, group: ProcessGroup, code: int) -> RallypointError:
-        """The error for a nonzero result of the engine."""
-        return failure(
-            group,
-            code,
-            self.operation,
-            "" if self.operation == "barrier" else describe(self.what),
-            op=self.op,
-            root=self.root,
-            variant=self.variant,
-            site=self.site,
-        )
 
 
 class OneWork(EngineWork):

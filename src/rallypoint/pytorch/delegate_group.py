@@ -21,7 +21,7 @@ from rallypoint.base import worker_hook
 from rallypoint.base.errors import HostError, StoreError, StoreTimeoutError
 from rallypoint.process_group.delegated.delegate import LibraryMember
 from rallypoint.pytorch import other_backends
-from rallypoint.pytorch.device_groups import RankDevices, why_staged
+from rallypoint.pytorch.device_groups import RankDevices, read_devices, why_staged
 from rallypoint.store.store import Store
 
 
@@ -94,13 +94,10 @@ def _bound_device(member: LibraryMember, kind: str) -> Any:
 def _check_gpus_differ(member: LibraryMember) -> None:
     """Check that no two ranks use the same GPU; all ranks come to the same result."""
     store = member.store
-    seat = RankDevices.own()
-    store.set(f"seat/{member.rank}", json.dumps([seat.host, seat.has_nccl, seat.gpus]))
+    store.set(f"seat/{member.rank}", json.dumps(RankDevices.own()))
     keys = [f"seat/{rank}" for rank in range(len(member.ranks))]
     store.wait(keys, member.timeout)
-    told = [json.loads(each) for each in store.multi_get(keys)]
-    seats = [RankDevices(host, has_nccl, tuple(gpus)) for host, has_nccl, gpus in told]
-    if why := why_staged(seats):
+    if why := why_staged(read_devices(store.multi_get(keys))):
         raise HostError(f"backend='nccl' cannot serve these ranks: {why}; use backend='rallypoint'")
 
 

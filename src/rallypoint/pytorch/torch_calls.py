@@ -17,14 +17,14 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.point_to_point import post_message
-from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import (
     Blocks,
     part_sizes,
 )
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.process_group.work import CallDetails, CollectiveCall, ended_on_error
+from rallypoint.process_group.work import CollectiveCall, ended_on_error
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.memory import Memory

@@ -16,12 +16,12 @@ from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTyp
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.delegated import library_calls
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
-from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, Blocks, address, describe, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
 from rallypoint.process_group.operators import Operator, code_and_factor
-from rallypoint.process_group.work import CallDetails, CollectiveCall, OneWork
+from rallypoint.process_group.work import CollectiveCall, OneWork
 from rallypoint.store.store import seconds_of
 
 _ONE = (np.ndarray, DeviceArray)

@@ -6,14 +6,14 @@ Collectives are those of base/collective.py, with blocks of equal length except 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Protocol
 
 from rallypoint.base.collective import Collective
-from rallypoint.process_group.operators import Operator
+from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.store.store import Store
 
 Block = Any  # a NumPy array, or a tensor of torch
@@ -141,3 +141,44 @@ class Delegate(Protocol):
 
     def abort(self) -> None:
         """The same at once; calls in progress may fail."""
+
+
+class BuiltInDelegate(Delegate):
+    """A library that this package knows.
+
+    It has a method for each collective that it serves, called like it: ``_all_reduce``.
+
+    Attributes:
+        combines: the names of the operators that it has, by dtype.
+    """
+
+    combines: Mapping[str, Collection[str]]
+
+    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
+        if not hasattr(self, f"_{collective.operation}"):
+            return (
+                f"{self.name} has no such operation; backend='rallypoint' has "
+                f"{collective.operation}"
+            )
+        return why_not_combined(self.name, self.combines, dtype, operator)
+
+    def begin(self, request: LibraryCall) -> Pending:
+        pending: Pending = getattr(self, f"_{request.collective.operation}")(request)
+        return pending
+
+
+def why_not_combined(
+    name: str, combines: Mapping[str, Collection[str]], dtype: str, operator: Operator | None
+) -> str:
+    """What a library cannot combine, and what can; empty if it can, or nothing is combined."""
+    if operator is None:
+        return ""
+    if dtype not in combines:
+        return f"{name} does not combine {dtype}; backend='rallypoint' does"
+    kind = "PREMUL_SUM" if isinstance(operator, PremulSum) else operator.name
+    if kind not in combines[dtype]:
+        return (
+            f"{name} has no {kind} of {dtype}, only {', '.join(combines[dtype])}; see "
+            "docs/guides/backends.md"
+        )
+    return ""

@@ -36,7 +36,7 @@ from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray
-from rallypoint.process_group.work import CollectiveCall, Future
+from rallypoint.process_group.work import CollectiveCall, Future, Work
 from rallypoint.store.store import seconds_of
 
 _TAG = 0x52A1  # for messages that implement a collective; refused to users
@@ -74,7 +74,7 @@ class _Several:
         return -1
 
 
-class DelegatedWork:
+class DelegatedWork(Work):
     """One operation in progress.
 
     Args:
@@ -106,7 +106,6 @@ class DelegatedWork:
         self._error: Exception | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See Work."""
         if timeout is not None and not self._is_over and not self._is_done():
             self._wait_a_while(seconds_of(timeout))
         self._settle()
@@ -115,7 +114,6 @@ class DelegatedWork:
         return True
 
     def is_completed(self) -> bool:
-        """See Work."""
         if not self._is_over and self._is_done():
             self._settle()
         if self._error is not None or self._end.device == "cpu":
@@ -124,15 +122,12 @@ class DelegatedWork:
         return self._is_over and self._pending.is_done()
 
     def is_success(self) -> bool:
-        """See Work."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """See Work."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[Any]:
-        """See Work."""
         return list(self._outputs)
 
     @property
@@ -141,19 +136,15 @@ class DelegatedWork:
         return self._pending.source()
 
     def source_rank(self) -> int:
-        """See Work."""
         if self.operation != "irecv" or not self.is_success():
             return -1
         return self._ranks[self.peer]
 
     def get_future(self) -> Future:
-        """See Work."""
         return Future.of(self)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See Work: runs in a thread that waits for the operation."""
-
-        def serve() -> None:
+        def serve() -> None:  # in a thread that waits for the operation
             self._settle()
             try:
                 callback(self)
@@ -294,41 +285,30 @@ def _prepare(
     collective, is_root = call.collective, group.own_rank == call.root
     if collective is Collective.BARRIER:
         return _Prepared([], [])
-    if collective.has_one_block:
-        return _in_place(end, inputs, outputs)
     rooms = [_contiguous(array) for array in outputs]
-    sources = [_contiguous(array) for array in inputs]
-    if _overlap(sources, rooms):
-        sources = [_copied(array) for array in sources]
-    ranks = group.size()
-    count_in = collective.input_blocks(ranks, is_root=is_root)
-    count_out = collective.output_blocks(ranks, is_root=is_root)
 
     def finish() -> None:
         for array, room in zip(outputs, rooms, strict=True):
             if room is not array:
                 _put_back(array, room)
 
+    if collective.has_one_block:  # for input and output
+        if not outputs:  # a copy, because the library may overwrite it
+            return _Prepared([], [end.adopt(_copied(inputs[0]))])
+        if inputs and (inputs[0] is not outputs[0] or rooms[0] is not outputs[0]):
+            _put_back(rooms[0], inputs[0])
+        return _Prepared([], [end.adopt(rooms[0])], finish)
+    sources = [_contiguous(array) for array in inputs]
+    if _overlap(sources, rooms):
+        sources = [_copied(array) for array in sources]
+    ranks = group.size()
+    count_in = collective.input_blocks(ranks, is_root=is_root)
+    count_out = collective.output_blocks(ranks, is_root=is_root)
     return _Prepared(
         _cut([end.adopt(array) for array in sources], count_in),
         _cut([end.adopt(array) for array in rooms], count_out),
         finish,
     )
-
-
-def _in_place(end: LibraryGroup, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Prepared:
-    """One block for input and output; without an output, a copy that the library may overwrite."""
-    if not outputs:
-        return _Prepared([], [end.adopt(_copied(inputs[0]))])
-    array, room = outputs[0], _contiguous(outputs[0])
-    if inputs and (inputs[0] is not array or room is not array):
-        _put_back(room, inputs[0])
-
-    def finish() -> None:
-        if room is not array:
-            _put_back(array, room)
-
-    return _Prepared([], [end.adopt(room)], finish)
 
 
 def _cut(blocks: list[Block], count: int) -> list[Block]:
