@@ -25,8 +25,6 @@ from rallypoint.base.preemption import preempted as preempted
 from rallypoint.base.preemption import time_left as time_left
 from rallypoint.engine.communicator import ReduceOp as ReduceOp
 from rallypoint.launch.api.spawn import spawn as spawn
-from rallypoint.process_group.calls.all_to_all import all_to_all as all_to_all
-from rallypoint.process_group.calls.all_to_all import all_to_all_single as all_to_all_single
 from rallypoint.process_group.calls.coalesced import _coalescing_manager as _coalescing_manager
 from rallypoint.process_group.calls.coalesced import all_gather_coalesced as all_gather_coalesced
 from rallypoint.process_group.calls.coalesced import all_reduce_coalesced as all_reduce_coalesced
@@ -41,6 +39,8 @@ from rallypoint.process_group.calls.exchanges import (
     all_gather_into_tensor as all_gather_into_tensor,
 )
 from rallypoint.process_group.calls.exchanges import all_gather_single as all_gather_single
+from rallypoint.process_group.calls.exchanges import all_to_all as all_to_all
+from rallypoint.process_group.calls.exchanges import all_to_all_single as all_to_all_single
 from rallypoint.process_group.calls.exchanges import gather as gather
 from rallypoint.process_group.calls.exchanges import reduce_scatter as reduce_scatter
 from rallypoint.process_group.calls.exchanges import reduce_scatter_single as reduce_scatter_single
