@@ -110,7 +110,7 @@ class Calls:
             return work
         array = Memory("send", moves=True).reads(tensor)
         return post_message(
-            self.engine_group, "isend", to, tag, array, timeout=None, kind=RunningWork
+            self.engine_group, "isend", to, tag, array, timeout=None, work_type=RunningWork
         )
 
     def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
@@ -128,7 +128,7 @@ class Calls:
             timeout=None,
             results=[tensor],
             then=memory.finish if memory.has_copies else None,
-            kind=RunningWork,
+            work_type=RunningWork,
         )
 
     def _post(self, sends: bool, peer: int, tag: int, tensor: Tensor) -> Work | None:

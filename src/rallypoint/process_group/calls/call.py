@@ -33,11 +33,11 @@ def run(group: ProcessGroup, call: CollectiveCall) -> OneWork | DelegatedWork | 
     """Run a collective, or start it; raises as `collectives.all_reduce`."""
     inputs, outputs = _listed(call.inputs), _listed(call.outputs)
     end = group.end_of((inputs or outputs)[0], call.operation)
-    work = (
-        _begin(group, call, inputs, outputs)
-        if end is None
-        else library_calls.begin(group, end, call, inputs, outputs)
-    )
+    work: OneWork | DelegatedWork | None
+    if end is None:
+        work = _begin(group, call, inputs, outputs)
+    else:
+        work = library_calls.begin(group, end, call, inputs, outputs)
     if work is None or call.async_op:
         return work
     if group.deferred is None:
