@@ -140,7 +140,7 @@ class TorchDelegate(BuiltInDelegate):
         self.name = member.name
         self.combines = OPERATORS.get(member.name, OPERATORS["nccl"])
         self.device: str = self._device.type
-        self._rank, self._size = member.rank, len(member.ranks)
+        self._rank = member.rank
         self._batch: _Batch | None = None
 
     def adopt(self, array: Any) -> Block:
@@ -209,69 +209,66 @@ class TorchDelegate(BuiltInDelegate):
         return self._one(self._group.allreduce, request, c10d.AllreduceOptions(), blocks)
 
     def _reduce(self, request: LibraryCall) -> Pending:
-        options = c10d.ReduceOptions()
-        options.rootRank = request.root
-        return self._one(self._group.reduce, request, options, _parts(request.outputs))
+        blocks = _parts(request.outputs)
+        return self._one(self._group.reduce, request, c10d.ReduceOptions(), blocks)
 
     def _broadcast(self, request: LibraryCall) -> Pending:
-        options = c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = request.root, 0
-        return self._one(self._group.broadcast, request, options, _bytes(request.outputs))
+        blocks = _bytes(request.outputs)
+        return self._one(self._group.broadcast, request, c10d.BroadcastOptions(), blocks)
 
     def _all_gather(self, request: LibraryCall) -> Pending:
-        options = c10d.AllgatherOptions()
         blocks = [_bytes(request.outputs)], _bytes(request.inputs)
-        return self._one(self._group.allgather, request, options, *blocks)
+        return self._one(self._group.allgather, request, c10d.AllgatherOptions(), *blocks)
 
     def _gather(self, request: LibraryCall) -> Pending:
-        options = c10d.GatherOptions()
-        options.rootRank = request.root
         outputs = [_bytes(request.outputs)] if request.root == self._rank else []
-        return self._one(self._group.gather, request, options, outputs, _bytes(request.inputs))
+        blocks = outputs, _bytes(request.inputs)
+        return self._one(self._group.gather, request, c10d.GatherOptions(), *blocks)
 
     def _scatter(self, request: LibraryCall) -> Pending:
-        options = c10d.ScatterOptions()
-        options.rootRank = request.root
         inputs = [_bytes(request.inputs)] if request.root == self._rank else []
-        return self._one(self._group.scatter, request, options, _bytes(request.outputs), inputs)
+        blocks = _bytes(request.outputs), inputs
+        return self._one(self._group.scatter, request, c10d.ScatterOptions(), *blocks)
 
     def _reduce_scatter(self, request: LibraryCall) -> Pending:
-        options = c10d.ReduceScatterOptions()
         blocks = _parts(request.outputs), [_parts(request.inputs)]
-        return self._one(self._group.reduce_scatter, request, options, *blocks)
+        return self._one(self._group.reduce_scatter, request, c10d.ReduceScatterOptions(), *blocks)
 
     def _all_to_all(self, request: LibraryCall) -> Pending:
         inputs, outputs = _bytes(request.inputs), _bytes(request.outputs)
+        sizes = [len(each) for each in outputs], [len(each) for each in inputs]
         source = torch.cat(inputs)
-        target = source.new_empty(sum(map(len, outputs)))
+        target = source.new_empty(sum(sizes[0]))
 
         def spread() -> None:
-            for block, part in zip(
-                outputs, target.split([len(each) for each in outputs]), strict=True
-            ):
+            for block, part in zip(outputs, target.split(sizes[0]), strict=True):
                 block.copy_(part)
 
-        options = c10d.AllToAllOptions()
-        options.timeout = timedelta(seconds=request.timeout_s)
-        sizes = [len(each) for each in outputs], [len(each) for each in inputs]
         exchange = getattr(self._group, "all_to_all_single", None) or self._group.alltoall_base
-        return self._pending(exchange(target, source, *sizes, options), spread)
+        given = target, source, *sizes
+        return self._one(exchange, request, c10d.AllToAllOptions(), *given, finish=spread)
 
     def _barrier(self, request: LibraryCall) -> Pending:
         options = c10d.BarrierOptions()
-        options.timeout = timedelta(seconds=request.timeout_s)
         if self.device != "cpu":
             options.device_ids = [self._device.index or 0]
             options.device = self._device
-        return self._pending(self._group.barrier(options))
+        return self._one(self._group.barrier, request, options)
 
     def _one(
-        self, method: Callable[..., Any], request: LibraryCall, options: Any, *blocks: Any
+        self,
+        method: Callable[..., Any],
+        request: LibraryCall,
+        options: Any,
+        *given: Any,
+        finish: Callable[[], None] | None = None,
     ) -> Pending:
         options.timeout = timedelta(seconds=request.timeout_s)
         if request.operator is not None:
             options.reduceOp = _operator(request.operator, request.dtype)
-        return self._pending(method(*blocks, options))
+        if request.collective.has_root:
+            options.rootRank = request.root
+        return self._pending(method(*given, options), finish)
 
 
 def _operator(operator: Operator, dtype: str) -> Any:
