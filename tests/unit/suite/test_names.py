@@ -26,7 +26,7 @@ SHARED_FILES = {
 # Modules that know each other's types, and nothing else of each other.
 CIRCLES = [
     {
-        "rallypoint.process_group.delegated.end",
+        "rallypoint.process_group.delegated.library_group",
         "rallypoint.process_group.groups.agreeing",
         "rallypoint.process_group.groups.group",
     },

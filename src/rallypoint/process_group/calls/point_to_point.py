@@ -19,8 +19,8 @@ from rallypoint.engine.communicator import DTYPES, TOO_MANY
 from rallypoint.process_group.calls.call import packed, room_of
 from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.delegated import library_calls
-from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup

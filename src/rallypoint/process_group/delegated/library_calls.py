@@ -32,7 +32,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.engine.engine_work import report
 from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pending
-from rallypoint.process_group.delegated.end import LibraryGroup
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, dtype_name
 from rallypoint.process_group.memory.device_array import DeviceArray

@@ -17,7 +17,7 @@ from rallypoint.base.errors import HostError, PeerLostError, RallypointError
 from rallypoint.cluster.interface import host_identity
 from rallypoint.process_group.delegated.backends import connect, why_absent
 from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
-from rallypoint.process_group.delegated.end import LibraryGroup
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.formation.own_interface import network_of
 from rallypoint.process_group.groups.first_lost import found_while_forming
 from rallypoint.store.init_method import Presence, await_ranks

@@ -12,7 +12,7 @@ from datetime import timedelta
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
 from rallypoint.process_group.delegated.backends import ENGINES, parse_backend
-from rallypoint.process_group.delegated.end import LibraryGroup
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.formation.connecting import form_communicator, say_formed
 from rallypoint.process_group.formation.ends import form_ends
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
@@ -90,7 +90,7 @@ def join(
         device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
         name, way, done, is_across_jobs, connect_timeout: as in communicator.form_communicator.
 
-    Raises as form_communicator and delegated.formation.form_ends.
+    Raises as form_communicator and form_ends.
     """
     backends = parse_backend(backend)
     engine = backends.get(_CPU, ENGINES[0])

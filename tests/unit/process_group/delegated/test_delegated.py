@@ -26,8 +26,8 @@ from rallypoint.process_group.delegated.delegate import (
     Pending,
     why_not_combined,
 )
-from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.formation.joining import check_backend
 from rallypoint.process_group.groups.group import DEFAULT_GROUP
 from rallypoint.process_group.operators import Operator
