@@ -51,27 +51,31 @@ def _begin(
     group: ProcessGroup, call: CollectiveCall, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> OneWork | None:
     """Start a collective at the engine; None if it is done."""
-    operation, collective, timeout, then = call.operation, call.collective, call.timeout, call.then
+    timeout, then = call.timeout, call.then
     arrays = [*inputs, *outputs]
     code, factor = code_and_factor(call.op)
     whole = inputs if len(inputs) >= len(outputs) else outputs
     variant = group.algorithms.variant(call.algorithm)
-    details = CallDetails(
-        operation, whole[0] if len(whole) == 1 else list(whole), code, call.root, variant
-    )
     is_even = not call.uneven and len({array.size for array in whole}) == 1
     if not is_even and inputs and outputs:
-        _check_own(_of(inputs, group), _of(outputs, group), operation)
-    is_simple = is_even and not call.async_op and timeout is None and factor is None
-    is_simple = is_simple and _is_simple(arrays)
-    if is_simple and _done_as_one(group, collective, inputs, outputs, details):
-        if then is not None:
-            then()
-        return None
+        _check_own(_of(inputs, group), _of(outputs, group), call.operation)
+
+    def details(site: Site | None = None) -> CallDetails:
+        what = whole[0] if len(whole) == 1 else list(whole)
+        return CallDetails(call.operation, what, code, call.root, variant, site)
+
+    if is_even and not call.async_op and timeout is None and factor is None and _is_simple(arrays):
+        result = _run_as_one(group, call, variant, code, inputs, outputs)
+        if result > 0:
+            raise details().error(group, result)
+        if result == 0:
+            if then is not None:
+                then()
+            return None
     staged = [(array, room_of(array)) for array in outputs]
     targets = [room for _, room in staged]
     sources = [packed(array) for array in inputs]
-    if not _can_share(group, collective, sources, targets, call.root):
+    if not _can_share(group, call.collective, sources, targets, call.root):
         sources = [array.copy() for array in sources]
     copied = [(array, room) for array, room in staged if room is not array]
 
@@ -83,7 +87,7 @@ def _begin(
 
     waits = not call.async_op and group.deferred is None
     submitted = group.communicator.submit(
-        collective + variant,
+        call.collective + variant,
         code,
         call.root,
         _as_given(call.inputs, sources),
@@ -95,34 +99,33 @@ def _begin(
         waits=waits,
     )
     if isinstance(submitted, int):
-        raise _refusal(submitted, details, call.op)
+        raise _refusal(submitted, details(), call.op)
     return call.work_type(
         submitted,
         group,
-        details if waits else details._replace(site=Site.of_caller()),
+        details(None if waits else Site.of_caller()),
         outputs if call.results is None else call.results,
         finish if copied or then is not None else None,
     )
 
 
-def _done_as_one(
+def _run_as_one(
     group: ProcessGroup,
-    collective: Collective,
+    call: CollectiveCall,
+    variant: int,
+    code: int,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    called: CallDetails,
-) -> bool:
-    """Run a collective with all blocks adjacent; False if the engine does not take it."""
+) -> int:
+    """Run a collective with all blocks adjacent; returns the engine's result."""
     source, target = _joined(inputs), _room_for(outputs)
     pair = ([source], [target]) if source is not None and target is not None else ([], [])
-    if source is not None and not _can_share(group, collective, *pair, called.root):
+    if source is not None and not _can_share(group, call.collective, *pair, call.root):
         source = source.copy()
-    code = group.run(collective + called.variant, called.op, called.root, source, target)
-    if code > 0:
-        raise called.error(group, code)
-    if code == 0 and target is not None:
+    result = group.run(call.collective + variant, code, call.root, source, target)
+    if result == 0 and target is not None:
         _spread(target, outputs)
-    return code == 0
+    return result
 
 
 def _refusal(code: int, called: CallDetails, op: Operator | None) -> CallerError:

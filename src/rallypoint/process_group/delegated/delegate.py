@@ -6,10 +6,11 @@ Collectives are those of base/collective.py, with blocks of equal length except 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import cached_property
 from typing import Any, Protocol
 
 from rallypoint.base.collective import Collective
@@ -154,8 +155,13 @@ class BuiltInDelegate(Delegate):
 
     combines: Mapping[str, Collection[str]]
 
+    @cached_property
+    def _served(self) -> Mapping[Collective, Callable[[LibraryCall], Pending]]:
+        names = {each: f"_{each.operation}" for each in Collective}
+        return {each: getattr(self, name) for each, name in names.items() if hasattr(self, name)}
+
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
-        if not hasattr(self, f"_{collective.operation}"):
+        if collective not in self._served:
             return (
                 f"{self.name} has no such operation; backend='rallypoint' has "
                 f"{collective.operation}"
@@ -163,8 +169,7 @@ class BuiltInDelegate(Delegate):
         return why_not_combined(self.name, self.combines, dtype, operator)
 
     def begin(self, request: LibraryCall) -> Pending:
-        pending: Pending = getattr(self, f"_{request.collective.operation}")(request)
-        return pending
+        return self._served[request.collective](request)
 
 
 def why_not_combined(
