@@ -56,7 +56,7 @@ def _begin(
     code, factor = code_and_factor(call.op)
     whole = inputs if len(inputs) >= len(outputs) else outputs
     variant = group.algorithms.variant(call.algorithm)
-    is_even = not call.uneven and len({array.size for array in whole}) == 1
+    is_even = not call.uneven and (len(whole) == 1 or len({array.size for array in whole}) == 1)
     if not is_even and inputs and outputs:
         _check_own(_of(inputs, group), _of(outputs, group), call.operation)
 

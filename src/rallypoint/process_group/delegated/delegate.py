@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rallypoint.base.collective import Collective
 from rallypoint.process_group.operators import Operator, PremulSum
@@ -47,8 +47,7 @@ class LibraryMember:
     environ: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryCall:
+class LibraryCall(NamedTuple):
     """One collective.
 
     Attributes:

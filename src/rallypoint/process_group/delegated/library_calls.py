@@ -324,8 +324,10 @@ def _made_even(
 ) -> Collective:
     """Blocks of equal length instead of unequal ones; the collective that serves these."""
     blocks = ready.outputs if collective is Collective.ALL_GATHER else ready.inputs
+    if len(blocks) <= 1 or collective is Collective.ALL_TO_ALL:
+        return collective
     sizes = [len(block) for block in blocks]
-    if len(set(sizes)) <= 1 or collective is Collective.ALL_TO_ALL:
+    if len(set(sizes)) == 1:
         return collective
     before, finish = ready.outputs, ready.finish
     if collective is Collective.ALL_GATHER:
