@@ -25,8 +25,6 @@ from rallypoint.base.preemption import preempted as preempted
 from rallypoint.base.preemption import time_left as time_left
 from rallypoint.engine.communicator import ReduceOp as ReduceOp
 from rallypoint.launch.api.spawn import spawn as spawn
-from rallypoint.process_group.calls.all_to_all import all_to_all as all_to_all
-from rallypoint.process_group.calls.all_to_all import all_to_all_single as all_to_all_single
 from rallypoint.process_group.calls.coalesced import _coalescing_manager as _coalescing_manager
 from rallypoint.process_group.calls.coalesced import all_gather_coalesced as all_gather_coalesced
 from rallypoint.process_group.calls.coalesced import all_reduce_coalesced as all_reduce_coalesced
@@ -35,11 +33,14 @@ from rallypoint.process_group.calls.collectives import barrier as barrier
 from rallypoint.process_group.calls.collectives import broadcast as broadcast
 from rallypoint.process_group.calls.collectives import monitored_barrier as monitored_barrier
 from rallypoint.process_group.calls.collectives import reduce as reduce
+from rallypoint.process_group.calls.collectives import scan as scan
 from rallypoint.process_group.calls.exchanges import all_gather as all_gather
 from rallypoint.process_group.calls.exchanges import (
     all_gather_into_tensor as all_gather_into_tensor,
 )
 from rallypoint.process_group.calls.exchanges import all_gather_single as all_gather_single
+from rallypoint.process_group.calls.exchanges import all_to_all as all_to_all
+from rallypoint.process_group.calls.exchanges import all_to_all_single as all_to_all_single
 from rallypoint.process_group.calls.exchanges import gather as gather
 from rallypoint.process_group.calls.exchanges import reduce_scatter as reduce_scatter
 from rallypoint.process_group.calls.exchanges import reduce_scatter_single as reduce_scatter_single
@@ -57,21 +58,20 @@ from rallypoint.process_group.calls.point_to_point import irecv as irecv
 from rallypoint.process_group.calls.point_to_point import isend as isend
 from rallypoint.process_group.calls.point_to_point import recv as recv
 from rallypoint.process_group.calls.point_to_point import send as send
-from rallypoint.process_group.calls.scan import scan as scan
-from rallypoint.process_group.delegated.availability import Backend as Backend
-from rallypoint.process_group.delegated.availability import (
+from rallypoint.process_group.delegated.backends import Backend as Backend
+from rallypoint.process_group.delegated.backends import (
     get_default_backend_for_device as get_default_backend_for_device,
 )
-from rallypoint.process_group.delegated.availability import is_available as is_available
-from rallypoint.process_group.delegated.availability import (
+from rallypoint.process_group.delegated.backends import is_available as is_available
+from rallypoint.process_group.delegated.backends import (
     is_backend_available as is_backend_available,
 )
-from rallypoint.process_group.delegated.availability import is_gloo_available as is_gloo_available
-from rallypoint.process_group.delegated.availability import is_hccl_available as is_hccl_available
-from rallypoint.process_group.delegated.availability import is_mpi_available as is_mpi_available
-from rallypoint.process_group.delegated.availability import is_nccl_available as is_nccl_available
-from rallypoint.process_group.delegated.availability import is_ucc_available as is_ucc_available
-from rallypoint.process_group.delegated.availability import is_xccl_available as is_xccl_available
+from rallypoint.process_group.delegated.backends import is_gloo_available as is_gloo_available
+from rallypoint.process_group.delegated.backends import is_hccl_available as is_hccl_available
+from rallypoint.process_group.delegated.backends import is_mpi_available as is_mpi_available
+from rallypoint.process_group.delegated.backends import is_nccl_available as is_nccl_available
+from rallypoint.process_group.delegated.backends import is_ucc_available as is_ucc_available
+from rallypoint.process_group.delegated.backends import is_xccl_available as is_xccl_available
 from rallypoint.process_group.formation.device_mesh import DeviceMesh as DeviceMesh
 from rallypoint.process_group.formation.device_mesh import init_device_mesh as init_device_mesh
 from rallypoint.process_group.formation.init import destroy_process_group as destroy_process_group

@@ -106,7 +106,7 @@ _FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
      "waits in init_process_group"),
     ("rallypoint/process_group/formation/subgroups.py", "", Doing.INIT, "waits in {}"),
     ("rallypoint/process_group/calls/point_to_point.py", "[a-z].*", Doing.TRANSFER, "waits in {}"),
-    ("rallypoint/process_group/calls/(?!call|parts)\\w+.py", "[a-z].*", Doing.COLLECTIVE,
+    ("rallypoint/process_group/calls/(?!call)\\w+.py", "[a-z].*", Doing.COLLECTIVE,
      "waits in {}"),
     ("rallypoint/process_group/work.py", "wait.*", Doing.CALLS, "waits for a call"),
     ("rallypoint/pytorch/torch_work.py", "wait", Doing.CALLS, "waits for a call"),

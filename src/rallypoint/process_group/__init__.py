@@ -2,7 +2,7 @@
 
     calls | formation      what each call does | how groups come to be, and end
         delegated          other libraries behind the same calls
-    work   groups          handles of calls | who is in which group
+    work   groups          calls as records, their handles | who is in which group
     planning   operators   which program serves a call | how items are combined
          memory            arrays, tensors, and memory that peers read
 

@@ -1,7 +1,8 @@
-"""Handles of operations that run while Python does something else: torch.distributed's Work.
+"""What a call is to do, and the handle of an operation that runs while Python does something else.
 
-The engine carries them out (engine.work); this module adds their group's errors, results and
-futures. Do not touch an operation's arrays before it is completed.
+The handle is torch.distributed's Work. The engine carries operations out (engine.work); this module
+adds their group's errors, results and futures. Do not touch an operation's arrays before it is
+completed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
 from rallypoint import _native
+from rallypoint.base.collective import Collective
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.engine_work import EngineWork, report
 from rallypoint.engine.interruption import LOOK_S
-from rallypoint.process_group.groups.accounts import Site, failure
+from rallypoint.process_group.groups.accounts import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import describe
+from rallypoint.process_group.memory.arrays import Blocks
+from rallypoint.process_group.operators import Operator
 from rallypoint.store.store import seconds_of
 
 
@@ -56,37 +59,6 @@ class Work(Protocol):
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(self)` on completion: now if completed, else in another thread."""
-
-
-class CallDetails(NamedTuple):
-    """A call's details, for the text of an error.
-
-    Attributes:
-        what: its arrays.
-        root: a rank in the group.
-        variant: which algorithm was requested (planning.Algorithms).
-        site: where the user's code made the call, if the call has since returned.
-    """
-
-    operation: str
-    what: object
-    op: int = 0
-    root: int = 0
-    variant: int = 0
-    site: Site | None = None
-
-    def error(self, group: ProcessGroup, code: int) -> RallypointError:
-        """The error for a nonzero result of the engine."""
-        return failure(
-            group,
-            code,
-            self.operation,
-            "" if self.operation == "barrier" else describe(self.what),
-            op=self.op,
-            root=self.root,
-            variant=self.variant,
-            site=self.site,
-        )
 
 
 class OneWork(EngineWork):
@@ -139,6 +111,36 @@ class OneWork(EngineWork):
         if not self._group.is_served_by(self._communicator):  # the others cannot be asked any more
             return super()._failure()
         return self._called.error(self._group, 1)
+
+
+class CollectiveCall(NamedTuple):
+    """One call of a collective, for the engine or another library; its arguments are checked.
+
+    Attributes:
+        operation: the public function, for messages.
+        inputs, outputs: arrays of one dtype, contiguous or not.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use; the group's choice if None.
+        root: a rank in the group.
+        uneven: blocks may differ in length, here or on other ranks.
+        results: the result of the work; the outputs unless given.
+        then: called after success, when the outputs are filled in.
+        work_type: of the engine's work.
+    """
+
+    collective: Collective
+    operation: str
+    inputs: Blocks
+    outputs: Blocks
+    async_op: bool = False
+    timeout: timedelta | None = None
+    algorithm: str | None = None
+    op: Operator | None = None
+    root: int = 0
+    uneven: bool = False
+    results: Sequence[Any] | None = None
+    then: Callable[[], None] | None = None
+    work_type: type[OneWork] = OneWork
 
 
 class ManyWorks:

@@ -9,6 +9,8 @@ use PyTorch's groups beside ours. PyTorch's ranks meet at our store through `Sto
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,11 +18,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base import worker_hook
-from rallypoint.base.errors import HostError
+from rallypoint.base.errors import HostError, StoreError, StoreTimeoutError
 from rallypoint.process_group.delegated.delegate import LibraryMember
 from rallypoint.pytorch import other_backends
-from rallypoint.pytorch.device_groups import RankDevices, why_staged
-from rallypoint.pytorch.store_adapter import StoreAdapter
+from rallypoint.pytorch.device_groups import RankDevices, read_devices, why_staged
+from rallypoint.store.store import Store
 
 
 def own_device(member: LibraryMember) -> Any:
@@ -88,13 +90,10 @@ def _bound_device(member: LibraryMember, kind: str) -> Any:
 def _check_gpus_differ(member: LibraryMember) -> None:
     """Check that no two ranks use the same GPU; all ranks come to the same result."""
     store = member.store
-    seat = RankDevices.own()
-    store.set(f"seat/{member.rank}", json.dumps([seat.host, seat.has_nccl, seat.gpus]))
+    store.set(f"seat/{member.rank}", json.dumps(RankDevices.own()))
     keys = [f"seat/{rank}" for rank in range(len(member.ranks))]
     store.wait(keys, member.timeout)
-    told = [json.loads(each) for each in store.multi_get(keys)]
-    seats = [RankDevices(host, has_nccl, tuple(gpus)) for host, has_nccl, gpus in told]
-    if why := why_staged(seats):
+    if why := why_staged(read_devices(store.multi_get(keys))):
         raise HostError(f"backend='nccl' cannot serve these ranks: {why}; use backend='rallypoint'")
 
 
@@ -123,3 +122,56 @@ def _plugged_in(member: LibraryMember, store: Any) -> Any:
     options.timeout, options.group_id = member.timeout, member.prefix
     options.global_ranks_in_group = list(member.ranks)
     return plugin.creator_fn(options, None)
+
+
+class StoreAdapter(dist.Store):
+    """The store that PyTorch's C++ calls; it recognises a store's errors by their text."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._store.append(key, value)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return self._store.compare_set(key, expected, desired)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._store.check(list(keys))
+
+    def delete_key(self, key: str) -> bool:
+        return self._store.delete_key(key)
+
+    def num_keys(self) -> int:
+        return self._store.num_keys()
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        try:
+            self._store.wait(list(keys), timeout)
+        except StoreTimeoutError as error:
+            raise dist.DistStoreError(f"wait timeout: {error}") from None
+        except StoreError as error:
+            raise dist.DistNetworkError(str(error)) from None
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._store.multi_get(list(keys))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        self._store.multi_set(list(keys), list(values))
+
+    def has_extended_api(self) -> bool:
+        """Whether it has append, multi_get and multi_set."""
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._store.set_timeout(timeout)

@@ -12,10 +12,9 @@ import os
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,8 +27,7 @@ from rallypoint.process_group.groups.group import ProcessGroup
 Adopt = Callable[[str, Any, Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RankDevices:
+class RankDevices(NamedTuple):
     """What a rank reports about its GPUs.
 
     Attributes:
@@ -43,7 +41,7 @@ class RankDevices:
 
     @classmethod
     def own(cls) -> RankDevices:
-        """This process's seat; does not touch the GPUs, so that the process may still be forked."""
+        """This process's; does not touch the GPUs, so that the process may still be forked."""
         names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
         count = torch.cuda.device_count()
         known = len(names) >= count and names != [""]
@@ -51,8 +49,13 @@ class RankDevices:
         return cls(host_identity(), dist.is_nccl_available(), tuple(gpus))
 
 
+def read_devices(texts: Iterable[bytes]) -> list[RankDevices]:
+    """What ranks have written as JSON."""
+    return [RankDevices(host, nccl, tuple(gpus)) for host, nccl, gpus in map(json.loads, texts)]
+
+
 def why_staged(seats: Sequence[RankDevices]) -> str | None:
-    """Why the ranks with these seats cannot use NCCL with each other; None if they can."""
+    """Why the ranks with these devices cannot use NCCL with each other; None if they can."""
     lacking = [rank for rank, seat in enumerate(seats) if not seat.has_nccl]
     if lacking:
         return f"rank {lacking[0]} has a PyTorch without NCCL"
@@ -117,17 +120,14 @@ class DeviceGroups:
         self._groups = dict.fromkeys(MAKERS)
 
     def _tell(self) -> None:
-        text = json.dumps(asdict(RankDevices.own()))
+        text = json.dumps(RankDevices.own())
         # Without the store the group has all that CPU tensors need, and its calls say who was lost.
         with suppress(StoreConnectionError):
             self._group.world.store.set(f"{self._prefix}/{self._group.own_rank}", text)
 
     def _make(self, kind: str) -> Any:  # noqa: ANN401 - of torch
         keys = [f"{self._prefix}/{rank}" for rank in range(self._group.size())]
-        told = [json.loads(text) for text in self._group.world.store.multi_get(keys)]
-        reason = why_staged(
-            [RankDevices(each["host"], each["has_nccl"], tuple(each["gpus"])) for each in told]
-        )
+        reason = why_staged(read_devices(self._group.world.store.multi_get(keys)))
         if reason is None:
             store = dist.PrefixStore(f"{self._prefix}/{kind}", self._store)
             adopt = self._adopt()
@@ -153,5 +153,5 @@ def nccl_group(store: Any, group: ProcessGroup, adopt: Adopt) -> Any:  # noqa: A
     return adopt("cuda", dist.ProcessGroup.BackendType.NCCL, backend)
 
 
-# By kind of device; what a rank needs for it is in its Seat.
+# By kind of device; what a rank needs for it is in its RankDevices.
 MAKERS: dict[str, Callable[[Any, ProcessGroup, Adopt], Any]] = {"cuda": nccl_group}

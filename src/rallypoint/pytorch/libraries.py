@@ -1,45 +1,36 @@
-"""What PyTorch's backends lack on this machine, and what they can combine; does not import
-torch.
-"""
+"""What PyTorch's backends lack on this machine, and what they combine; does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.operators import Operator, PremulSum
-
 _HOW_TO_GET_TORCH = "PyTorch is not installed; get it with: pip install torch"
 _PACKAGE_OF_HCCL = "torch_npu"
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _INTEGERS = ("int8", "uint8", "int32", "int64")
-_ARITHMETIC = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
-_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
-_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+_ARITHMETIC = ("SUM", "PRODUCT", "MIN", "MAX")
+_SUMS = ("SUM", "AVG")
+_BITWISE = ("BAND", "BOR", "BXOR")
 
 
 def _table(
-    floats: Sequence[str], of_floats: Sequence[ReduceOp], of_integers: Sequence[ReduceOp]
-) -> dict[str, tuple[ReduceOp, ...]]:
+    floats: Sequence[str], of_floats: Sequence[str], of_integers: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(floats, tuple(of_floats)) | dict.fromkeys(_INTEGERS, tuple(of_integers))
 
 
-# The dtypes that each library combines; complex numbers by their parts. Other collectives only move
-# bytes. A sum of bools is "or", as in NumPy, and a product "and".
-_OPERATORS: Mapping[str, Mapping[str, Sequence[ReduceOp]]] = {
+# The operators that each library has, by dtype; it combines complex numbers by their parts. Other
+# collectives only move bytes. A sum of bools is "or", as in NumPy, and a product "and".
+OPERATORS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "gloo": {
-        **_table(_FLOATS, (*_ARITHMETIC, ReduceOp.AVG), (*_ARITHMETIC, *_BITWISE)),
+        **_table(_FLOATS, (*_ARITHMETIC, "AVG"), (*_ARITHMETIC, *_BITWISE)),
         "bool": (*_ARITHMETIC, *_BITWISE),
         "complex64": _SUMS,
         "complex128": _SUMS,
     },
     "nccl": {
-        **_table(
-            _FLOATS,
-            (*_ARITHMETIC, ReduceOp.AVG, ReduceOp.PREMUL_SUM),
-            (*_ARITHMETIC, ReduceOp.AVG),
-        ),
+        **_table(_FLOATS, (*_ARITHMETIC, "AVG", "PREMUL_SUM"), (*_ARITHMETIC, "AVG")),
         "bool": _ARITHMETIC,
         "complex64": _SUMS,
         "complex128": _SUMS,
@@ -81,21 +72,3 @@ def _why_no_hccl() -> str:
     import torch.distributed as dist
 
     return "" if "HCCL" in dist.Backend._plugins else f"{_PACKAGE_OF_HCCL} provides no backend hccl"
-
-
-def why_not(name: str, dtype: str, operator: Operator | None) -> str:
-    """What the library cannot combine, and which one can; empty if it can, or nothing is
-    combined.
-    """
-    if operator is None:
-        return ""
-    kind = ReduceOp.PREMUL_SUM if isinstance(operator, PremulSum) else operator
-    known = _OPERATORS.get(name, _OPERATORS["nccl"])
-    if dtype not in known:
-        return f"{name} does not combine {dtype}; backend='rallypoint' does"
-    if kind not in known[dtype]:
-        return (
-            f"{name} has no {kind.name} of {dtype}, only "
-            f"{', '.join(each.name for each in known[dtype])}; see docs/guides/backends.md"
-        )
-    return ""

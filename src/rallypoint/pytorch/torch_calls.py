@@ -15,13 +15,16 @@ from typing import Any
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.call import Blocks, run
-from rallypoint.process_group.calls.parts import part_sizes
+from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.point_to_point import post_message
-from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.memory.arrays import (
+    Blocks,
+    part_sizes,
+)
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.process_group.work import CallDetails, ended_on_error
+from rallypoint.process_group.work import CollectiveCall, ended_on_error
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.memory import Memory
@@ -107,7 +110,7 @@ class Calls:
             return work
         array = Memory("send", moves=True).reads(tensor)
         return post_message(
-            self.engine_group, "isend", to, tag, array, timeout=None, kind=RunningWork
+            self.engine_group, "isend", to, tag, array, timeout=None, work_type=RunningWork
         )
 
     def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
@@ -125,7 +128,7 @@ class Calls:
             timeout=None,
             results=[tensor],
             then=memory.finish if memory.has_copies else None,
-            kind=RunningWork,
+            work_type=RunningWork,
         )
 
     def _post(self, sends: bool, peer: int, tag: int, tensor: Tensor) -> Work | None:
@@ -177,18 +180,20 @@ class Calls:
         finish = memory.finish if memory is not None and memory.has_copies else None
         work = run(
             self.engine_group,
-            collective,
-            operation,
-            inputs,
-            outputs,
-            op=op,
-            root=root,
-            uneven=uneven,
-            async_op=opts.asyncOp,
-            timeout=None if opts.timeout == UNSET else opts.timeout,
-            results=returns,
-            then=finish,
-            kind=RunningWork,
+            CollectiveCall(
+                collective,
+                operation,
+                inputs,
+                outputs,
+                async_op=opts.asyncOp,
+                timeout=None if opts.timeout == UNSET else opts.timeout,
+                op=op,
+                root=root,
+                uneven=uneven,
+                results=returns,
+                then=finish,
+                work_type=RunningWork,
+            ),
         )
         return DoneWork(returns) if work is None else work
 

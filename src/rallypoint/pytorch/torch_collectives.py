@@ -17,10 +17,15 @@ from torch._C import _distributed_c10d as c10d
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidTypeError, MismatchError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.call import Blocks, run
-from rallypoint.process_group.calls.parts import check_divides, check_items
+from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.memory.arrays import (
+    Blocks,
+    check_divides,
+    check_items,
+)
 from rallypoint.process_group.operators import Operator
+from rallypoint.process_group.work import CollectiveCall
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.tools import routed, routed_alone, untraced
 from rallypoint.pytorch.torch_calls import (
@@ -85,16 +90,11 @@ def _all_gather(
     timeout: timedelta | None,
 ) -> None:
     memory = Memory("all_reduce", moves=True)
-    array = memory.reads(source)
-    run(
-        group,
-        Collective.ALL_GATHER,
-        "all_reduce",
-        array,
-        [memory.writes(target) for target in targets],
-        uneven=True,
-        timeout=timeout,
+    array, arrays = memory.reads(source), [memory.writes(target) for target in targets]
+    call = CollectiveCall(
+        Collective.ALL_GATHER, "all_reduce", array, arrays, timeout=timeout, uneven=True
     )
+    run(group, call)
     memory.finish()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import (
     Block,
+    BuiltInDelegate,
     LibraryCall,
     LibraryFailure,
     LibraryMember,
@@ -32,33 +33,39 @@ from rallypoint.process_group.delegated.delegate import (
 from rallypoint.process_group.memory.arrays import DeviceArray, describe, dtype_name
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.pytorch.delegate_group import make_group, own_device
-from rallypoint.pytorch.libraries import why_not
+from rallypoint.pytorch.libraries import OPERATORS
 
+# How PyTorch's errors are recognised.
+_LATE = ("timed out", "timeout", "did not complete within")
+_LOST = (
+    *("connection closed", "connection reset", "connection refused", "broken pipe", "peer"),
+    *("remote process exited", "socket"),
+)
 _OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 
+@dataclass(slots=True)
 class _TorchPending:
     """A Work of torch.distributed; `finish` runs after it, on the device if the work does."""
 
-    def __init__(self, work: Any, *, is_here: bool, finish: Callable[[], None] | None) -> None:
-        self._work = work
-        self._is_here = is_here
-        self._finish = finish
+    work: Any
+    is_here: bool
+    finish: Callable[[], None] | None
 
     def wait(self, timeout_s: float) -> None:
-        if self._is_here:
-            self._work.wait(timedelta(seconds=timeout_s))
+        if self.is_here:
+            self.work.wait(timedelta(seconds=timeout_s))
         else:
-            self._work.wait()  # the current stream waits; with a time-out, this thread would
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
+            self.work.wait()  # the current stream waits; with a time-out, this thread would
+        if self.finish is not None:
+            self.finish()
+            self.finish = None
 
     def is_done(self) -> bool:
-        return bool(self._work.is_completed())
+        return bool(self.work.is_completed())
 
     def source(self) -> int:
-        return int(self._work._source_rank())
+        return int(self.work._source_rank())
 
 
 class _GlooTransfer:
@@ -116,8 +123,8 @@ class _Batch:
         return -1
 
 
-class TorchDelegate:
-    """See Delegate."""
+class TorchDelegate(BuiltInDelegate):
+    """A group of one of PyTorch's backends."""
 
     patience_s = math.inf  # after a time-out, a Work of gloo has broken its connections
 
@@ -126,32 +133,12 @@ class TorchDelegate:
         self._device = own_device(member)
         self._group, self._store = make_group(member, self._device)
         self.name = member.name
+        self.combines = OPERATORS.get(member.name, OPERATORS["nccl"])
         self.device: str = self._device.type
-        self._rank, self._size = member.rank, len(member.ranks)
+        self._rank = member.rank
         self._batch: _Batch | None = None
-        self._begin = {
-            Collective.ALL_REDUCE: self._all_reduce,
-            Collective.REDUCE: self._reduce,
-            Collective.BROADCAST: self._broadcast,
-            Collective.ALL_GATHER: self._all_gather,
-            Collective.GATHER: self._gather,
-            Collective.SCATTER: self._scatter,
-            Collective.REDUCE_SCATTER: self._reduce_scatter,
-            Collective.ALL_TO_ALL: self._all_to_all,
-            Collective.BARRIER: self._barrier,
-        }
-
-    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
-        """See Delegate."""
-        if collective not in self._begin:
-            return (
-                f"{self.name} has no such operation; backend='rallypoint' has "
-                f"{collective.operation}"
-            )
-        return why_not(self.name, dtype, operator)
 
     def adopt(self, array: Any) -> Block:
-        """See Delegate."""
         if isinstance(array, DeviceArray):
             theirs = array.tensor.device
             if (theirs.type, theirs.index or 0) != (self.device, self._device.index or 0):
@@ -168,15 +155,9 @@ class TorchDelegate:
         return _as_tensor(array)
 
     def empty(self, model: Block, items: int) -> Block:
-        """See Delegate."""
         return model.new_empty(items)
 
-    def begin(self, request: LibraryCall) -> Pending:
-        """See Delegate."""
-        return self._begin[request.collective](request)
-
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
-        """See Delegate."""
         block = _as_bytes(block)
         pending = _GlooTransfer if self.name == "gloo" else self._pending_transfer
         if sends:
@@ -190,39 +171,26 @@ class TorchDelegate:
         return pending(self._group.recv([block], peer, tag))
 
     def open_batch(self) -> None:
-        """See Delegate: only NCCL's transfers wait for others that are begun later."""
+        """Only NCCL's transfers wait for others that are begun later."""
         if self.name == "nccl":
             self._group._start_coalescing(self._device)
             self._batch = _Batch()
 
     def close_batch(self) -> None:
-        """See Delegate."""
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.work = self._group._end_coalescing(self._device)
 
     def trouble(self, error: Exception) -> LibraryFailure:
-        """See Delegate: recognised by PyTorch's text."""
         words = str(error).lower()
-        if any(each in words for each in ("timed out", "timeout", "did not complete within")):
+        if any(each in words for each in _LATE):
             return LibraryFailure.LATE
-        lost = (
-            "connection closed",
-            "connection reset",
-            "broken pipe",
-            "connection refused",
-            "peer",
-        )
-        if any(each in words for each in (*lost, "remote process exited", "socket")):
-            return LibraryFailure.LOST
-        return LibraryFailure.OTHER
+        return LibraryFailure.LOST if any(each in words for each in _LOST) else LibraryFailure.OTHER
 
     def close(self) -> None:
-        """See Delegate."""
         self._group.shutdown()
 
     def abort(self) -> None:
-        """See Delegate."""
         self._group.abort()
 
     def _pending(self, work: Any, finish: Callable[[], None] | None = None) -> Pending:
@@ -236,69 +204,66 @@ class TorchDelegate:
         return self._one(self._group.allreduce, request, c10d.AllreduceOptions(), blocks)
 
     def _reduce(self, request: LibraryCall) -> Pending:
-        options = c10d.ReduceOptions()
-        options.rootRank = request.root
-        return self._one(self._group.reduce, request, options, _parts(request.outputs))
+        blocks = _parts(request.outputs)
+        return self._one(self._group.reduce, request, c10d.ReduceOptions(), blocks)
 
     def _broadcast(self, request: LibraryCall) -> Pending:
-        options = c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = request.root, 0
-        return self._one(self._group.broadcast, request, options, _bytes(request.outputs))
+        blocks = _bytes(request.outputs)
+        return self._one(self._group.broadcast, request, c10d.BroadcastOptions(), blocks)
 
     def _all_gather(self, request: LibraryCall) -> Pending:
-        options = c10d.AllgatherOptions()
         blocks = [_bytes(request.outputs)], _bytes(request.inputs)
-        return self._one(self._group.allgather, request, options, *blocks)
+        return self._one(self._group.allgather, request, c10d.AllgatherOptions(), *blocks)
 
     def _gather(self, request: LibraryCall) -> Pending:
-        options = c10d.GatherOptions()
-        options.rootRank = request.root
         outputs = [_bytes(request.outputs)] if request.root == self._rank else []
-        return self._one(self._group.gather, request, options, outputs, _bytes(request.inputs))
+        blocks = outputs, _bytes(request.inputs)
+        return self._one(self._group.gather, request, c10d.GatherOptions(), *blocks)
 
     def _scatter(self, request: LibraryCall) -> Pending:
-        options = c10d.ScatterOptions()
-        options.rootRank = request.root
         inputs = [_bytes(request.inputs)] if request.root == self._rank else []
-        return self._one(self._group.scatter, request, options, _bytes(request.outputs), inputs)
+        blocks = _bytes(request.outputs), inputs
+        return self._one(self._group.scatter, request, c10d.ScatterOptions(), *blocks)
 
     def _reduce_scatter(self, request: LibraryCall) -> Pending:
-        options = c10d.ReduceScatterOptions()
         blocks = _parts(request.outputs), [_parts(request.inputs)]
-        return self._one(self._group.reduce_scatter, request, options, *blocks)
+        return self._one(self._group.reduce_scatter, request, c10d.ReduceScatterOptions(), *blocks)
 
     def _all_to_all(self, request: LibraryCall) -> Pending:
         inputs, outputs = _bytes(request.inputs), _bytes(request.outputs)
+        sizes = [len(each) for each in outputs], [len(each) for each in inputs]
         source = torch.cat(inputs)
-        target = source.new_empty(sum(map(len, outputs)))
+        target = source.new_empty(sum(sizes[0]))
 
         def spread() -> None:
-            for block, part in zip(
-                outputs, target.split([len(each) for each in outputs]), strict=True
-            ):
+            for block, part in zip(outputs, target.split(sizes[0]), strict=True):
                 block.copy_(part)
 
-        options = c10d.AllToAllOptions()
-        options.timeout = timedelta(seconds=request.timeout_s)
-        sizes = [len(each) for each in outputs], [len(each) for each in inputs]
         exchange = getattr(self._group, "all_to_all_single", None) or self._group.alltoall_base
-        return self._pending(exchange(target, source, *sizes, options), spread)
+        given = target, source, *sizes
+        return self._one(exchange, request, c10d.AllToAllOptions(), *given, finish=spread)
 
     def _barrier(self, request: LibraryCall) -> Pending:
         options = c10d.BarrierOptions()
-        options.timeout = timedelta(seconds=request.timeout_s)
         if self.device != "cpu":
             options.device_ids = [self._device.index or 0]
             options.device = self._device
-        return self._pending(self._group.barrier(options))
+        return self._one(self._group.barrier, request, options)
 
     def _one(
-        self, method: Callable[..., Any], request: LibraryCall, options: Any, *blocks: Any
+        self,
+        method: Callable[..., Any],
+        request: LibraryCall,
+        options: Any,
+        *given: Any,
+        finish: Callable[[], None] | None = None,
     ) -> Pending:
         options.timeout = timedelta(seconds=request.timeout_s)
         if request.operator is not None:
             options.reduceOp = _operator(request.operator, request.dtype)
-        return self._pending(method(*blocks, options))
+        if request.collective.has_root:
+            options.rootRank = request.root
+        return self._pending(method(*given, options), finish)
 
 
 def _operator(operator: Operator, dtype: str) -> Any:

@@ -7,103 +7,81 @@ lays them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
-from rallypoint.process_group.delegated import library_calls as delegated
-from rallypoint.process_group.delegated.library_work import DelegatedWork
-from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.delegated import library_calls
+from rallypoint.process_group.delegated.library_calls import DelegatedWork
+from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, DeviceArray, address, describe, dtype_name
+from rallypoint.process_group.memory.arrays import (
+    Array,
+    Blocks,
+    DeviceArray,
+    address,
+    describe,
+    dtype_name,
+)
 from rallypoint.process_group.operators import Operator, code_and_factor
-from rallypoint.process_group.work import CallDetails, OneWork
+from rallypoint.process_group.work import CollectiveCall, OneWork
 from rallypoint.store.store import seconds_of
-
-# An array of all blocks, one after the other; or an array for each; or None: no block.
-Blocks: TypeAlias = Array | Sequence[Array] | None
 
 _ONE = (np.ndarray, DeviceArray)
 
 SMALL_BYTES = 32 << 10  # so small that copying is cheaper than passing arrays one by one
 
 
-def run(
-    group: ProcessGroup,
-    collective: Collective,
-    operation: str,
-    inputs: Blocks,
-    outputs: Blocks,
-    *,
-    op: Operator | None = None,
-    root: int = 0,
-    uneven: bool = False,
-    async_op: bool = False,
-    timeout: timedelta | None = None,
-    algorithm: str | None = None,
-    results: Sequence[Any] | None = None,
-    then: Callable[[], None] | None = None,
-    kind: type[OneWork] = OneWork,
-) -> OneWork | DelegatedWork | None:
-    """Run a collective, or start it.
+def run(group: ProcessGroup, call: CollectiveCall) -> OneWork | DelegatedWork | None:
+    """Run a collective, or start it; raises as `collectives.all_reduce`."""
+    inputs, outputs = _listed(call.inputs), _listed(call.outputs)
+    end = group.end_of((inputs or outputs)[0], call.operation)
+    work: OneWork | DelegatedWork | None
+    if end is None:
+        work = _begin(group, call, inputs, outputs)
+    else:
+        work = library_calls.begin(group, end, call, inputs, outputs)
+    if work is None or call.async_op:
+        return work
+    if group.deferred is None:
+        work.wait()
+    else:
+        group.deferred.append(work)
+    return None
 
-    Args:
-        operation: the public function, for messages.
-        inputs, outputs: arrays of one dtype, contiguous or not.
-        root: a rank in the group.
-        uneven: blocks may differ in length, here or on other ranks.
-        algorithm: the algorithm to use; the group's choice if None.
-        results: the result of the work; the outputs unless given.
-        then: called after success, when the outputs are filled in.
-        kind: of the work.
 
-    Raises as `collectives.all_reduce`.
-    """
-    deferred = None if async_op else group.deferred
-    given_in, given_out = _listed(inputs), _listed(outputs)
-    arrays = [*given_in, *given_out]
-    end = group.end_of(arrays[0], operation)
-    if end is not None:
-        return delegated.run(
-            group,
-            end,
-            collective,
-            operation,
-            given_in,
-            given_out,
-            op=op,
-            root=root,
-            uneven=uneven,
-            async_op=async_op,
-            timeout=timeout,
-            algorithm=algorithm,
-            results=results,
-            then=then,
-        )
-    code, factor = code_and_factor(op)
-    whole = given_in if len(given_in) >= len(given_out) else given_out
-    variant = group.algorithms.variant(algorithm)
-    called = CallDetails(
-        operation, whole[0] if len(whole) == 1 else list(whole), code, root, variant
-    )
-    is_even = not uneven and len({array.size for array in whole}) == 1
-    if not is_even and given_in and given_out:
-        _check_own(_of(given_in, group), _of(given_out, group), operation)
-    is_simple = is_even and not async_op and timeout is None and factor is None
-    is_simple = is_simple and _is_simple(arrays)
-    if is_simple and _done_as_one(group, collective, given_in, given_out, called):
-        if then is not None:
-            then()
-        return None
-    staged = [(array, room_of(array)) for array in given_out]
+def _begin(
+    group: ProcessGroup, call: CollectiveCall, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> OneWork | None:
+    """Start a collective at the engine; None if it is done."""
+    timeout, then = call.timeout, call.then
+    arrays = [*inputs, *outputs]
+    code, factor = code_and_factor(call.op)
+    whole = inputs if len(inputs) >= len(outputs) else outputs
+    variant = group.algorithms.variant(call.algorithm)
+    is_even = not call.uneven and (len(whole) == 1 or len({array.size for array in whole}) == 1)
+    if not is_even and inputs and outputs:
+        _check_own(_of(inputs, group), _of(outputs, group), call.operation)
+
+    def details(site: Site | None = None) -> CallDetails:
+        what = whole[0] if len(whole) == 1 else list(whole)
+        return CallDetails(call.operation, what, code, call.root, variant, site)
+
+    if is_even and not call.async_op and timeout is None and factor is None and _is_simple(arrays):
+        result = _run_as_one(group, call, variant, code, inputs, outputs)
+        if result > 0:
+            raise details().error(group, result)
+        if result == 0:
+            if then is not None:
+                then()
+            return None
+    staged = [(array, room_of(array)) for array in outputs]
     targets = [room for _, room in staged]
-    sources = [packed(array) for array in given_in]
-    if not _can_share(group, collective, sources, targets, root):
+    sources = [packed(array) for array in inputs]
+    if not _can_share(group, call.collective, sources, targets, call.root):
         sources = [array.copy() for array in sources]
     copied = [(array, room) for array, room in staged if room is not array]
 
@@ -113,56 +91,47 @@ def run(
         if then is not None:
             then()
 
+    waits = not call.async_op and group.deferred is None
     submitted = group.communicator.submit(
-        collective + variant,
+        call.collective + variant,
         code,
-        root,
-        _as_given(inputs, sources),
-        _as_given(outputs, targets),
+        call.root,
+        _as_given(call.inputs, sources),
+        _as_given(call.outputs, targets),
         dtype=DTYPES.index(dtype_name(arrays[0])),
         factor=1.0 if factor is None else factor,
-        uneven=uneven,
+        uneven=call.uneven,
         timeout_s=-1.0 if timeout is None else seconds_of(timeout),
-        waits=not async_op and deferred is None,
+        waits=waits,
     )
     if isinstance(submitted, int):
-        raise _refusal(submitted, called, op)
-    if async_op or deferred is not None:
-        called = called._replace(site=Site.of_caller())
-    work = kind(
+        raise _refusal(submitted, details(), call.op)
+    return call.work_type(
         submitted,
         group,
-        called,
-        given_out if results is None else results,
+        details(None if waits else Site.of_caller()),
+        outputs if call.results is None else call.results,
         finish if copied or then is not None else None,
     )
-    if async_op:
-        return work
-    if deferred is None:
-        work.wait()
-    else:
-        deferred.append(work)
-    return None
 
 
-def _done_as_one(
+def _run_as_one(
     group: ProcessGroup,
-    collective: Collective,
+    call: CollectiveCall,
+    variant: int,
+    code: int,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    called: CallDetails,
-) -> bool:
-    """Run a collective with all blocks adjacent; False if the engine does not take it."""
+) -> int:
+    """Run a collective with all blocks adjacent; returns the engine's result."""
     source, target = _joined(inputs), _room_for(outputs)
     pair = ([source], [target]) if source is not None and target is not None else ([], [])
-    if source is not None and not _can_share(group, collective, *pair, called.root):
+    if source is not None and not _can_share(group, call.collective, *pair, call.root):
         source = source.copy()
-    code = group.run(collective + called.variant, called.op, called.root, source, target)
-    if code > 0:
-        raise called.error(group, code)
-    if code == 0 and target is not None:
+    result = group.run(call.collective + variant, code, call.root, source, target)
+    if result == 0 and target is not None:
         _spread(target, outputs)
-    return code == 0
+    return result
 
 
 def _refusal(code: int, called: CallDetails, op: Operator | None) -> CallerError:

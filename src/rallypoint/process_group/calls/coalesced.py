@@ -115,17 +115,10 @@ def all_gather_coalesced(
     return together(works, async_op)
 
 
-class CoalescingManager(ManyWorks):
-    """The collectives of a block; with `async_ops`, what to wait for afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-
-
 @contextmanager
 def _coalescing_manager(
     group: Group = None, device: object = None, async_ops: bool = False
-) -> Iterator[CoalescingManager]:
+) -> Iterator[ManyWorks]:
     """Run the collectives of a group in a ``with`` block side by side.
 
     Within the block they return at once, and their arrays must not be touched. They are completed
@@ -143,7 +136,7 @@ def _coalescing_manager(
     chosen = resolve(group)
     if chosen.deferred is not None:
         raise InvalidArgumentError("a _coalescing_manager of this group is already open")
-    manager = CoalescingManager()
+    manager = ManyWorks([])
     chosen.defer(manager.works)
     try:
         yield manager

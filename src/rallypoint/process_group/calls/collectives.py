@@ -1,7 +1,7 @@
-"""Collectives on one array: all_reduce, reduce, broadcast, and the barriers.
+"""Collectives on one array: all_reduce, reduce, broadcast, scan, and the barriers.
 
-Names, arguments and semantics are torch.distributed's. Arrays are NumPy arrays or PyTorch tensors
-of any shape. A contiguous NumPy array goes straight to the engine.
+Names, arguments and semantics are torch.distributed's, except for scan, which is MPI's. Arrays are
+NumPy arrays or PyTorch tensors of any shape. A contiguous NumPy array goes straight to the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from datetime import timedelta
 import numpy as np
 
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import CollectiveTimeoutError, StoreTimeoutError
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    StoreTimeoutError,
+)
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.short_way import Form, short_way
@@ -20,14 +24,10 @@ from rallypoint.process_group.groups.default import Group, check_timeout, joined
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import Work
+from rallypoint.process_group.work import CollectiveCall, Work
 from rallypoint.store.store import Store
 
-_SUM, _PREMUL_SUM = ReduceOp.SUM, ReduceOp.PREMUL_SUM
-_ALL_REDUCE = int(Collective.ALL_REDUCE)  # 0, so that a variant of it is the variant's number
-_BROADCAST = int(Collective.BROADCAST)
-_REDUCE = int(Collective.REDUCE)
-_BARRIER = int(Collective.BARRIER)
+_SUM = ReduceOp.SUM
 _NOTHING = np.empty(0, np.uint8)
 _GRACE = timedelta(seconds=1)  # for a verdict that may be on its way
 _AT_ONCE = timedelta(0)
@@ -71,21 +71,16 @@ def all_reduce(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "all_reduce")
+    name = "all_reduce"
+    chosen = joined(group, name)
     if chosen is None:
         return None
-    array = as_array(tensor, "all_reduce", writes=True)
-    return run(
-        chosen,
-        Collective.ALL_REDUCE,
-        "all_reduce",
-        array,
-        array,
-        op=check_operator(op, "all_reduce"),
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    array = as_array(tensor, name, writes=True)
+    operator = check_operator(op, name)
+    call = CollectiveCall(
+        Collective.ALL_REDUCE, name, array, array, async_op, timeout, algorithm, op=operator
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.REDUCE, Form.ONTO_ROOT, source="tensor")
@@ -126,24 +121,19 @@ def reduce(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "reduce")
+    name = "reduce"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, dst, group_dst, "dst", None)
     is_root = root == chosen.own_rank
-    array = as_array(tensor, "reduce", writes=is_root)
-    return run(
-        chosen,
-        Collective.REDUCE,
-        "reduce",
-        array,
-        array if is_root else None,
-        op=check_operator(op, "reduce"),
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    array = as_array(tensor, name, writes=is_root)
+    target = array if is_root else None
+    operator = check_operator(op, name)
+    call = CollectiveCall(
+        Collective.REDUCE, name, array, target, async_op, timeout, algorithm, operator, root
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.BROADCAST, Form.IN_PLACE, source="tensor")
@@ -181,25 +171,73 @@ def broadcast(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "broadcast")
+    name = "broadcast"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, src, group_src, "src", None)
     is_root = root == chosen.own_rank
-    array = as_array(tensor, "broadcast", writes=not is_root)
+    array = as_array(tensor, name, writes=not is_root)
     if not array.flags.writeable:
         array = array.copy()  # the engine may write the same items again
-    return run(
-        chosen,
-        Collective.BROADCAST,
-        "broadcast",
-        array if is_root else None,
-        array,
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    source = array if is_root else None
+    call = CollectiveCall(
+        Collective.BROADCAST, name, source, array, async_op, timeout, algorithm, root=root
     )
+    return run(chosen, call)
+
+
+def scan(
+    tensor: Array,
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Combine item by item the arrays of ranks 0 to this one, in place, as MPI_Scan does.
+
+    With 1, 2, 3 on three ranks and SUM, rank 0 gets 1, rank 1 gets 3, rank 2 gets 6. This is an
+    extension: torch.distributed has no such call. Operands are combined in the order of ranks, and
+    in the same way each time, so the bits are the same from run to run.
+
+    Args:
+        tensor: any shape, writable; the same shape and dtype on every rank.
+        op: how items are combined; not AVG, because each rank would divide by a different number.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
+            it is read-only; or the group's backend is not the engine, and has no scan.
+        InvalidArgumentError: op is AVG, or there is no such algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes, operators
+            or algorithms.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
+    name = "scan"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    operator = check_operator(op, name)
+    if operator is ReduceOp.AVG:
+        raise InvalidArgumentError(
+            "scan: ReduceOp.AVG is not defined here, because each rank combines a different "
+            "number of arrays; use SUM, and divide by rank + 1"
+        )
+    array = as_array(tensor, name, writes=True)
+    call = CollectiveCall(
+        Collective.SCAN, name, array, array, async_op, timeout, algorithm, op=operator
+    )
+    return run(chosen, call)
 
 
 @short_way(Collective.BARRIER, Form.NOTHING)
@@ -220,19 +258,14 @@ def barrier(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "barrier")
+    name = "barrier"
+    chosen = joined(group, name)
     if chosen is None:
         return None
-    return run(
-        chosen,
-        Collective.BARRIER,
-        "barrier",
-        _NOTHING,
-        _NOTHING,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    call = CollectiveCall(
+        Collective.BARRIER, name, _NOTHING, _NOTHING, async_op, timeout, algorithm
     )
+    return run(chosen, call)
 
 
 def monitored_barrier(

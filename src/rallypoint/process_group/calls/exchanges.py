@@ -1,29 +1,36 @@
-"""Collectives on one array per rank: all_gather, gather, scatter, reduce_scatter.
+"""Collectives on one array per rank: all_gather, gather, scatter, reduce_scatter, all_to_all.
 
 Names, arguments and semantics are torch.distributed's. Functions that take a list of arrays allow
-blocks of different lengths if every rank knows all lengths (all_gather, reduce_scatter). Functions
-that take one large array store the ranks' blocks one after the other.
+blocks of different lengths if every rank knows all lengths (all_gather, reduce_scatter), or the
+sender and the receiver of each block know its length (all_to_all). Functions that take one large
+array store the ranks' blocks one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+
+import numpy as np
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
-from rallypoint.process_group.calls.parts import check_items
 from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.memory.arrays import (
     Array,
+    Blocks,
     as_array,
     as_arrays,
     check_alike,
+    check_divides,
+    check_items,
+    part_sizes,
 )
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import Work
+from rallypoint.process_group.work import CollectiveCall, Work
 
 _SUM = ReduceOp.SUM
 
@@ -61,24 +68,19 @@ def all_gather(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "all_gather")
+    name = "all_gather"
+    chosen = joined(group, name)
     if chosen is None:
         return None
-    source = as_array(tensor, "all_gather")
-    targets = as_arrays(tensor_list, "all_gather", "tensor_list", count=chosen.size(), writes=True)
-    check_alike(targets, source, "all_gather", "tensor_list")
+    source = as_array(tensor, name)
+    targets = as_arrays(tensor_list, name, "tensor_list", count=chosen.size(), writes=True)
+    check_alike(targets, source, name, "tensor_list")
     place = chosen.own_rank
-    check_items(targets[place], source.size, "all_gather", f"tensor_list[{place}]")
-    return run(
-        chosen,
-        Collective.ALL_GATHER,
-        "all_gather",
-        source,
-        targets,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    check_items(targets[place], source.size, name, f"tensor_list[{place}]")
+    call = CollectiveCall(
+        Collective.ALL_GATHER, name, source, targets, async_op, timeout, algorithm
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.ALL_GATHER, Form.APART, source="input_tensor", target="output_tensor")
@@ -121,16 +123,8 @@ def all_gather_into_tensor(
     source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
     check_alike([target], source, name, "output_tensor")
     check_items(target, source.size * chosen.size(), name, "output_tensor")
-    return run(
-        chosen,
-        Collective.ALL_GATHER,
-        name,
-        source,
-        target,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
-    )
+    call = CollectiveCall(Collective.ALL_GATHER, name, source, target, async_op, timeout, algorithm)
+    return run(chosen, call)
 
 
 all_gather_single = all_gather_into_tensor  # its name since PyTorch 2.13
@@ -172,31 +166,25 @@ def gather(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "gather")
+    name = "gather"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, dst, group_dst, "dst", 0)
     is_root = root == chosen.own_rank
-    source = as_array(tensor, "gather")
+    source = as_array(tensor, name)
     targets: list[Array] = []
     if is_root:
-        targets = as_arrays(gather_list, "gather", "gather_list", count=chosen.size(), writes=True)
-        check_alike(targets, source, "gather", "gather_list")
+        targets = as_arrays(gather_list, name, "gather_list", count=chosen.size(), writes=True)
+        check_alike(targets, source, name, "gather_list")
         for index, target in enumerate(targets):
-            check_items(target, source.size, "gather", f"gather_list[{index}]")
+            check_items(target, source.size, name, f"gather_list[{index}]")
     elif gather_list:
-        _refuse_list("gather", "gather_list", "dst", chosen.ranks[root])
-    return run(
-        chosen,
-        Collective.GATHER,
-        "gather",
-        source,
-        targets or None,
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+        _refuse_list(name, "gather_list", "dst", chosen.ranks[root])
+    call = CollectiveCall(
+        Collective.GATHER, name, source, targets or None, async_op, timeout, algorithm, root=root
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.SCATTER, Form.APART, source="scatter_list", target="tensor", default_root=0)
@@ -235,31 +223,25 @@ def scatter(
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
-    chosen = joined(group, "scatter")
+    name = "scatter"
+    chosen = joined(group, name)
     if chosen is None:
         return None
     root = peer(chosen, src, group_src, "src", 0)
     is_root = root == chosen.own_rank
-    target = as_array(tensor, "scatter", writes=True)
+    target = as_array(tensor, name, writes=True)
     sources: list[Array] = []
     if is_root:
-        sources = as_arrays(scatter_list, "scatter", "scatter_list", count=chosen.size())
-        check_alike(sources, target, "scatter", "scatter_list")
+        sources = as_arrays(scatter_list, name, "scatter_list", count=chosen.size())
+        check_alike(sources, target, name, "scatter_list")
         for index, source in enumerate(sources):
-            check_items(source, target.size, "scatter", f"scatter_list[{index}]")
+            check_items(source, target.size, name, f"scatter_list[{index}]")
     elif scatter_list:
-        _refuse_list("scatter", "scatter_list", "src", chosen.ranks[root])
-    return run(
-        chosen,
-        Collective.SCATTER,
-        "scatter",
-        sources or None,
-        target,
-        root=root,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+        _refuse_list(name, "scatter_list", "src", chosen.ranks[root])
+    call = CollectiveCall(
+        Collective.SCATTER, name, sources or None, target, async_op, timeout, algorithm, root=root
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.REDUCE_SCATTER, Form.APART, source="input_list", target="output")
@@ -306,17 +288,10 @@ def reduce_scatter(
     sources = as_arrays(input_list, name, "input_list", count=chosen.size())
     check_alike(sources, target, name, "input_list")
     check_items(target, sources[chosen.own_rank].size, name, "output")
-    return run(
-        chosen,
-        Collective.REDUCE_SCATTER,
-        name,
-        sources,
-        target,
-        op=operator,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    call = CollectiveCall(
+        Collective.REDUCE_SCATTER, name, sources, target, async_op, timeout, algorithm, op=operator
     )
+    return run(chosen, call)
 
 
 @short_way(Collective.REDUCE_SCATTER, Form.APART, source="input", target="output")
@@ -362,23 +337,141 @@ def reduce_scatter_tensor(
     operator = check_operator(op, name)
     check_alike([source], target, name, "input")
     check_items(source, target.size * chosen.size(), name, "input")
-    return run(
-        chosen,
-        Collective.REDUCE_SCATTER,
-        name,
-        source,
-        target,
-        op=operator,
-        async_op=async_op,
-        timeout=timeout,
-        algorithm=algorithm,
+    call = CollectiveCall(
+        Collective.REDUCE_SCATTER, name, source, target, async_op, timeout, algorithm, op=operator
     )
+    return run(chosen, call)
 
 
 reduce_scatter_single = reduce_scatter_tensor  # its name since PyTorch 2.13
 
 
+@short_way(
+    Collective.ALL_TO_ALL,
+    Form.APART,
+    source="input_tensor_list",
+    target="output_tensor_list",
+)
+def all_to_all(
+    output_tensor_list: list[Array],
+    input_tensor_list: list[Array],
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Send an array to each rank and receive one from each.
+
+    Args:
+        output_tensor_list: one array per sender, of the size that it sends to this rank; filled in.
+        input_tensor_list: one array per receiver.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not a list of arrays or CPU tensors, or a dtype is not
+            supported, or an output is read-only.
+        InvalidArgumentError: a list does not have one array per rank, dtypes differ, or there is no
+            such algorithm.
+        MismatchError: a rank expects another size than is sent to it, or ranks called different
+            operations.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
+    name = "all_to_all"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    count = chosen.size()
+    sources = as_arrays(input_tensor_list, name, "input_tensor_list", count=count)
+    targets = as_arrays(output_tensor_list, name, "output_tensor_list", count=count, writes=True)
+    check_alike([*sources, *targets], sources[0], name, "its lists")
+    call = CollectiveCall(
+        Collective.ALL_TO_ALL, name, sources, targets, async_op, timeout, algorithm, uneven=True
+    )
+    return run(chosen, call)
+
+
+@short_way(Collective.ALL_TO_ALL, Form.CUT, source="input", target="output")
+def all_to_all_single(
+    output: Array,
+    input: Array,  # noqa: A002 - torch.distributed's name
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """Send a part of `input` to each rank, and receive a part of `output` from each.
+
+    Args:
+        output, input: cut along their first dimension, evenly unless sizes are given.
+        output_split_sizes: how much of the first dimension of `output` comes from each rank.
+        input_split_sizes: how much of the first dimension of `input` goes to each rank. If one rank
+            gives sizes of either kind, all must.
+        async_op: return at once; do not touch the array before the operation is completed.
+        timeout: how long to wait for a peer; the group's timeout if None.
+        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
+            which is verified first. The same on every rank; the group's choice if None.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: an argument is not an array or CPU tensor, or a dtype is not supported, or
+            the output is read-only.
+        InvalidArgumentError: the arrays cannot be cut so, dtypes differ, or there is no such
+            algorithm.
+        MismatchError: a rank expects another size than is sent to it, or ranks called different
+            operations.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
+    name = "all_to_all_single"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    source, target = as_array(input, name), as_array(output, name, writes=True)
+    check_alike([target], source, name, "output")
+    inputs: Blocks = source
+    outputs: Blocks = target
+    uneven = bool(output_split_sizes or input_split_sizes)
+    if uneven:
+        inputs = _cut(source, input_split_sizes, chosen.size(), name, "input")
+        outputs = _cut(target, output_split_sizes, chosen.size(), name, "output")
+    else:
+        check_divides(source, chosen.size(), name, "input")
+        check_items(target, source.size, name, "output")
+    call = CollectiveCall(
+        Collective.ALL_TO_ALL, name, inputs, outputs, async_op, timeout, algorithm, uneven=uneven
+    )
+    return run(chosen, call)
+
+
 def _refuse_list(operation: str, name: str, root: str, rank: int) -> None:
     raise InvalidArgumentError(
         f"{operation}: {name} is for {root}={rank} only; pass None on the other ranks"
+    )
+
+
+def _cut(
+    array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
+) -> list[Array]:
+    """The parts of an array along its first dimension, of the given sizes or evenly."""
+    sizes = part_sizes(array, sizes, ranks, operation, name)
+    ends = np.cumsum(sizes)
+    return (
+        [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        if array.ndim
+        else [array]
     )

@@ -21,6 +21,7 @@ from rallypoint.process_group.calls.point_to_point import recv, send
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array
+from rallypoint.process_group.work import CollectiveCall
 
 
 def broadcast_object_list(
@@ -103,7 +104,8 @@ def gather_object(
         CollectiveTimeoutError: a rank did not take part within the timeout.
         Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
-    chosen = _at_once(group, "gather_object")
+    name = "gather_object"
+    chosen = _at_once(group, name)
     if chosen is None:
         return
     root = peer(chosen, dst, group_dst, "dst", 0)
@@ -116,13 +118,14 @@ def gather_object(
         object_gather_list = [None] * chosen.size()
     if object_gather_list is None:
         raise InvalidArgumentError("gather_object: the dst rank must pass object_gather_list")
-    _check_places(object_gather_list, chosen.size(), "gather_object", "object_gather_list")
+    _check_places(object_gather_list, chosen.size(), name, "object_gather_list")
     data = _pickle(obj)
     sizes = np.empty(chosen.size(), np.int64)
     all_gather_into_tensor(sizes, _sizes([data]), chosen)
     is_root = root == chosen.own_rank
     parts = [np.empty(size, np.uint8) for size in sizes] if is_root else None
-    run(chosen, Collective.GATHER, "gather_object", data, parts, root=root, uneven=True)
+    call = CollectiveCall(Collective.GATHER, name, data, parts, root=root, uneven=True)
+    run(chosen, call)
     if parts:
         object_gather_list[:] = [pickle.loads(part.data) for part in parts]
 
@@ -166,7 +169,8 @@ def scatter_object_list(
     scatter(size, sizes if is_root else None, group=chosen, group_src=root)
     mine = np.empty(size[0], np.uint8)
     name = "scatter_object_list"
-    run(chosen, Collective.SCATTER, name, pickled or None, mine, root=root, uneven=True)
+    call = CollectiveCall(Collective.SCATTER, name, pickled or None, mine, root=root, uneven=True)
+    run(chosen, call)
     scatter_object_output_list[0] = pickle.loads(mine.data)
 
 

@@ -18,14 +18,14 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import DTYPES, TOO_MANY
 from rallypoint.process_group.calls.call import packed, room_of
 from rallypoint.process_group.calls.short_way import Form, short_way
-from rallypoint.process_group.delegated import library_calls as delegated
-from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.library_work import DelegatedWork
-from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.delegated import library_calls
+from rallypoint.process_group.delegated.library_calls import DelegatedWork
+from rallypoint.process_group.delegated.library_group import LibraryGroup
+from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name
-from rallypoint.process_group.work import CallDetails, OneWork, Work
+from rallypoint.process_group.work import OneWork, Work
 from rallypoint.store.store import seconds_of
 
 _ANY = -1
@@ -216,11 +216,11 @@ def post_message(
     site: Site | None = None,
     results: Sequence[Any] | None = None,
     then: Callable[[], None] | None = None,
-    kind: type[OneWork] = OneWork,
+    work_type: type[OneWork] = OneWork,
 ) -> OneWork | DelegatedWork:
     """Start a send or receive, as `operation` says. `other` is a rank in the group, or -1.
 
-    `results`, `then` and `kind` are as in `library_calls.run`.
+    `results`, `then` and `work_type` are as in `CollectiveCall`.
     """
     if not (isinstance(tag, SupportsIndex) and -_TAGS <= tag.__index__() < _TAGS):
         raise InvalidArgumentError(
@@ -232,11 +232,10 @@ def post_message(
         results = [] if sends else [tensor]
     end = group.end_of(array, operation)
     if end is not None:
-        return delegated.post(
+        return library_calls.post(
             group, end, operation, other, tag, array, timeout=timeout, results=results, then=then
         )
     memory = packed(array) if sends else room_of(array)
-
     is_copied = not sends and memory is not array
 
     def finish() -> None:
@@ -261,7 +260,7 @@ def post_message(
         raise InvalidArgumentError(f"{operation} cannot take {describe(tensor)}")
     called = CallDetails(operation, array, site=site)
     has_more = is_copied or then is not None
-    return kind(posted, group, called, results, finish if has_more else None)
+    return work_type(posted, group, called, results, finish if has_more else None)
 
 
 def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:

@@ -23,9 +23,9 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.groups import default
-from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.work import CallDetails, OneWork
+from rallypoint.process_group.work import OneWork
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -116,7 +116,7 @@ def _begun(
     root: int,
     variant: int,
 ) -> OneWork:
-    # As Called(...), without the time of a call.
+    # As CallDetails(...), without the time of a call.
     called = tuple.__new__(CallDetails, (operation, what, op, root, variant, Site.of_caller(2)))
     return OneWork(native, group, called, (filled,))
 

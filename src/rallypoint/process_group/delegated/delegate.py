@@ -6,14 +6,15 @@ Collectives are those of base/collective.py, with blocks of equal length except 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 from rallypoint.base.collective import Collective
-from rallypoint.process_group.operators import Operator
+from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.store.store import Store
 
 Block = Any  # a NumPy array, or a tensor of torch
@@ -46,8 +47,7 @@ class LibraryMember:
     environ: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryCall:
+class LibraryCall(NamedTuple):
     """One collective.
 
     Attributes:
@@ -141,3 +141,48 @@ class Delegate(Protocol):
 
     def abort(self) -> None:
         """The same at once; calls in progress may fail."""
+
+
+class BuiltInDelegate(Delegate):
+    """A library that this package knows.
+
+    It has a method for each collective that it serves, called like it: ``_all_reduce``.
+
+    Attributes:
+        combines: the names of the operators that it has, by dtype.
+    """
+
+    combines: Mapping[str, Collection[str]]
+
+    @cached_property
+    def _served(self) -> Mapping[Collective, Callable[[LibraryCall], Pending]]:
+        names = {each: f"_{each.operation}" for each in Collective}
+        return {each: getattr(self, name) for each, name in names.items() if hasattr(self, name)}
+
+    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
+        if collective not in self._served:
+            return (
+                f"{self.name} has no such operation; backend='rallypoint' has "
+                f"{collective.operation}"
+            )
+        return why_not_combined(self.name, self.combines, dtype, operator)
+
+    def begin(self, request: LibraryCall) -> Pending:
+        return self._served[request.collective](request)
+
+
+def why_not_combined(
+    name: str, combines: Mapping[str, Collection[str]], dtype: str, operator: Operator | None
+) -> str:
+    """What a library cannot combine, and what can; empty if it can, or nothing is combined."""
+    if operator is None:
+        return ""
+    if dtype not in combines:
+        return f"{name} does not combine {dtype}; backend='rallypoint' does"
+    kind = "PREMUL_SUM" if isinstance(operator, PremulSum) else operator.name
+    if kind not in combines[dtype]:
+        return (
+            f"{name} has no {kind} of {dtype}, only {', '.join(combines[dtype])}; see "
+            "docs/guides/backends.md"
+        )
+    return ""

@@ -14,6 +14,7 @@ only has to serve one form of each collective:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,18 @@ from typing import Any
 import numpy as np
 
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    PeerError,
+)
+from rallypoint.engine.engine_work import report
 from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pending
-from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.library_work import DelegatedWork
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, DeviceArray, dtype_name
-from rallypoint.process_group.operators import Operator
+from rallypoint.process_group.work import CollectiveCall, Future, Work
 from rallypoint.store.store import seconds_of
 
 _TAG = 0x52A1  # for messages that implement a collective; refused to users
@@ -67,70 +73,169 @@ class _Several:
         return -1
 
 
-def run(
+class DelegatedWork(Work):
+    """One operation in progress.
+
+    Args:
+        outputs: the arrays that it fills in.
+        finish: called after success, before waiters are notified.
+        timeout_s: from now on.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        end: LibraryGroup,
+        pending: Pending,
+        operation: str,
+        outputs: Sequence[Any],
+        finish: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self.operation = operation
+        self._ranks = group.ranks
+        self._end = end
+        self._pending = pending
+        self._outputs = outputs
+        self._finish = finish
+        self._until = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._error: Exception | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout is not None and not self._is_over and not self._is_done():
+            self._wait_a_while(seconds_of(timeout))
+        self._settle()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        if not self._is_over and self._is_done():
+            self._settle()
+        if self._error is not None or self._end.device == "cpu":
+            return self._is_over
+        # It may have been waited for on the device, where it may still continue.
+        return self._is_over and self._pending.is_done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[Any]:
+        return list(self._outputs)
+
+    @property
+    def peer(self) -> int:
+        """The sender's rank in the group, of a receive that is over."""
+        return self._pending.source()
+
+    def source_rank(self) -> int:
+        if self.operation != "irecv" or not self.is_success():
+            return -1
+        return self._ranks[self.peer]
+
+    def get_future(self) -> Future:
+        return Future.of(self)
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        def serve() -> None:  # in a thread that waits for the operation
+            self._settle()
+            try:
+                callback(self)
+            except BaseException as error:
+                report(error)
+
+        if self.is_completed():
+            callback(self)
+        else:
+            threading.Thread(target=serve, name="rallypoint-callbacks", daemon=True).start()
+
+    def _wait_a_while(self, wait_s: float) -> None:
+        """Wait for as long as the caller allows, which the library does not know."""
+        until, pause_s = time.monotonic() + wait_s, 1e-5
+        while not self._is_done():
+            if time.monotonic() > until:
+                raise CollectiveTimeoutError(
+                    f"{self.operation} was not completed within {wait_s:g} s; it is still "
+                    "running, so wait again, or abort the group",
+                    operation=self.operation,
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1e-3)
+
+    def _is_done(self) -> bool:
+        """Whether the library is done with it, with or without an error."""
+        try:
+            return self._error is not None or self._end.is_done(self._pending, self.operation)
+        except PeerError as error:
+            self._error, self._is_over = error, True
+            return True
+
+    def _settle(self) -> None:
+        """Wait until it is over, then finish, once; concurrent callers wait."""
+        with self._lock:
+            if self._is_over:
+                return
+            try:
+                left_s = max(self._until - time.monotonic(), 0.001)
+                self._end.wait(self._pending, left_s, self._timeout_s, self.operation)
+                self._finish()
+            except PeerError as error:
+                self._error = error
+            self._is_over = True
+
+
+def begin(
     group: ProcessGroup,
     end: LibraryGroup,
-    collective: Collective,
-    operation: str,
+    call: CollectiveCall,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    *,
-    op: Operator | None,
-    root: int,
-    uneven: bool,
-    async_op: bool,
-    timeout: timedelta | None,
-    algorithm: str | None,
-    results: Sequence[Any] | None,
-    then: Callable[[], None] | None,
-) -> DelegatedWork | None:
-    """Run a collective, or start it; arguments and errors are those of calls.call.run.
+) -> DelegatedWork:
+    """Start a collective with these arrays.
 
     Raises:
         InvalidTypeError: the library does not support it; the message says what does.
         InvalidArgumentError: an algorithm is requested, which libraries do not offer.
     """
-    if algorithm is not None:
+    if call.algorithm is not None:
         raise InvalidArgumentError(
-            f"{operation}: {end.name} chooses its algorithms itself; algorithm={algorithm!r} is "
-            "for backend='rallypoint'"
+            f"{call.operation}: {end.name} chooses its algorithms itself; "
+            f"algorithm={call.algorithm!r} is for backend='rallypoint'"
         )
-    dtype = dtype_name([*inputs, *outputs][0])
-    operator = op if collective.reduces else None
-    if why := end.why_not(collective, dtype, operator):
-        raise InvalidTypeError(f"{operation}: {why}")
-    timeout_s = end.timeout_s if timeout is None else seconds_of(timeout)
-    ready = _prepare(end, group, collective, root, inputs, outputs)
+    dtype = dtype_name((inputs or outputs)[0])
+    operator = call.op if call.collective.reduces else None
+    if why := end.why_not(call.collective, dtype, operator):
+        raise InvalidTypeError(f"{call.operation}: {why}")
+    timeout_s = end.timeout_s if call.timeout is None else seconds_of(call.timeout)
+    ready = _prepare(group, end, call, inputs, outputs)
     pending: Pending
-    if uneven and collective in (Collective.GATHER, Collective.SCATTER):
-        pending = _by_messages(end, group, collective, root, ready, operation)
+    if call.uneven and call.collective in (Collective.GATHER, Collective.SCATTER):
+        pending = _by_messages(group, end, call, ready)
     else:
         request = LibraryCall(
-            collective=_made_even(end, group, collective, ready),
+            collective=_made_even(group, end, call.collective, ready),
             dtype=dtype,
             inputs=ready.inputs,
             outputs=ready.outputs,
             operator=operator,
-            root=root,
+            root=call.root,
             timeout_s=timeout_s,
         )
-        pending = end.begin(request, operation)
+        pending = end.begin(request, call.operation)
 
     def finish() -> None:
         ready.finish()
-        if then is not None:
-            then()
+        if call.then is not None:
+            call.then()
 
-    work = DelegatedWork(
-        group, end, pending, operation, outputs if results is None else results, finish, timeout_s
-    )
-    if async_op:
-        return work
-    if group.deferred is None:
-        work.wait()
-    else:
-        group.deferred.append(work)
-    return None
+    results = outputs if call.results is None else call.results
+    return DelegatedWork(group, end, pending, call.operation, results, finish, timeout_s)
 
 
 def post(
@@ -169,52 +274,40 @@ def post(
 
 
 def _prepare(
-    end: LibraryGroup,
     group: ProcessGroup,
-    collective: Collective,
-    root: int,
+    end: LibraryGroup,
+    call: CollectiveCall,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> _Prepared:
     """The blocks for the library, and how to return its output to the caller's arrays."""
+    collective, is_root = call.collective, group.own_rank == call.root
     if collective is Collective.BARRIER:
         return _Prepared([], [])
-    is_root = group.own_rank == root
-    if collective.has_one_block:
-        return _in_place(end, inputs, outputs)
     rooms = [_contiguous(array) for array in outputs]
-    sources = [_contiguous(array) for array in inputs]
-    if _overlap(sources, rooms):
-        sources = [_copied(array) for array in sources]
-    ranks = group.size()
-    count_in = collective.input_blocks(ranks, is_root=is_root)
-    count_out = collective.output_blocks(ranks, is_root=is_root)
 
     def finish() -> None:
         for array, room in zip(outputs, rooms, strict=True):
             if room is not array:
                 _put_back(array, room)
 
+    if collective.has_one_block:  # for input and output
+        if not outputs:  # a copy, because the library may overwrite it
+            return _Prepared([], [end.adopt(_copied(inputs[0]))])
+        if inputs and (inputs[0] is not outputs[0] or rooms[0] is not outputs[0]):
+            _put_back(rooms[0], inputs[0])
+        return _Prepared([], [end.adopt(rooms[0])], finish)
+    sources = [_contiguous(array) for array in inputs]
+    if _overlap(sources, rooms):
+        sources = [_copied(array) for array in sources]
+    ranks = group.size()
+    count_in = collective.input_blocks(ranks, is_root=is_root)
+    count_out = collective.output_blocks(ranks, is_root=is_root)
     return _Prepared(
         _cut([end.adopt(array) for array in sources], count_in),
         _cut([end.adopt(array) for array in rooms], count_out),
         finish,
     )
-
-
-def _in_place(end: LibraryGroup, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Prepared:
-    """One block for input and output; without an output, a copy that the library may overwrite."""
-    if not outputs:
-        return _Prepared([], [end.adopt(_copied(inputs[0]))])
-    array, room = outputs[0], _contiguous(outputs[0])
-    if inputs and (inputs[0] is not array or room is not array):
-        _put_back(room, inputs[0])
-
-    def finish() -> None:
-        if room is not array:
-            _put_back(array, room)
-
-    return _Prepared([], [end.adopt(room)], finish)
 
 
 def _cut(blocks: list[Block], count: int) -> list[Block]:
@@ -226,12 +319,14 @@ def _cut(blocks: list[Block], count: int) -> list[Block]:
 
 
 def _made_even(
-    end: LibraryGroup, group: ProcessGroup, collective: Collective, ready: _Prepared
+    group: ProcessGroup, end: LibraryGroup, collective: Collective, ready: _Prepared
 ) -> Collective:
     """Blocks of equal length instead of unequal ones; the collective that serves these."""
     blocks = ready.outputs if collective is Collective.ALL_GATHER else ready.inputs
+    if len(blocks) <= 1 or collective is Collective.ALL_TO_ALL:
+        return collective
     sizes = [len(block) for block in blocks]
-    if len(set(sizes)) <= 1 or collective is Collective.ALL_TO_ALL:
+    if len(set(sizes)) == 1:
         return collective
     before, finish = ready.outputs, ready.finish
     if collective is Collective.ALL_GATHER:
@@ -262,30 +357,26 @@ def _made_even(
 
 
 def _by_messages(
-    end: LibraryGroup,
-    group: ProcessGroup,
-    collective: Collective,
-    root: int,
-    ready: _Prepared,
-    operation: str,
+    group: ProcessGroup, end: LibraryGroup, call: CollectiveCall, ready: _Prepared
 ) -> _Several:
     """A gather or scatter of blocks whose lengths only the root and their owners know."""
-    gathers, own = collective is Collective.GATHER, group.own_rank
-    if own != root:
-        block = ready.inputs[0] if gathers else ready.outputs[0]
-        return _Several(
-            [end.transfer(sends=gathers, peer=root, tag=_TAG, block=block, operation=operation)]
-        )
-    blocks = ready.outputs if gathers else ready.inputs
-    if gathers:
-        blocks[own][:] = ready.inputs[0]
-    else:
-        ready.outputs[0][:] = blocks[own]
+    gathers, own = call.collective is Collective.GATHER, group.own_rank
+    is_root = own == call.root
+    blocks = ready.outputs if gathers == is_root else ready.inputs
+    peers = dict(enumerate(blocks)) if is_root else {call.root: blocks[0]}
+    if is_root:
+        ready.outputs[own if gathers else 0][:] = ready.inputs[0 if gathers else own]
+        del peers[own]
     return _Several(
         [
-            end.transfer(sends=not gathers, peer=peer, tag=_TAG, block=block, operation=operation)
-            for peer, block in enumerate(blocks)
-            if peer != own
+            end.transfer(
+                sends=gathers != is_root,
+                peer=peer,
+                tag=_TAG,
+                block=block,
+                operation=call.operation,
+            )
+            for peer, block in peers.items()
         ]
     )
 

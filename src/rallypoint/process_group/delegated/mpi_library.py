@@ -17,24 +17,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from rallypoint.base.collective import Collective
 from rallypoint.base.errors import HostError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import (
     Block,
+    BuiltInDelegate,
     LibraryCall,
     LibraryFailure,
     LibraryMember,
     Pending,
 )
 from rallypoint.process_group.memory.arrays import DeviceArray
-from rallypoint.process_group.operators import Operator, PremulSum
 
 _LOOKS, _YIELDS = 200, 2000  # before it sleeps between two polls
 _SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
@@ -57,7 +57,7 @@ _BOOL = {
     **{"BAND": "LAND", "BOR": "LOR", "BXOR": "LXOR"},
 }
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_OPERATORS: Mapping[str, Mapping[str, str]] = {
+OPERATORS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("float32", "float64"), _NUMBERS),
     **dict.fromkeys(_INTEGERS, _NUMBERS | _BITS),
     **{dtype: {"SUM": "SUM", "PRODUCT": "PROD"} for dtype in ("complex64", "complex128")},
@@ -107,21 +107,6 @@ def _trouble_of_loading() -> str:
     return tried.stdout.strip() or failed
 
 
-def why_not(dtype: str, operator: Operator | None) -> str:
-    """Which part of this MPI cannot combine, and what can; empty if it can, or combines nothing."""
-    if operator is None:
-        return ""
-    if dtype not in _OPERATORS:
-        return f"mpi does not combine {dtype}; backend='rallypoint' does"
-    kind = "PREMUL_SUM" if isinstance(operator, PremulSum) else operator.name
-    if kind not in _OPERATORS[dtype]:
-        return (
-            f"mpi has no {kind} of {dtype}, only {', '.join(_OPERATORS[dtype])}; see "
-            "docs/guides/backends.md"
-        )
-    return ""
-
-
 def connect(member: LibraryMember) -> MpiDelegate:
     """A communicator of MPI's for these members; all of them call it.
 
@@ -147,24 +132,18 @@ def connect(member: LibraryMember) -> MpiDelegate:
     return MpiDelegate(MPI, world.Create_group(chosen))
 
 
+@dataclass(eq=False, slots=True)
 class _MpiPending:
     """A request of MPI, which is polled; `finish` runs once it is over."""
 
-    def __init__(
-        self,
-        lock: threading.Lock,
-        request: Any,
-        is_open: set[_MpiPending],
-        finish: Callable[[], None] | None,
-        status: Any,
-    ) -> None:
-        self._lock = lock
-        self._request = request
-        self._is_open = is_open
-        self._finish = finish
-        self._status = status
-        self._is_done = False
-        is_open.add(self)
+    delegate: MpiDelegate
+    request: Any
+    finish: Callable[[], None] | None = None
+    status: Any = None
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.delegate.open.add(self)
 
     def wait(self, timeout_s: float) -> None:
         until, looks, pause_s = time.monotonic() + timeout_s, 0, _SHORTEST_S
@@ -181,57 +160,45 @@ class _MpiPending:
                 pause_s = min(1.5 * pause_s, _LONGEST_S)
 
     def is_done(self) -> bool:
-        with self._lock:
-            if not self._is_done and self._test():
-                self._is_done = True
-                self._is_open.discard(self)
-                if self._finish is not None:
-                    self._finish()
-            return self._is_done
+        with self.delegate.lock:
+            if not self.is_over and self._test():
+                self.is_over = True
+                self.delegate.open.discard(self)
+                if self.finish is not None:
+                    self.finish()
+            return self.is_over
 
     def _test(self) -> bool:
         try:
-            return bool(self._request.Test(self._status))
+            return bool(self.request.Test(self.status))
         except Exception:  # raised by MPI: it has ended, and failed
-            self._is_open.discard(self)
+            self.delegate.open.discard(self)
             raise
 
     def source(self) -> int:
-        return int(self._status.Get_source())
+        return int(self.status.Get_source())
 
 
-class MpiDelegate:
-    """See Delegate."""
+class MpiDelegate(BuiltInDelegate):
+    """A communicator of MPI's.
+
+    Attributes:
+        lock: not every MPI accepts calls from several threads at a time.
+        open: what is not over; this keeps its memory, to which MPI may still write.
+    """
 
     name, device, patience_s = "mpi", "cpu", 1.0
+    combines = OPERATORS
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi, self._comm = mpi, comm
         self._rank = comm.Get_rank()
         self._most_tag = comm.Get_attr(mpi.TAG_UB)
-        self._lock = threading.Lock()  # not every MPI accepts calls from several threads at a time
-        self._open = set[_MpiPending]()  # keeps their memory, to which MPI may still write
+        self.lock = threading.Lock()
+        self.open = set[_MpiPending]()
         atexit.register(self._abort_if_unfinished)
-        self._begin = {
-            Collective.ALL_REDUCE: self._all_reduce,
-            Collective.REDUCE: self._reduce,
-            Collective.BROADCAST: self._broadcast,
-            Collective.ALL_GATHER: self._all_gather,
-            Collective.GATHER: self._gather,
-            Collective.SCATTER: self._scatter,
-            Collective.REDUCE_SCATTER: self._reduce_scatter,
-            Collective.ALL_TO_ALL: self._all_to_all,
-            Collective.BARRIER: self._barrier,
-        }
-
-    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
-        """See Delegate."""
-        if collective not in self._begin:
-            return f"mpi has no such operation; backend='rallypoint' has {collective.operation}"
-        return why_not(dtype, operator)
 
     def adopt(self, array: Any) -> Block:
-        """See Delegate."""
         if isinstance(array, DeviceArray):
             raise InvalidTypeError(
                 f"mpi takes tensors on the CPU, not on {array.tensor.device}; move it with .cpu()"
@@ -239,34 +206,30 @@ class MpiDelegate:
         return array.reshape(-1)
 
     def empty(self, model: Block, items: int) -> Block:
-        """See Delegate."""
         return np.empty(items, model.dtype)
 
     def begin(self, request: LibraryCall) -> Pending:
-        """See Delegate."""
-        with self._lock:
-            return self._begin[request.collective](request)
+        with self.lock:
+            return super().begin(request)
 
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
-        """See Delegate."""
         if tag > self._most_tag:
             raise InvalidArgumentError(f"mpi takes tags up to {self._most_tag}, not {tag}")
         memory, status = _bytes(block), self._mpi.Status()
-        with self._lock:
+        with self.lock:
             if sends:
                 request = self._comm.Isend(memory, peer, tag)
             else:
                 source = self._mpi.ANY_SOURCE if peer == _ANY else peer
                 request = self._comm.Irecv(memory, source, tag)
-            return self._pending(request, status=status)
+            return _MpiPending(self, request, status=status)
 
     def open_batch(self) -> None:
-        """See Delegate: no transfer of MPI's waits for another that is begun later."""
+        """No transfer of MPI's waits for another that is begun later."""
 
     close_batch = open_batch
 
     def trouble(self, error: Exception) -> LibraryFailure:
-        """See Delegate: by MPI's class of errors."""
         mpi = self._mpi
         if not isinstance(error, mpi.Exception):
             return LibraryFailure.OTHER
@@ -277,71 +240,65 @@ class MpiDelegate:
         return LibraryFailure.LOST if kind in lost else LibraryFailure.OTHER
 
     def close(self) -> None:
-        """See Delegate.
+        """Free what the library holds.
 
         MPI_Comm_free is collective by the standard, but Open MPI, MPICH and Intel MPI free a
         communicator without waiting for the others. Without it, MPICH has no identifiers left
         after 2,048 groups.
         """
-        with self._lock:
-            if not self._open and not self._mpi.Is_finalized():
+        with self.lock:
+            if not self.open and not self._mpi.Is_finalized():
                 self._comm.Free()
                 atexit.unregister(self._abort_if_unfinished)
 
     def abort(self) -> None:
-        """See Delegate: others may still be in calls, so MPI's own end frees everything."""
-
-    def _pending(
-        self, request: Any, finish: Callable[[], None] | None = None, status: Any = None
-    ) -> Pending:
-        return _MpiPending(self._lock, request, self._open, finish, status)
+        """Others may still be in calls, so MPI's own end frees everything."""
 
     def _abort_if_unfinished(self) -> None:
         """At exit: MPI could wait forever for calls that never ended."""
-        if self._open and not self._mpi.Is_finalized():
+        if self.open and not self._mpi.Is_finalized():
             print(
                 f"rallypoint: rank {self._rank} exits before MPI has completed "
-                f"{len(self._open)} of its calls, so the job is aborted",
+                f"{len(self.open)} of its calls, so the job is aborted",
                 file=sys.stderr,
                 flush=True,
             )
             self._mpi.COMM_WORLD.Abort(1)
 
     def _all_reduce(self, request: LibraryCall) -> Pending:
-        target = request.outputs[0]
-        arguments = self._mpi.IN_PLACE, target, self._operator(request)
-        return self._pending(self._comm.Iallreduce(*arguments))
+        block, operator = request.outputs[0], self._operator(request)
+        return _MpiPending(self, self._comm.Iallreduce(self._mpi.IN_PLACE, block, operator))
 
     def _reduce(self, request: LibraryCall) -> Pending:
         block, is_root = request.outputs[0], self._rank == request.root
         pair = (self._mpi.IN_PLACE, block) if is_root else (block, None)
         begun = self._comm.Ireduce(*pair, self._operator(request), request.root)
-        return self._pending(begun)
+        return _MpiPending(self, begun)
 
     def _broadcast(self, request: LibraryCall) -> Pending:
         begun = self._comm.Ibcast(_bytes(request.outputs[0]), request.root)
-        return self._pending(begun)
+        return _MpiPending(self, begun)
 
     def _all_gather(self, request: LibraryCall) -> Pending:
         target, spread = _room(request.outputs)
         begun = self._comm.Iallgather(_bytes(request.inputs[0]), target)
-        return self._pending(begun, spread)
+        return _MpiPending(self, begun, spread)
 
     def _gather(self, request: LibraryCall) -> Pending:
         target, spread = _room(request.outputs) if request.root == self._rank else (None, None)
         begun = self._comm.Igather(_bytes(request.inputs[0]), target, request.root)
-        return self._pending(begun, spread)
+        return _MpiPending(self, begun, spread)
 
     def _scatter(self, request: LibraryCall) -> Pending:
         source = _joined(request.inputs) if request.root == self._rank else None
         begun = self._comm.Iscatter(source, _bytes(request.outputs[0]), request.root)
-        return self._pending(begun)
+        return _MpiPending(self, begun)
 
     def _reduce_scatter(self, request: LibraryCall) -> Pending:
         source = np.concatenate(request.inputs)
         target = request.outputs[0]
         begun = self._comm.Ireduce_scatter_block(source, target, self._operator(request))
-        return self._pending(begun)
+        return _MpiPending(self, begun)
 
     def _all_to_all(self, request: LibraryCall) -> Pending:
         target, spread = _room(request.outputs)
@@ -351,14 +308,14 @@ class MpiDelegate:
         byte = self._mpi.BYTE
         source = _joined(request.inputs)
         begun = self._comm.Ialltoallv([source, given, byte], [target, taken, byte])
-        return self._pending(begun, spread)
+        return _MpiPending(self, begun, spread)
 
     def _barrier(self, request: LibraryCall) -> Pending:
-        return self._pending(self._comm.Ibarrier())
+        return _MpiPending(self, self._comm.Ibarrier())
 
     def _operator(self, request: LibraryCall) -> Any:
         assert isinstance(request.operator, ReduceOp)  # why_not
-        return getattr(self._mpi, _OPERATORS[request.dtype][request.operator.name])
+        return getattr(self._mpi, OPERATORS[request.dtype][request.operator.name])
 
 
 def _bytes(block: Block) -> Block:

@@ -19,9 +19,9 @@ from rallypoint.cluster.interface import host_identity
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
 from rallypoint.process_group import DEFAULT_GROUP
+from rallypoint.process_group.delegated.backends import ENGINES, connect, parse_backend, why_absent
 from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
-from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.plug_ins import ENGINES, connect, parse_backend, why_absent
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.formation.connecting import form_communicator, say_formed
 from rallypoint.process_group.formation.host_network import network_of
 from rallypoint.process_group.groups.accounts import found_while_forming

@@ -29,7 +29,7 @@ from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
 
 if TYPE_CHECKING:
-    from rallypoint.process_group.delegated.end import LibraryGroup
+    from rallypoint.process_group.delegated.library_group import LibraryGroup
 
 NON_GROUP_MEMBER: Final = -100
 _FORMS_AGAIN = (

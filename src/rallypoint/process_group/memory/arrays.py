@@ -1,4 +1,4 @@
-"""Converts what a caller passes to memory that the engine can take, and back.
+"""Converts what a caller passes to memory that the engine can take, and checks its size.
 
 An argument is a NumPy array or a PyTorch tensor. CPU memory becomes a NumPy view of the same
 memory, so all further code knows only arrays; a tensor on another device becomes a `DeviceArray`,
@@ -8,8 +8,10 @@ contiguous is copied, and copied back after the call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from operator import index
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -56,6 +58,8 @@ class DeviceArray:
 Array = np.ndarray[
     Any, np.dtype[Any]
 ]  # numpy.typing takes as long to import as all of this package
+# An array of all blocks, one after the other; or an array for each; or None: no block.
+Blocks: TypeAlias = Array | Sequence[Array] | None
 
 # NumPy has no bfloat16. Its bits are passed as unsigned integers, with a note of what they are.
 _NOTE = "rallypoint.bfloat16"  # h5py and others keep notes of their own
@@ -102,12 +106,55 @@ def as_arrays(
 
 def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str) -> None:
     """Check that arrays have the dtype of `model`."""
-    for index, array in enumerate(arrays):
+    for place, array in enumerate(arrays):
         if dtype_name(array) != dtype_name(model):
             raise InvalidArgumentError(
-                f"{operation}: {name}[{index}] is {describe(array)}, but another array of the call "
+                f"{operation}: {name}[{place}] is {describe(array)}, but another array of the call "
                 f"is {describe(model)}; their dtypes must be equal"
             )
+
+
+def check_items(array: Array, items: int, operation: str, name: str) -> None:
+    """Refuse an array with the wrong number of items."""
+    held = math.prod(array.shape)
+    if held != items:
+        raise InvalidArgumentError(
+            f"{operation}: {name} is {describe(array)} and holds {held} items, but {items} are "
+            "needed"
+        )
+
+
+def check_divides(array: Array, ranks: int, operation: str, name: str) -> None:
+    """Refuse an array whose first dimension cannot be cut evenly."""
+    if _length(array) % ranks:
+        raise InvalidArgumentError(
+            f"{operation}: the first dimension of {name}, {describe(array)}, is not divisible by "
+            f"{ranks} ranks; give {name}_split_sizes"
+        )
+
+
+def part_sizes(
+    array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
+) -> list[int]:
+    """Each rank's share of an array's first dimension: as given, or evenly.
+
+    Raises:
+        InvalidArgumentError: the array cannot be cut so.
+    """
+    length = _length(array)
+    if not sizes:
+        check_divides(array, ranks, operation, name)
+        return [length // ranks] * ranks
+    try:
+        found = [index(each) for each in sizes]
+    except TypeError:  # no whole numbers
+        found = []
+    if len(found) != ranks or sum(found) != length or min(found) < 0:
+        raise InvalidArgumentError(
+            f"{operation}: {name}_split_sizes={list(sizes)} must be whole numbers, one for "
+            f"each rank ({ranks}), that add up to {length}, the first dimension of {name}"
+        )
+    return found
 
 
 def dtype_name(array: Array) -> str:
@@ -207,3 +254,7 @@ def is_tensor(value: object) -> bool:
 
 def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _length(array: Array) -> int:
+    return array.shape[0] if array.ndim else 1

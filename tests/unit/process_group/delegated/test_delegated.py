@@ -18,16 +18,17 @@ import rallypoint as dist
 from rallypoint.base.collective import Collective
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group import DEFAULT_GROUP
-from rallypoint.process_group.delegated import library_calls, mpi_library, plug_ins
+from rallypoint.process_group.delegated import backends, library_calls, mpi_library
 from rallypoint.process_group.delegated.delegate import (
     Block,
     Delegate,
     LibraryCall,
     LibraryFailure,
     Pending,
+    why_not_combined,
 )
-from rallypoint.process_group.delegated.end import LibraryGroup
-from rallypoint.process_group.delegated.library_work import DelegatedWork
+from rallypoint.process_group.delegated.library_calls import DelegatedWork
+from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.formation.joining import check_backend
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch import libraries
@@ -250,10 +251,8 @@ def test_what_libraries_combine_is_what_the_guide_says(row: str) -> None:
     operators, dtypes = COMBINED[row]
     cases = [(dtype, operator) for dtype in dtypes for operator in operators]
     refused = {
-        "gloo": [libraries.why_not("gloo", *case) for case in cases],
-        "nccl": [libraries.why_not("nccl", *case) for case in cases],
-        "hccl": [libraries.why_not("hccl", *case) for case in cases],
-        "mpi": [mpi_library.why_not(*case) for case in cases],
+        name: [why_not_combined(name, combines, *case) for case in cases]
+        for name, combines in {**libraries.OPERATORS, "mpi": mpi_library.OPERATORS}.items()
     }
     said = [_cell(cases, why) for why in refused.values()]
     assert f"| {row} | yes | {' | '.join(said)} |" in GUIDE.read_text()
@@ -382,7 +381,7 @@ def test_mpi_frees_what_nobody_uses(*, is_open: bool, is_finalized: bool) -> Non
     communicator = Communicator()
     delegate = mpi_library.MpiDelegate(library, communicator)
     if is_open:
-        delegate._pending(SimpleNamespace(Test=lambda _: False))
+        mpi_library._MpiPending(delegate, SimpleNamespace(Test=lambda _: False))
     delegate.close()
     assert communicator.is_free is not (is_open or is_finalized)
     atexit.unregister(delegate._abort_if_unfinished)
@@ -405,7 +404,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sequence[Alone]]:
         made.append(Alone())
         return made[-1]
 
-    monkeypatch.setattr(plug_ins, "_added", lambda: {"alone": _EntryPoint(make)})
+    monkeypatch.setattr(backends, "_added", lambda: {"alone": _EntryPoint(make)})
     dist.init_process_group("alone", store=HashStore(), rank=0, world_size=1)
     yield made
     dist.destroy_process_group()

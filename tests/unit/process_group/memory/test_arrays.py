@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import as_array, describe
+from rallypoint.process_group.memory.arrays import as_array, describe, part_sizes
 from tests.unit.process_group.ranks import run_ranks
 
 # What h5py notes of enumerations, and of text.
@@ -76,3 +77,16 @@ def test_a_tensor_without_items_has_no_memory() -> None:
     taken = as_array(torch.empty(0, 3, dtype=torch.float16), "all_reduce")
     assert taken.shape == (0, 3)
     assert taken.dtype == np.float16
+
+
+def test_sizes_are_whole_numbers_of_any_kind() -> None:
+    sizes: list[Any] = [np.int64(2), np.array(1), 2]
+    found = part_sizes(np.zeros(5), sizes, 3, "all_to_all_single", "input")
+    assert found == [2, 1, 2]
+
+
+@pytest.mark.parametrize("sizes", [[1.0, 2, 2], [5, 0], [6, -1, 0], [1, 1, 1], "ab "])
+def test_others_are_refused(sizes: list[int]) -> None:
+    text = r"input_split_sizes=.* must be whole numbers, one for each rank \(3\), that add up to 5"
+    with pytest.raises(InvalidArgumentError, match=text):
+        part_sizes(np.zeros(5), sizes, 3, "all_to_all_single", "input")

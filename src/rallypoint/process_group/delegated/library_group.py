@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
-from rallypoint.base.collective import Collective
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
     HostError,
@@ -33,7 +32,6 @@ from rallypoint.process_group.delegated.delegate import (
     LibraryFailure,
     Pending,
 )
-from rallypoint.process_group.operators import Operator
 from rallypoint.store.init_method import Presence
 from rallypoint.store.store import Store
 
@@ -85,6 +83,7 @@ class LibraryGroup:
         self.timeout_s = timeout_s
         self.adopt: Callable[..., Block] = delegate.adopt
         self.empty: Callable[..., Block] = delegate.empty
+        self.why_not: Callable[..., str] = delegate.why_not
         self._delegate = delegate
         self._store, self._prefix = store, prefix
         self._rank, self._ranks = rank, ranks
@@ -92,10 +91,6 @@ class LibraryGroup:
         self._lock = threading.Lock()
         self._error: PeerError | None = None
         self._has_left = False
-
-    def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
-        """Which part of this the library does not support, and what does; empty if it does."""
-        return self._delegate.why_not(collective, dtype, operator)
 
     def begin(self, request: LibraryCall, operation: str) -> Pending:
         """Start a collective.
@@ -154,19 +149,13 @@ class LibraryGroup:
 
     def leave(self) -> None:
         """Leave the group; peers that wait for this rank find that it has left."""
-        if not self._has_left:
-            self._has_left = True
-            self._say_left()
-            with suppress(Exception):  # closing a broken library may fail
-                (self._delegate.close if self._error is None else self._delegate.abort)()
+        self._end(self._delegate.close if self._error is None else self._delegate.abort)
 
     def abort(self) -> None:
         """Leave, and end operations in progress."""
-        if not self._has_left:
-            self._has_left = True
-            self._say_left()
-            with suppress(Exception):
-                self._delegate.abort()
+        self._end(self._delegate.abort)
+
+    withdraw = abort  # the group may be formed again
 
     def revoke(self) -> None:
         """End operations in progress and refuse others; peers find that this rank is gone."""
@@ -177,13 +166,12 @@ class LibraryGroup:
         with suppress(Exception):
             self._delegate.abort()
 
-    def withdraw(self) -> None:
-        """Leave, so that the group can be formed again."""
-        self.abort()
-
-    def abandon(self) -> None:
-        """In a forked child: the library is the parent's."""
-        self._has_left = True
+    def _end(self, close: Callable[[], None]) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._say_left()
+            with suppress(Exception):  # closing a broken library may fail
+                close()
 
     def _say_left(self) -> None:
         with suppress(StoreError, HostError, OSError):
