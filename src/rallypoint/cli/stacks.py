@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from rallypoint.base.json_records import to_json
 from rallypoint.base.printable import printable
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.options import Flag
 from rallypoint.diagnosis.facts import Stack, WorkerFacts
-from rallypoint.launch.inspection.facts_json import encode
 from rallypoint.launch.inspection.look_everywhere import look_everywhere
 
 PROGRAM = "rallypoint stacks"
@@ -43,7 +43,7 @@ def _print_stacks(job: RunningJob, values: Mapping[str, str]) -> int:
     if "--json" in values:
         for worker in workers:
             told = {"rank": worker.rank, "because": worker.no_stacks_because or None}
-            print(json.dumps({**told, "stacks": encode(worker.stacks)}))
+            print(json.dumps({**told, "stacks": to_json(worker.stacks)}))
         return 0
     by_text: dict[str, list[int]] = {}
     for worker in workers:

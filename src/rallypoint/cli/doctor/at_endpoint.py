@@ -20,6 +20,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rallypoint.base.address import endpoint_of
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import Examiner, look_order, with_absences
@@ -27,7 +28,7 @@ from rallypoint.cli.doctor.node_links import NodeLink, OwnLink, SocketLink, send
 from rallypoint.cli.doctor.printed import report_of
 from rallypoint.doctor.check_result import listed
 from rallypoint.doctor.cluster_facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
-from rallypoint.doctor.facts_as_json import pack, unpack
+from rallypoint.doctor.collect import LookOrder
 from rallypoint.doctor.listener import TokenRefusedError, admit, listen
 from rallypoint.doctor.lookups import is_this_node, look_up
 from rallypoint.doctor.probe import CONNECT_S, prove
@@ -136,7 +137,7 @@ class _Arrivals:
 
     def _refuse(self, connection: socket.socket, host: str, absence: Absence) -> None:
         with connection, contextlib.suppress(OSError):
-            send_line(connection, {"do": "refuse", "absence": pack(absence)})
+            send_line(connection, {"do": "refuse", "absence": to_json(absence)})
         with self._change:
             if host not in self._refused:
                 self._refused.add(host)
@@ -290,7 +291,7 @@ def _obey(
                 report: dict[str, Any] = order["report"]
                 return report
             if order["do"] == "refuse":
-                return unpack(Absence, order["absence"])
+                return from_json(Absence, order["absence"])
             send_line(connection, node.perform(_by_own_flags(order, request)))
     return _STOPPED
 
@@ -299,6 +300,6 @@ def _by_own_flags(order: Mapping[str, Any], request: DoctorRequest) -> Mapping[s
     """This node's own command line decides what is inspected here, not the sender of orders."""
     if order["do"] != "look":
         return order
-    number, name = int(order["look"]["number"]), os.uname().nodename
+    number, name = from_json(LookOrder, order["look"]).number, os.uname().nodename
     free = request.endpoints[1:]  # the sender of orders listens at the first one
     return look_order(request, number, name, endpoints=free, secret=str(order["secret"]))

@@ -23,12 +23,12 @@ from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.errors import HostError, RallypointError
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.cli.token_flag import VARIABLE as TOKEN
 from rallypoint.cluster.remote_shell import greeting
 from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
 from rallypoint.doctor.collect import LookOrder, look, take_ports
-from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.listener import ProbeListener, listen
 from rallypoint.doctor.lookups import is_this_node
 from rallypoint.doctor.paths import look_at_path
@@ -90,7 +90,7 @@ class ExaminedNode:
         os.environ.update(environ)
         if port_range:
             os.environ[PORT_RANGE] = port_range
-        order = unpack(LookOrder, look)
+        order = from_json(LookOrder, look)
         self._number = order.number
         lost = _enter(directory)
         facts = _look(_without_relative_paths(order) if lost else order)
@@ -102,17 +102,17 @@ class ExaminedNode:
             jobs=_jobs(),
             surroundings=self._surroundings,
         )
-        return {"facts": pack(facts)}
+        return {"facts": to_json(facts)}
 
     def probe(
         self, *, targets: list[dict[str, Any]], secret: str, endpoints: list[list[Any]]
     ) -> dict[str, Any]:
         """Measure how well this node reaches the others and the meeting points."""
-        others = [unpack(Target, each) for each in targets]
+        others = [from_json(Target, each) for each in targets]
         places = [(str(host), int(port)) for host, port in endpoints]
         at_endpoints = probe_endpoints(self._number, places)
         probes = probe_all(self._number, others, bytes.fromhex(secret))
-        return {"probes": pack(probes), "endpoints": pack(at_endpoints)}
+        return {"probes": to_json(probes), "endpoints": to_json(at_endpoints)}
 
     def _listen(self, facts: NodeFacts, secret: str, endpoints: list[tuple[str, int]]) -> NodeFacts:
         lookups = {each.host: each for each in facts.names}

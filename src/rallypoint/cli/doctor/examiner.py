@@ -12,6 +12,7 @@ from typing import Any
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.node_links import NodeLink
 from rallypoint.doctor.cluster_facts import (
@@ -22,7 +23,6 @@ from rallypoint.doctor.cluster_facts import (
     Probe,
 )
 from rallypoint.doctor.collect import LookOrder
-from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.probe import Target
 
 _CLOCK_S = 10.0
@@ -101,7 +101,7 @@ class Examiner:
             return link.ask(order, _LOOK_S)
 
         found = self._ask_all(ask, _silent)
-        return tuple(unpack(NodeFacts, each["facts"]) for _, each in sorted(found.items()))
+        return tuple(from_json(NodeFacts, each["facts"]) for _, each in sorted(found.items()))
 
     def _probe(
         self, nodes: tuple[NodeFacts, ...]
@@ -110,7 +110,7 @@ class Examiner:
 
         def ask(number: int, link: NodeLink) -> dict[str, Any]:
             others = [each for each in targets if each.number != number]
-            order = {"do": "probe", "targets": pack(others), "secret": self._secret}
+            order = {"do": "probe", "targets": to_json(others), "secret": self._secret}
             # A loopback endpoint means a different machine on each node.
             places = [each for each in self._request.endpoints if not is_loopback(each[0])]
             return link.ask({**order, "endpoints": places}, _PROBE_S)
@@ -118,9 +118,9 @@ class Examiner:
         if len(nodes) < 2 and not self._request.endpoints:
             return (), ()
         found = sorted(self._ask_all(ask, _silent).items())
-        probes = [unpack(Probe, each) for _, answer in found for each in answer["probes"]]
+        probes = [from_json(Probe, each) for _, answer in found for each in answer["probes"]]
         at_endpoints = [
-            unpack(EndpointProbe, each) for _, answer in found for each in answer["endpoints"]
+            from_json(EndpointProbe, each) for _, answer in found for each in answer["endpoints"]
         ]
         return tuple(probes), tuple(at_endpoints)
 
@@ -196,7 +196,7 @@ def look_order(
     )
     return {
         "do": "look",
-        "look": pack(order),
+        "look": to_json(order),
         "secret": secret,
         # On a host reached by ssh, the environment of a job must be set up first; other nodes have
         # it already.

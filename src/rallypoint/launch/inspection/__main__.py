@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import to_json
 from rallypoint.launch.inspection.agent_client import Asking
-from rallypoint.launch.inspection.facts_json import encode
 from rallypoint.launch.inspection.look import BETWEEN_S, look_twice
 from rallypoint.launch.inspection.tracing.call_packing import LATE_S, pack
 from rallypoint.launch.inspection.tracing.collect import trace_node
@@ -59,7 +59,7 @@ def _agent_here() -> Asking:
 
 def _node() -> dict[str, object]:
     looks = look_twice(_agent_here())
-    return {"first": encode(looks.first), "second": encode(looks.second)}
+    return {"first": to_json(looks.first), "second": to_json(looks.second)}
 
 
 def _job(pid: int, between_s: float = BETWEEN_S) -> dict[str, object]:

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import from_json
 from rallypoint.diagnosis.facts import Facts, Node
 from rallypoint.launch.inspection.agent_client import Asking, NoAnswerError
 from rallypoint.launch.inspection.agent_status import AgentStatus
 from rallypoint.launch.inspection.entries import Found
-from rallypoint.launch.inspection.facts_json import decode
 from rallypoint.launch.inspection.look import BETWEEN_S, NodeLooks, look_twice
 
 AT_MOST_S = 4.0
@@ -119,7 +119,7 @@ class _Seen:
             elif "trouble" in line:
                 self._notes.append(f"a node could not be inspected: {line['trouble']}")
             else:
-                first, second = decode(Node, line["first"]), decode(Node, line["second"])
+                first, second = from_json(Node, line["first"]), from_json(Node, line["second"])
                 self._nodes.setdefault(second.node_rank, (first, second))
         except (HostError, KeyError, TypeError, ValueError) as error:
             self._notes.append(f"a node's answer is invalid ({error})")

@@ -8,8 +8,8 @@ import zlib
 from dataclasses import replace
 
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
-from rallypoint.launch.inspection.facts_json import decode, encode
 from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
 
 LATE_S = 15.0  # an answer may arrive this long after the traced time
@@ -20,7 +20,7 @@ _MOST_BYTES = 512 << 20  # unpacked
 def pack(trace: NodeTrace) -> dict[str, object]:
     """The message; if it would be too large, the last calls are dropped, and counted."""
     while True:
-        data = zlib.compress(json.dumps(encode(trace)).encode(), 1)
+        data = zlib.compress(json.dumps(to_json(trace)).encode(), 1)
         text = base64.b64encode(data).decode()
         if len(text) <= _MOST_CHARACTERS:
             return {"trace": text}
@@ -38,7 +38,7 @@ def unpack(message: dict[str, object]) -> NodeTrace:
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(str(message["trace"])), _MOST_BYTES)
-        return decode(NodeTrace, json.loads(data))
+        return from_json(NodeTrace, json.loads(data))
     except (KeyError, ValueError, zlib.error) as error:
         raise ControlMessageError(f"this trace is invalid: {error!r}") from None
 
