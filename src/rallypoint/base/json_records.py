@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset({str, int, float, bool, NoneType})
 _Reader = Callable[[object], object]
+_Hint = type | UnionType | GenericAlias  # of a field
 
 
 def to_json(value: object, *, with_defaults: bool = False) -> object:
@@ -35,7 +36,8 @@ def to_json(value: object, *, with_defaults: bool = False) -> object:
     """
 
     def write(value: object) -> object:
-        fields = _fields(type(value))
+        kind: _Hint = type(value)
+        fields = _fields(kind)
         if fields is None:
             return _write_plain(value, write)
         told = {name: getattr(value, name) for name in fields}
@@ -50,9 +52,10 @@ def to_json(value: object, *, with_defaults: bool = False) -> object:
 
 def to_row(value: object) -> object:
     """A record, or a field of one, for `json.dumps`: by position."""
-    if type(value) in _PLAIN:
+    kind: _Hint = type(value)
+    if kind in _PLAIN:
         return value
-    fields = _fields(type(value))
+    fields = _fields(kind)
     if fields is None:
         return _write_plain(value, to_row)
     values = [getattr(value, name) for name in fields]
@@ -78,8 +81,9 @@ def from_row(kind: type[T], data: object) -> T:
 
 
 def _read(kind: type[T], data: object, *, by_position: bool) -> T:
+    hint: _Hint = kind
     try:
-        value = _reader(kind, by_position)(data)
+        value = _reader(hint, by_position)(data)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ControlMessageError(f"these facts are invalid: {error}") from None
     assert isinstance(value, kind)
@@ -95,9 +99,9 @@ def _write_plain(value: object, write: Callable[[object], object]) -> object:
 
 
 @cache
-def _fields(kind: type) -> Mapping[str, object] | None:
+def _fields(kind: _Hint) -> Mapping[str, object] | None:
     """The fields of a record and their defaults (...: it has none); None: it is not a record."""
-    if issubclass(kind, Record):
+    if isinstance(kind, type) and issubclass(kind, Record):
         return {name: kind._defaults.get(name, ...) for name in kind._fields}
     fields = getattr(kind, "__dataclass_fields__", None)
     if fields is None:
@@ -108,7 +112,7 @@ def _fields(kind: type) -> Mapping[str, object] | None:
 
 
 @cache
-def _reader(hint: object, by_position: bool) -> _Reader:
+def _reader(hint: _Hint, by_position: bool) -> _Reader:
     """A function that reads a value of that type, or raises TypeError or ValueError."""
     if isinstance(hint, UnionType):
         (kind,) = [each for each in hint.__args__ if each is not NoneType]
@@ -119,10 +123,8 @@ def _reader(hint: object, by_position: bool) -> _Reader:
         if hint.__origin__ is not tuple:
             return _mapping_reader(hint.__args__[0], readers[1])
         return _list_reader(readers, is_open=hint.__args__[-1] is ...)
-    assert isinstance(hint, type)
-    if _fields(hint) is not None:
-        return _record_reader(hint, by_position=by_position)
-    return _plain_reader(hint, by_position=by_position)
+    make = _plain_reader if _fields(hint) is None else _record_reader
+    return make(hint, by_position=by_position)
 
 
 def _plain_reader(kind: type, *, by_position: bool) -> _Reader:

@@ -14,9 +14,9 @@ from rallypoint.base.regular_file import open_regular
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.number_flags import is_whole
 from rallypoint.cli.options import Flag, UsageError
-from rallypoint.launch.inspection.agent_client import NoAnswerError
-from rallypoint.launch.inspection.agent_status import AgentStatus, ask_status
+from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.inspection.requests import AgentStatus
 
 PROGRAM = "rallypoint logs"
 _FLAGS = (
@@ -90,7 +90,7 @@ def _find_files(
 def _files_of(directory: str, status: AgentStatus, ranks: frozenset[int] | None) -> list[_LogFile]:
     files = [
         _LogFile(each.rank, stream, f"{directory}/attempt_{status.round}/{each.local_rank}")
-        for each in status.ranks
+        for each in status.workers
         for stream in _STREAMS
         if ranks is None or each.rank in ranks
     ]

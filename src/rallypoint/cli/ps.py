@@ -11,8 +11,7 @@ from rallypoint.base.rank_names import name_ranks
 from rallypoint.cli.jobs.choice import RunningJob, running_jobs
 from rallypoint.cli.jobs.table import table
 from rallypoint.cli.options import HELP, Flag, UsageError, describe, parse
-from rallypoint.launch.inspection.agent_client import NoAnswerError
-from rallypoint.launch.inspection.agent_status import ask_status
+from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration
 

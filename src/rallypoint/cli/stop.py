@@ -15,8 +15,7 @@ from rallypoint.base.printable import one_line, printable
 from rallypoint.base.process_end import ProcessEnd
 from rallypoint.cli.jobs.choice import NAMED, RunningJob, perform
 from rallypoint.cli.options import Flag, UsageError
-from rallypoint.launch.inspection.agent_client import NoAnswerError, ask
-from rallypoint.launch.inspection.agent_status import ask_status
+from rallypoint.launch.inspection.agent_client import NoAnswerError, ask, ask_status
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration
 

@@ -135,7 +135,13 @@ def test_records_come_back_as_they_were(record: object) -> None:
 def test_fields_with_their_defaults_are_omitted_by_name() -> None:
     assert to_json(Thread(id=1, name="x", state="S")) == {"id": 1, "name": "x", "state": "S"}
     assert to_json((Point(1.0),)) == [{"x": 1.0}]
-    everything = {"name": "", "colour": "RED", "next": None, "pairs": [], "rest": None}
+    everything: dict[str, object] = {
+        "name": "",
+        "colour": "RED",
+        "next": None,
+        "pairs": [],
+        "rest": None,
+    }
     assert to_json(Point(1.0), with_defaults=True) == {"x": 1.0, **everything}
 
 

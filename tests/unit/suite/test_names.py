@@ -16,7 +16,6 @@ SOURCE = ROOT / "src"
 # File names that two rooms have, and why.
 SHARED_FILES = {
     "call": "launch/api/call.py is run by its name in workers of every version",
-    "collect": "of one node's facts, and of one node's calls",
     "hosts": "those of --hosts, and test hosts",
     "plot": "each study has one",
     "remote_shell": "the client, and what tests have in its place",

@@ -18,11 +18,16 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Mapping
 from itertools import islice
 
 from rallypoint.base.record import Record
 from rallypoint.base.regular_file import open_regular
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.launch.job import Job
 
 RUN_DIRECTORY = "RALLYPOINT_RUN_DIR"
 
@@ -153,6 +158,37 @@ def describe_agent(
         "began": str(began),
         "nnodes": nnodes,
     }
+
+
+def make_entry(job: Job, logs: str) -> Entry | None:
+    """Register this agent for programs; None if that is not possible, which harms nothing else."""
+    rendezvous, nodes = job.rendezvous, job.nodes
+    if rendezvous is not None:
+        meets_at = ",".join(map(str, rendezvous.endpoints))
+        nnodes = f"{rendezvous.min_nodes}:{rendezvous.max_nodes}"
+    else:
+        meets_at = f"{nodes.master_addr}:{nodes.master_port}" if nodes.count > 1 else ""
+        nnodes = str(nodes.count)
+    try:  # also if the working directory is gone
+        return Entry(
+            describe_agent(
+                run_id=job.run_id,
+                meets_at=meets_at,
+                command=job.command,
+                logs=logs,
+                began=time.time(),
+                nnodes=nnodes,
+            )
+        )
+    except OSError as error:
+        if directory := job.environ.get(RUN_DIRECTORY):
+            from rallypoint.launch.output.terminal import say
+
+            say(
+                f"warning: cannot use {RUN_DIRECTORY}={directory} ({error.strerror or error}), so"
+                " `rallypoint ps` and other commands will not find this job."
+            )
+        return None
 
 
 def running_agents() -> list[Found]:

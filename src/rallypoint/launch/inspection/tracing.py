@@ -15,9 +15,9 @@ from rallypoint.base.errors import HostError
 from rallypoint.base.flight_record import ask_for_more, has_told_more, read_pages
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.launch.inspection.agent_client import Asking
-from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
-from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
+from rallypoint.launch.inspection.agent_client import Asking, read_status
+from rallypoint.launch.inspection.node_trace import NodeTrace, WorkerTrace
+from rallypoint.launch.inspection.requests import AgentStatus, RankStatus
 
 _BETWEEN_S = 0.005
 _BETWEEN_LEASES_S = 1.0
@@ -39,7 +39,7 @@ def trace_node(agent: Asking, seconds: float, is_over: Callable[[], bool]) -> No
         status = read_status(told)
         _lock(descriptors)
         most = max(1000, min(_MOST_CALLS, _MOST_OF_JOB // max(1, status.world_size)))
-        workers = [_Traced(each, descriptors, most) for each in status.ranks]
+        workers = [_Traced(each, descriptors, most) for each in status.workers]
         return _trace(status, workers, seconds, is_over)
     finally:
         for descriptor in descriptors:
@@ -203,7 +203,11 @@ class _Traced:
             rank=self.rank,
             pid=self.pid,
             groups=tuple(
-                _with_calls(group, calls[page], transfers[page]) for page, group in groups.items()
+                group.__replace__(
+                    calls=tuple(calls[page][number] for number in sorted(calls[page])),
+                    transfers=tuple(transfers[page][number] for number in sorted(transfers[page])),
+                )
+                for page, group in groups.items()
             ),
             exact_ns=self._began_ns if self._is_tracing else 0,
             missed=self._calls.missed,
@@ -225,20 +229,3 @@ class _Traced:
         for page, number in self._foreign:
             numbers.setdefault(page, []).append(number)
         return sum(max(each) - min(each) + 1 - len(each) for each in numbers.values())
-
-
-def _with_calls(
-    group: RecordedGroup, calls: Mapping[int, RecordedCall], transfers: Mapping[int, RecordedCall]
-) -> RecordedGroup:
-    return RecordedGroup(
-        name=group.name,
-        key=group.key,
-        members=group.members,
-        has_left=group.has_left,
-        queued=group.queued,
-        calls=tuple(calls[number] for number in sorted(calls)),
-        transfers=tuple(transfers[number] for number in sorted(transfers)),
-        backend=group.backend,
-        is_complete=group.is_complete,
-        transfers_begun=group.transfers_begun,
-    )
