@@ -15,7 +15,7 @@ from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.facts import Facts
-from rallypoint.launch.inspection.everywhere import look_everywhere
+from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.kept import kept_jobs
 
 PROGRAM = "rallypoint explain"

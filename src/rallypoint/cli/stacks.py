@@ -11,7 +11,7 @@ from rallypoint.base.rank_names import name_ranks
 from rallypoint.cli.jobs.choice import RunningJob, perform, read_ranks
 from rallypoint.cli.options import Flag
 from rallypoint.diagnosis.facts import Stack, WorkerFacts
-from rallypoint.launch.inspection.everywhere import look_everywhere
+from rallypoint.launch.inspection.all_nodes import look_everywhere
 
 PROGRAM = "rallypoint stacks"
 _FLAGS = (

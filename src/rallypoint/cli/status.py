@@ -12,7 +12,7 @@ from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.jobs.table import table
 from rallypoint.diagnosis.activity import activity, is_users, short_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts
-from rallypoint.launch.inspection.everywhere import look_everywhere
+from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.requests import AgentStatus
 from rallypoint.launch.output.progress import duration
 

@@ -19,7 +19,7 @@ from rallypoint.cli.jobs.choice import RunningJob, perform
 from rallypoint.cli.options import Flag, UsageError
 from rallypoint.lab.trace.chrome import to_lines
 from rallypoint.lab.trace.slices import Drawing, draw
-from rallypoint.launch.inspection.everywhere import trace_everywhere
+from rallypoint.launch.inspection.all_nodes import trace_everywhere
 from rallypoint.launch.inspection.kept import KeptJob, kept_jobs
 from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, WorkerTrace
 

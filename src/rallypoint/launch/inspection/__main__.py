@@ -64,8 +64,8 @@ def _node() -> dict[str, object]:
 
 def _job(pid: int, between_s: float = BETWEEN_S) -> dict[str, object]:
     from rallypoint.diagnosis.answer import explanation_of
+    from rallypoint.launch.inspection.all_nodes import look_everywhere
     from rallypoint.launch.inspection.entries import running_agents
-    from rallypoint.launch.inspection.everywhere import look_everywhere
 
     agents = running_agents()
     jobs = {agent.job for agent in agents if agent.pid == pid}

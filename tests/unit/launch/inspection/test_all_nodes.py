@@ -10,9 +10,9 @@ import pytest
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import to_json
 from rallypoint.diagnosis.facts import Node
-from rallypoint.launch.inspection import everywhere
+from rallypoint.launch.inspection import all_nodes
 from rallypoint.launch.inspection.agent_client import NoAnswerError
-from rallypoint.launch.inspection.everywhere import JobLooks, look_everywhere, trace_everywhere
+from rallypoint.launch.inspection.all_nodes import JobLooks, look_everywhere, trace_everywhere
 from rallypoint.launch.inspection.look import NodeLooks
 from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, pack_trace
 from rallypoint.launch.inspection.requests import AgentStatus, ExpectedNode, Line
@@ -114,12 +114,12 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> type[FakeAsking]:
         clock = Clock()
         answers: ClassVar[list[Any]] = []
 
-    monkeypatch.setattr(everywhere, "Asking", Asking)
-    monkeypatch.setattr(everywhere, "time", Asking.clock)
-    monkeypatch.setattr(everywhere, "ask_status", lambda agent: STATUS)
+    monkeypatch.setattr(all_nodes, "Asking", Asking)
+    monkeypatch.setattr(all_nodes, "time", Asking.clock)
+    monkeypatch.setattr(all_nodes, "ask_status", lambda agent: STATUS)
     looks = NodeLooks(status=STATUS, first=node(0), second=node(0))
-    monkeypatch.setattr(everywhere, "look_twice", lambda asking, between_s: looks)
-    monkeypatch.setattr(everywhere, "trace_node", lambda asking, seconds, is_over: trace(0))
+    monkeypatch.setattr(all_nodes, "look_twice", lambda asking, between_s: looks)
+    monkeypatch.setattr(all_nodes, "trace_node", lambda asking, seconds, is_over: trace(0))
     return Asking
 
 
