@@ -72,11 +72,7 @@ def from_json(kind: type[T], data: object) -> T:
 
 
 def from_row(kind: type[T], data: object) -> T:
-    """Read what `to_row` gave, from `json.loads`; its numbers must be exactly of their types.
-
-    Raises:
-        ControlMessageError: it is not of that kind, or of another version.
-    """
+    """Read what `to_row` gave, as `from_json`, but numbers must be exactly of their types."""
     return _read(kind, data, by_position=True)
 
 

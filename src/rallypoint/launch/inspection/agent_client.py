@@ -137,23 +137,13 @@ class Asking:
 
 
 def ask(agent: Found, request: dict[str, object], *, timeout_s: float = 2.0) -> dict[str, Any]:
-    """The answer of an agent.
-
-    Raises:
-        NoAnswerError: it does not answer.
-        HostError: it refused the request.
-    """
+    """The answer of an agent, or an error of `Asking`."""
     with Asking.at(agent, timeout_s=timeout_s) as asking:
         return asking.ask(request)[0]
 
 
 def ask_status(agent: Found, *, timeout_s: float = 2.0) -> AgentStatus:
-    """Ask an agent for its status.
-
-    Raises:
-        NoAnswerError: it does not answer.
-        HostError: its answer is invalid.
-    """
+    """Ask an agent for its status; errors are those of `Asking` and `read_status`."""
     return read_status(ask(agent, {"ask": "status"}, timeout_s=timeout_s))
 
 

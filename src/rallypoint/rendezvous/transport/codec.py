@@ -53,11 +53,7 @@ def encode(message: Record) -> bytes:
 
 
 def decode(data: bytes) -> protocol.Message:
-    """Read one message.
-
-    Raises:
-        ControlMessageError: it is not a message, or of another version.
-    """
+    """Read one message, or raise ControlMessageError."""
     if data[:1] not in (BEAT, ACK):
         return decode_any(_kinds(), data)  # type: ignore[return-value]
     try:
@@ -67,11 +63,7 @@ def decode(data: bytes) -> protocol.Message:
 
 
 def decode_record(kind: type[R], data: bytes) -> R:
-    """Read a record of that kind.
-
-    Raises:
-        ControlMessageError: it is another one, or of another version.
-    """
+    """Read a record of that kind, or raise ControlMessageError."""
     return decode_any({kind.__name__: kind}, data)
 
 
