@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import selectors
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -43,9 +44,10 @@ class Agent:
     def __init__(self, number: int, agents: list[Agent]) -> None:
         self.told: list[AgentMessage] = []
         self.key, self._agents = f"key{number}", agents
+        self.selector = selectors.DefaultSelector()
         unused: Any = None
         self.answers = AgentAnswers(
-            *(unused, unused, cast(Any, self), selectors.DefaultSelector()),
+            *(unused, unused, cast(Any, self), self.selector),
             began=0.0,
             seat=unused,
             pids=unused,
@@ -64,10 +66,13 @@ class Agent:
 
 
 @pytest.fixture
-def agents() -> list[Agent]:
+def agents() -> Iterator[list[Agent]]:
     agents: list[Agent] = []
     agents += [Agent(number, agents) for number in range(3)]
-    return agents
+    yield agents
+    for agent in agents:
+        agent.answers.close()
+        agent.selector.close()
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
@@ -88,7 +93,7 @@ def test_only_who_coordinates_has_ranks_ended(agents: list[Agent]) -> None:
 
 def test_nonsense_is_ignored(agents: list[Agent], seed: int) -> None:
     chance = random.Random(seed)
-    words: list[object] = ["LongWaits", "TimedOut", "EndRank", "AskOthers", "LineFor", "key1"]
+    words: list[object] = ["LongWaits", "TimedOut", "ContactLost", "EndRank", "LineFor", "key1"]
     words += [None, True, 7, -1, 2.5, [], [1], {}]
     heard = 0
     for _ in range(3000):
