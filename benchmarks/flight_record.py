@@ -30,8 +30,8 @@ from workers import answer, is_worker, measured_by
 
 import rallypoint as dist
 from rallypoint.base import worker_hook
-from rallypoint.base.call_trace import CallTrace
 from rallypoint.engine import communicator, recording
+from rallypoint.launch.inspection.tracing import CallTrace
 
 CALLS = 2_000  # short: a round that is not disturbed shall be likely
 KINDS = ("without", "again", "with", "traced")

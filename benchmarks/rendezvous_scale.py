@@ -39,8 +39,15 @@ from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Join, NodeReport, Start
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
-from rallypoint.rendezvous.transport.codec import VERSION, decode, encode
-from rallypoint.rendezvous.transport.heartbeat import ACK, ACK_NUMBERS, BEAT, BEAT_NUMBERS
+from rallypoint.rendezvous.transport.codec import (
+    ACK,
+    ACK_NUMBERS,
+    BEAT,
+    BEAT_NUMBERS,
+    VERSION,
+    decode,
+    encode,
+)
 from rallypoint.rendezvous.transport.link import Caller, ConnectionListener, Link
 
 JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5

@@ -20,9 +20,9 @@ import pytest
 from tests.system.conftest import Launch
 from tests.system.everyday import wait_until
 
-from rallypoint.base.call_trace import CallTrace
 from rallypoint.base.flight_record import read_groups, read_pages
 from rallypoint.base.worker_hook import FLIGHT_RECORD, FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
+from rallypoint.launch.inspection.tracing import CallTrace
 
 pytestmark = pytest.mark.system
 

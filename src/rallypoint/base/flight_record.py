@@ -30,7 +30,7 @@ _FIRST_CALL = 1024
 _FIRST_TRANSFER = _FIRST_CALL + _CALLS * _CALL.size
 _HERE, _LEFT, _FOREIGN, _FOREIGN_LEFT = 1, 2, 3, 4
 _ASKED = struct.Struct("=II")  # at the end of the header
-_NAMES_END = _PAGE - 40  # followed by words of call_trace.py, and of readers' questions
+_NAMES_END = _PAGE - 40  # followed by words of inspection/tracing.py, and of readers' questions
 STATES = {1: "running", 2: "done", 3: "failed"}
 _RECEIVE, _ANY_RANK = 0xFFFF, 0xFFFFFFFF
 

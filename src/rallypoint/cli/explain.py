@@ -15,8 +15,8 @@ from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.facts import Facts
+from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.kept import kept_jobs
-from rallypoint.launch.inspection.look_everywhere import look_everywhere
 
 PROGRAM = "rallypoint explain"
 _PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")

@@ -13,9 +13,9 @@ from rallypoint.base.errors import HostError
 from rallypoint.base.regular_file import open_regular
 from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
 from rallypoint.cli.options import HELP, Flag, Options, integer, reader
-from rallypoint.launch.inspection.agent_client import NoAnswerError
-from rallypoint.launch.inspection.agent_status import AgentStatus, ask_status
+from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.inspection.requests import AgentStatus
 
 PROGRAM = "rallypoint logs"
 _USAGE = f"""\
@@ -84,7 +84,7 @@ def _find_files(
 def _files_of(directory: str, status: AgentStatus, ranks: frozenset[int] | None) -> list[_LogFile]:
     files = [
         _LogFile(each.rank, stream, f"{directory}/attempt_{status.round}/{each.local_rank}")
-        for each in status.ranks
+        for each in status.workers
         for stream in _STREAMS
         if ranks is None or each.rank in ranks
     ]

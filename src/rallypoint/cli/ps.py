@@ -15,8 +15,7 @@ from rallypoint.cli.options import (
     perform,
     refuse_words,
 )
-from rallypoint.launch.inspection.agent_client import NoAnswerError
-from rallypoint.launch.inspection.agent_status import ask_status
+from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration
 

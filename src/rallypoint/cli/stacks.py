@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from rallypoint.base.json_records import to_json
 from rallypoint.base.wording import name_ranks, printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
 from rallypoint.cli.options import HELP, Flag, Options
 from rallypoint.diagnosis.facts import Stack, WorkerFacts
-from rallypoint.launch.inspection.facts_json import encode
-from rallypoint.launch.inspection.look_everywhere import look_everywhere
+from rallypoint.launch.inspection.all_nodes import look_everywhere
 
 PROGRAM = "rallypoint stacks"
 _USAGE = f"""\
@@ -44,7 +44,7 @@ def _print_stacks(job: RunningJob, options: _StacksOptions) -> int:
     if options.json:
         for worker in workers:
             told = {"rank": worker.rank, "because": worker.no_stacks_because or None}
-            print(json.dumps({**told, "stacks": encode(worker.stacks)}))
+            print(json.dumps({**told, "stacks": to_json(worker.stacks)}))
         return 0
     by_text: dict[str, list[int]] = {}
     for worker in workers:

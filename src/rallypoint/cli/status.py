@@ -10,8 +10,8 @@ from rallypoint.cli.jobs import RunningJob, perform_on_job, table
 from rallypoint.cli.options import HELP, Options
 from rallypoint.diagnosis.activity import activity, is_users, short_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts
-from rallypoint.launch.inspection.agent_status import AgentStatus
-from rallypoint.launch.inspection.look_everywhere import look_everywhere
+from rallypoint.launch.inspection.all_nodes import look_everywhere
+from rallypoint.launch.inspection.requests import AgentStatus
 from rallypoint.launch.output.progress import duration
 
 PROGRAM = "rallypoint status"

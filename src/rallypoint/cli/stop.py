@@ -15,8 +15,7 @@ from rallypoint.base.process_end import ProcessEnd
 from rallypoint.base.wording import one_line, printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Flag, Options, UsageError
-from rallypoint.launch.inspection.agent_client import NoAnswerError, ask
-from rallypoint.launch.inspection.agent_status import ask_status
+from rallypoint.launch.inspection.agent_client import NoAnswerError, ask, ask_status
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.doctor import collect as look_module
 from rallypoint.doctor import paths, quick
 from rallypoint.doctor.cluster_facts import (
@@ -40,7 +42,6 @@ from rallypoint.doctor.collect import (
     look_up,
     take_ports,
 )
-from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.machine import (
     DRIVER,
     cpu_quota,
@@ -309,7 +310,7 @@ def test_a_port_that_somebody_holds() -> None:
 
 def test_facts_travel_as_json() -> None:
     order = LookOrder(number=3, hosts=("127.0.0.1",), paths=("/", "/none"), workers="2")
-    assert unpack(LookOrder, json.loads(json.dumps(pack(order)))) == order
+    assert from_json(LookOrder, json.loads(json.dumps(to_json(order)))) == order
     facts = look(order, os.environ)
     cluster = ClusterFacts(
         count=2,
@@ -322,10 +323,12 @@ def test_facts_travel_as_json() -> None:
         hosts={"n3": 3},
         endpoints=(("h", 1),),
     )
-    assert unpack(ClusterFacts, json.loads(json.dumps(pack(cluster)))) == cluster
+    for with_defaults in (False, True):
+        told = json.dumps(to_json(cluster, with_defaults=with_defaults))
+        assert from_json(ClusterFacts, json.loads(told)) == cluster
     for wrong in ({"number": "x"}, {"nothing": 1}, {"paths": 5}):
-        with pytest.raises((TypeError, ValueError, KeyError)):
-            unpack(NodeFacts, wrong)
+        with pytest.raises(ControlMessageError):
+            from_json(NodeFacts, wrong)
 
 
 def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,5 +354,5 @@ def test_the_check_of_a_path_that_fails_itself(
 
 @pytest.mark.parametrize("value", [7, ["host"], {"host": 7}, {"host": "a", "addresses": "b"}])
 def test_facts_that_are_none(value: object) -> None:
-    with pytest.raises(TypeError, match="is not a"):
-        unpack(Lookup, value)
+    with pytest.raises(ControlMessageError, match="is not a"):
+        from_json(Lookup, value)

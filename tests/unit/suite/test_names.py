@@ -16,7 +16,6 @@ SOURCE = ROOT / "src"
 # File names that two rooms have, and why.
 SHARED_FILES = {
     "call": "launch/api/call.py is run by its name in workers of every version",
-    "collect": "of one node's facts, and of one node's calls",
     "store": "a command, a public class, and PyTorch's",
 }
 

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rallypoint.base.address import endpoint_of
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import Examiner, end_all, examine, look_order, own_link
@@ -27,7 +28,6 @@ from rallypoint.cluster.remote_shell import OrderLink, send_line
 from rallypoint.doctor.check_result import listed
 from rallypoint.doctor.cluster_facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
 from rallypoint.doctor.collect import LookOrder, is_this_node, look_up
-from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.probe import CONNECT_S, TokenRefusedError, admit, connect, listen, prove
 
 _RETRY_S = 0.2
@@ -124,7 +124,7 @@ class _Arrivals:
 
     def _refuse(self, connection: socket.socket, host: str, absence: Absence) -> None:
         with connection, contextlib.suppress(OSError):
-            send_line(connection, {"do": "refuse", "absence": pack(absence)})
+            send_line(connection, {"do": "refuse", "absence": to_json(absence)})
         with self._change:
             if host not in self._refused:
                 self._refused.add(host)
@@ -263,9 +263,11 @@ def _obey(connection: socket.socket, request: DoctorRequest) -> dict[str, Any] |
                 report: dict[str, Any] = order["report"]
                 return report
             if order["do"] == "refuse":
-                return unpack(Absence, order["absence"])
+                return from_json(Absence, order["absence"])
             if order["do"] == "look":
-                order["order"] = pack(_by_own_flags(unpack(LookOrder, order["order"]), request))
+                order["order"] = to_json(
+                    _by_own_flags(from_json(LookOrder, order["order"]), request)
+                )
             send_line(connection, node.perform(order))
     return _STOPPED
 

@@ -24,12 +24,12 @@ from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.errors import HostError, RallypointError
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
 from rallypoint.cluster.remote_shell import greeting, send_line
 from rallypoint.doctor.cluster_facts import NOWHERE, NodeFacts, PathLook, PathState, Surroundings
 from rallypoint.doctor.collect import LookOrder, is_this_node, look, take_ports
-from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.paths import look_at_path
 from rallypoint.doctor.probe import (
     ProbeListener,
@@ -96,7 +96,7 @@ class ExaminedNode:
 
     def look(self, *, order: dict[str, Any]) -> dict[str, Any]:
         """Facts about this node."""
-        wanted = unpack(LookOrder, order)
+        wanted = from_json(LookOrder, order)
         os.environ.update(wanted.environ)
         if wanted.port_range:
             os.environ[PORT_RANGE] = wanted.port_range
@@ -111,17 +111,17 @@ class ExaminedNode:
             jobs=_jobs(),
             surroundings=self._surroundings,
         )
-        return {"facts": pack(facts)}
+        return {"facts": to_json(facts)}
 
     def probe(
         self, *, targets: list[dict[str, Any]], secret: str, endpoints: list[list[Any]]
     ) -> dict[str, Any]:
         """Measure how well this node reaches the others and the meeting points."""
-        others = [unpack(Target, each) for each in targets]
+        others = [from_json(Target, each) for each in targets]
         places = [(str(host), int(port)) for host, port in endpoints]
         at_endpoints = probe_endpoints(self._number, places)
         probes = probe_all(self._number, others, bytes.fromhex(secret))
-        return {"probes": pack(probes), "endpoints": pack(at_endpoints)}
+        return {"probes": to_json(probes), "endpoints": to_json(at_endpoints)}
 
     def _listen(
         self, facts: NodeFacts, secret: str, endpoints: Sequence[tuple[str, int]]

@@ -13,6 +13,7 @@ from typing import Any
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import GREETING, MODULE, ExaminedNode
 from rallypoint.cluster.remote_shell import OrderLink, ShellLink, command_on, version_trouble
@@ -24,7 +25,6 @@ from rallypoint.doctor.cluster_facts import (
     Probe,
 )
 from rallypoint.doctor.collect import LookOrder, begin
-from rallypoint.doctor.facts_as_json import pack, unpack
 from rallypoint.doctor.probe import Target
 
 _CLOCK_S = 10.0
@@ -123,10 +123,10 @@ class Examiner:
         def ask(number: int, link: OrderLink) -> dict[str, Any]:
             free = request.endpoints[1:] if self._is_host else request.endpoints
             order = look_order(request, number, link.name, endpoints=free, secret=self._secret)
-            return link.ask({"do": "look", "order": pack(order)}, _LOOK_S)
+            return link.ask({"do": "look", "order": to_json(order)}, _LOOK_S)
 
         found = self._ask_all(ask, _silent)
-        return tuple(unpack(NodeFacts, each["facts"]) for _, each in sorted(found.items()))
+        return tuple(from_json(NodeFacts, each["facts"]) for _, each in sorted(found.items()))
 
     def _probe(
         self, nodes: tuple[NodeFacts, ...]
@@ -135,7 +135,7 @@ class Examiner:
 
         def ask(number: int, link: OrderLink) -> dict[str, Any]:
             others = [each for each in targets if each.number != number]
-            order = {"do": "probe", "targets": pack(others), "secret": self._secret}
+            order = {"do": "probe", "targets": to_json(others), "secret": self._secret}
             # A loopback endpoint means a different machine on each node.
             places = [each for each in self._request.endpoints if not is_loopback(each[0])]
             return link.ask({**order, "endpoints": places}, _PROBE_S)
@@ -143,9 +143,9 @@ class Examiner:
         if len(nodes) < 2 and not self._request.endpoints:
             return (), ()
         found = sorted(self._ask_all(ask, _silent).items())
-        probes = [unpack(Probe, each) for _, answer in found for each in answer["probes"]]
+        probes = [from_json(Probe, each) for _, answer in found for each in answer["probes"]]
         at_endpoints = [
-            unpack(EndpointProbe, each) for _, answer in found for each in answer["endpoints"]
+            from_json(EndpointProbe, each) for _, answer in found for each in answer["endpoints"]
         ]
         return tuple(probes), tuple(at_endpoints)
 

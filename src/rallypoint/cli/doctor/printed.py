@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rallypoint.base.json_records import to_json
 from rallypoint.base.wording import one_line
 from rallypoint.doctor.check_result import Finding, Severity
 from rallypoint.doctor.checks import TITLES, diagnose
 from rallypoint.doctor.cluster_facts import ClusterFacts
-from rallypoint.doctor.facts_as_json import pack
 
 _COLOURS = {Severity.GREEN: "32", Severity.YELLOW: "33", Severity.RED: "31"}
 
@@ -30,7 +30,7 @@ def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
             {"number": number, "title": title, "level": worst.get(number, Severity.GREEN).word}
             for number, title in TITLES.items()
         ],
-        "facts": pack(cluster),
+        "facts": to_json(cluster, with_defaults=True),
     }
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from rallypoint.base.collective import reduces, root_argument
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.lab.trace.clocks import JOINT, ClockOf, Interval, Offset, align
-from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace, WorkerTrace
+from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, WorkerTrace
 
 _MOST_FOR_CLOCKS = 5000  # collectives of a node
 

@@ -11,12 +11,23 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from rallypoint.base.address import loopback_trouble
+from rallypoint.base.errors import ControlMessageError
+from rallypoint.launch.agent.agent_messages import AgentMessage, EndRank, read_message
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.inspection.looker import Looker
-from rallypoint.launch.inspection.relay import Relay, Told
-from rallypoint.launch.inspection.requests import Answers, Conversations, Reply
+from rallypoint.launch.inspection.child import Looker
+from rallypoint.launch.inspection.requests import (
+    AgentStatus,
+    Answers,
+    Conversations,
+    Finding,
+    RankStatus,
+    Relay,
+    Reply,
+)
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import Exit, signal_name
@@ -48,17 +59,18 @@ class AgentAnswers(Answers):
         records: Callable[[], Sequence[int]],
         oom_kills: Callable[[], int | None],
         stop: Callable[[str], None],
-        told: Callable[[Told], None],
+        told: Callable[[AgentMessage], None],
     ) -> None:
         self.conversations = Conversations(selector, self)
         self._looker = Looker(selector, self.conversations)
         self._tracer = Looker(selector, self.conversations)
-        self.relay = Relay(rounds, self._look, told)
+        self._relay = Relay(rounds, self._look)
         self._job, self._state, self._rounds = job, state, rounds
         self._began = began
         self._seat, self._pids, self._records = seat, pids, records
         self._oom_kills = oom_kills
         self._stop = stop
+        self._told = told
 
     def close(self) -> None:
         """Drop all connections of askers."""
@@ -66,31 +78,49 @@ class AgentAnswers(Answers):
         self._tracer.close()
         self.conversations.close()
 
-    def status(self) -> dict[str, object]:
+    def heard(self, sender: str, payload: bytes) -> None:
+        """Another agent asks, answers, or tells something; what is not a message is ignored."""
+        try:
+            message = read_message(payload)
+        except ControlMessageError:
+            return
+        if not isinstance(message, AgentMessage):
+            with suppress(Exception):  # no request may ever end a job
+                self._relay.heard(sender, message)
+        elif not isinstance(message, EndRank) or self._is_led_by(sender):
+            self._told(message)
+
+    def _is_led_by(self, key: str) -> bool:
+        roster = self._rounds.roster()
+        return roster is not None and roster.leader == key
+
+    def status(self) -> AgentStatus:
         state, seat, pids = self._state, self._seat(), self._pids()
-        return {
-            "run_id": self._job.run_id,
-            "host": self._job.host,
-            "pid": os.getpid(),
-            "node_rank": state.node_rank,
-            "phase": "paused" if state.is_paused else state.phase.value,
-            "round": state.round,
-            "nodes": seat.nodes if seat is not None else 0,
-            "world_size": seat.world_size if seat is not None else 0,
-            "uptime_s": time.monotonic() - self._began,
-            "oom_kills": self._oom_kills(),
-            "loopback_trouble": loopback_trouble("127.0.0.1"),
-            "news": self._rounds.news,
-            "ranks": [
-                {
-                    "rank": rank,
-                    "local_rank": local_rank,
-                    "pid": pids.get(rank, 0),
-                    **self._end_of(rank),
-                }
-                for rank, local_rank in state.group.local_ranks.items()
-            ],
-        }
+        return AgentStatus(
+            run_id=self._job.run_id,
+            host=self._job.host,
+            pid=os.getpid(),
+            node_rank=state.node_rank,
+            phase="paused" if state.is_paused else state.phase.value,
+            round=state.round,
+            nodes=seat.nodes if seat is not None else 0,
+            world_size=seat.world_size if seat is not None else 0,
+            uptime_s=time.monotonic() - self._began,
+            oom_kills=self._oom_kills(),
+            loopback_trouble=loopback_trouble("127.0.0.1"),
+            news=self._rounds.news,
+            workers=tuple(
+                [
+                    RankStatus(
+                        rank=rank,
+                        local_rank=local_rank,
+                        has_ended=rank in state.group.exits,
+                        **{"pid": pids.get(rank, 0), **self._end_of(rank)},
+                    )
+                    for rank, local_rank in state.group.local_ranks.items()
+                ]
+            ),
+        )
 
     def records(self) -> Sequence[int]:
         return self._records()
@@ -99,15 +129,15 @@ class AgentAnswers(Answers):
         self._stop(why)
 
     def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
-        self.relay.ask(reply, trace_s=trace_s)
+        self._relay.ask(reply, trace_s=trace_s)
 
-    def _look(self, reply: Reply, trace_s: float) -> None:
+    def _look(self, reply: Finding, trace_s: float) -> None:
         if trace_s:
             self._tracer.look(reply, ("trace", str(trace_s)))
         else:
             self._looker.look(reply)
 
-    def _end_of(self, rank: int) -> dict[str, object]:
+    def _end_of(self, rank: int) -> dict[str, Any]:
         group = self._state.group
         end: Exit | None = group.exits.get(rank)
         error = group.errors.get(rank)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from rallypoint.launch.agent.agent_messages import ContactLost, TimedOut
 from rallypoint.launch.agent.call_timeouts import TimedOutCalls
 from rallypoint.launch.agent.lost_contact import LostContacts
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.inspection.relay import ContactLost, TimedOut
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.rendezvous.job.decision import Decision
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from rallypoint.launch.agent.agent_messages import LongWaits
 from rallypoint.launch.agent.hangs import STOPPED_SHARE, Hang, Hangs
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.inspection.child import Child
-from rallypoint.launch.inspection.relay import LongWaits
 from rallypoint.launch.rounds.source import RoundSource
 
 _BETWEEN_STOPPED_S = 0.03  # the two looks: that it does not move, its agent has seen

@@ -20,7 +20,6 @@ from rallypoint.base.control_message import (
     WorkerError,
     WorkerReport,
 )
-from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.final_reports import Reports
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
@@ -42,7 +41,7 @@ from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.launch.agent.worker import Worker
-from rallypoint.launch.inspection.entries import Entry
+from rallypoint.launch.inspection.entries import Entry, make_entry
 from rallypoint.launch.job import Job, with_silence
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
@@ -315,7 +314,7 @@ class Agent:
             self._answering().conversations.begin(connection)
 
     def _inquired(self, key: str, payload: bytes) -> None:
-        self._answering().relay.heard(key, payload)
+        self._answering().heard(key, payload)
 
     def _answering(self) -> AgentAnswers:
         if self._answers is not None:
@@ -544,7 +543,7 @@ class Agent:
                 case KeepWorkers(ranks, number):
                     self._workers.keep(ranks, number)
                 case EndElsewhere():
-                    self._stuck_ranks.end_elsewhere(action, self._answering().relay)
+                    self._stuck_ranks.end_elsewhere(action)
                 case EndEverything():
                     self._to_guardian(lambda guardian: guardian.end())
                 case PauseEverything():

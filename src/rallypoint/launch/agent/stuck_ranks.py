@@ -23,10 +23,10 @@ from rallypoint.rendezvous.job.decision import Decision
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.launch.agent.agent_messages import AgentMessage
     from rallypoint.launch.agent.complaint_watch import ComplaintWatch
     from rallypoint.launch.agent.hang_watch import HangWatch
     from rallypoint.launch.agent.hangs import Hang
-    from rallypoint.launch.inspection.relay import Relay, Told
 
 
 class _Suspect:
@@ -126,7 +126,7 @@ class StuckRanks:
 
     def timed_out(self, rank: int, message: CallTimedOut) -> None:
         """A worker of this node, which can go on, has waited for another one until its timeout."""
-        from rallypoint.launch.inspection.relay import TimedOut
+        from rallypoint.launch.agent.agent_messages import TimedOut
 
         if self._rounds.keeps_survivors:
             report = TimedOut(message.round, rank, message.culprit, message.ranks)
@@ -134,15 +134,15 @@ class StuckRanks:
 
     def lost_contact(self, rank: int, message: LostContact) -> None:
         """A worker of this node, which can go on, cannot reach another one."""
-        from rallypoint.launch.inspection.relay import ContactLost
+        from rallypoint.launch.agent.agent_messages import ContactLost
 
         if self._rounds.keeps_survivors:
             report = ContactLost(message.round, rank, message.culprit, message.had_formed)
             self._complaints().complains(report)
 
-    def told(self, told: Told) -> None:
+    def told(self, told: AgentMessage) -> None:
         """Another agent says something of workers."""
-        from rallypoint.launch.inspection.relay import EndRank, LongWaits
+        from rallypoint.launch.agent.agent_messages import EndRank, LongWaits
 
         if isinstance(told, LongWaits):
             self._hangs().heard(told)
@@ -151,11 +151,11 @@ class StuckRanks:
         else:
             self._complaints().heard(told)
 
-    def end_elsewhere(self, action: EndElsewhere, relay: Relay) -> None:
+    def end_elsewhere(self, action: EndElsewhere) -> None:
         """Have another agent kill one of its ranks."""
-        from rallypoint.launch.inspection.relay import EndRank
+        from rallypoint.launch.agent.agent_messages import EndRank, have_rank_ended
 
-        relay.end_rank(EndRank(action.round, action.rank, action.because))
+        have_rank_ended(self._rounds, EndRank(action.round, action.rank, action.because))
 
     def _hangs(self) -> HangWatch:
         if self._hang_watch is None:

@@ -19,11 +19,11 @@ import sys
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import to_json
 from rallypoint.launch.inspection.agent_client import Asking
-from rallypoint.launch.inspection.facts_json import encode
 from rallypoint.launch.inspection.look import BETWEEN_S, look_twice
-from rallypoint.launch.inspection.tracing.call_packing import LATE_S, pack
-from rallypoint.launch.inspection.tracing.collect import trace_node
+from rallypoint.launch.inspection.node_trace import LATE_S, pack_trace
+from rallypoint.launch.inspection.tracing import trace_node
 
 _NODE_AT_MOST_S = 5  # after that nobody waits for it any more
 _JOB_AT_MOST_S = 15
@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> None:
             case ["trace", seconds]:
                 trace_s = min(float(seconds), _MOST_TRACE_S)
                 signal.alarm(int(trace_s + LATE_S))
-                seen = pack(trace_node(_agent_here(), trace_s, lambda: False))
+                seen = pack_trace(trace_node(_agent_here(), trace_s, lambda: False))
             case ["job", pid, *between]:
                 signal.alarm(_JOB_AT_MOST_S)
                 seen = _job(int(pid), *map(float, between))
@@ -59,13 +59,13 @@ def _agent_here() -> Asking:
 
 def _node() -> dict[str, object]:
     looks = look_twice(_agent_here())
-    return {"first": encode(looks.first), "second": encode(looks.second)}
+    return {"first": to_json(looks.first), "second": to_json(looks.second)}
 
 
 def _job(pid: int, between_s: float = BETWEEN_S) -> dict[str, object]:
     from rallypoint.diagnosis.answer import explanation_of
+    from rallypoint.launch.inspection.all_nodes import look_everywhere
     from rallypoint.launch.inspection.entries import running_agents
-    from rallypoint.launch.inspection.look_everywhere import look_everywhere
 
     agents = running_agents()
     jobs = {agent.job for agent in agents if agent.pid == pid}

@@ -6,11 +6,13 @@ import array
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rallypoint.base.errors import HostError
+from rallypoint.base.errors import ControlMessageError, HostError
+from rallypoint.base.json_records import from_json
 from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.inspection.requests import AgentStatus
 
 _CHUNK = 1 << 16
 _MAX_ANSWER = 64 << 20
@@ -118,7 +120,7 @@ class Asking:
         line, _, self._data = self._data.partition(b"\n")
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise HostError(f"the agent ({self._name}) gave an invalid answer.")
@@ -135,11 +137,25 @@ class Asking:
 
 
 def ask(agent: Found, request: dict[str, object], *, timeout_s: float = 2.0) -> dict[str, Any]:
-    """The answer of an agent.
-
-    Raises:
-        NoAnswerError: it does not answer.
-        HostError: it refused the request.
-    """
+    """The answer of an agent, or an error of `Asking`."""
     with Asking.at(agent, timeout_s=timeout_s) as asking:
         return asking.ask(request)[0]
+
+
+def ask_status(agent: Found, *, timeout_s: float = 2.0) -> AgentStatus:
+    """Ask an agent for its status; errors are those of `Asking` and `read_status`."""
+    return read_status(ask(agent, {"ask": "status"}, timeout_s=timeout_s))
+
+
+def read_status(answer: Mapping[str, object]) -> AgentStatus:
+    """Read an answer to "status" or "look".
+
+    Raises:
+        HostError: it is invalid.
+    """
+    try:
+        return from_json(AgentStatus, answer)
+    except ControlMessageError:
+        raise HostError(
+            "the agent's answer is invalid; the agent may run another version of rallypoint."
+        ) from None

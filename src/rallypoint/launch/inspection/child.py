@@ -1,6 +1,5 @@
-"""A child process that inspects for an agent, and writes its findings as one JSON object.
-
-The agent has one thread, which must not wait for that long.
+"""Child processes that inspect for an agent (__main__.py), whose only thread must not wait for that
+long: each writes its findings as one JSON object.
 """
 
 from __future__ import annotations
@@ -9,9 +8,12 @@ import json
 import os
 import selectors
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from rallypoint.launch.inspection.requests import Conversations, Finding
 from rallypoint.launch.job import TOKEN
 
 _CHUNK = 1 << 16
@@ -86,3 +88,52 @@ class Child:
         except (ValueError, RecursionError):
             said = None
         self._heard(said if isinstance(said, dict) else None)
+
+
+class Looker:
+    """Has this agent's node inspected, once at a time; concurrent askers get the same answer."""
+
+    def __init__(self, selector: selectors.BaseSelector, conversations: Conversations) -> None:
+        self._selector = selector
+        self._conversations = conversations
+        self._replies: list[Finding] = []
+        self._child: Child | None = None
+
+    def look(self, reply: Finding, words: Sequence[str] = ("node",)) -> None:
+        """Inspect, and reply with the findings; `words` are arguments of the process."""
+        self._replies.append(reply)
+        if len(self._replies) == 1:
+            try:
+                self._start(words)
+            except OSError as error:
+                self._tell(
+                    {"trouble": f"cannot start the process that inspects workers: {error.strerror}"}
+                )
+
+    def close(self) -> None:
+        """End it."""
+        if self._child is not None:
+            self._child.close()
+
+    def _start(self, words: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            self._child = Child(self._selector, words, self._heard, stdin=theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._conversations.begin(ours)
+
+    def _heard(self, seen: dict[str, object] | None) -> None:
+        self._tell(
+            {"trouble": "the process that inspects workers ended early"} if seen is None else seen
+        )
+
+    def _tell(self, seen: dict[str, object]) -> None:
+        replies, self._replies = self._replies, []
+        for reply in replies:
+            with suppress(Exception):  # no request may ever end a job
+                reply(seen)

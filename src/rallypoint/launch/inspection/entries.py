@@ -18,11 +18,16 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Mapping
 from itertools import islice
 
 from rallypoint.base.record import Record
 from rallypoint.base.regular_file import open_regular
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.launch.job import Job
 
 RUN_DIRECTORY = "RALLYPOINT_RUN_DIR"
 
@@ -133,26 +138,42 @@ class Found(Record):
             raise ConnectionRefusedError("another process listens there")
 
 
-def describe_agent(
-    *, run_id: str, meets_at: str, command: tuple[str, ...], logs: str, began: float, nnodes: str
-) -> dict[str, str]:
-    """The entry's description of its agent.
+def describe_agent(job: Job, logs: str) -> dict[str, str]:
+    """The description of its agent in an entry.
 
     Args:
-        meets_at: where the job's nodes meet, as one word; empty: it has only one node.
         logs: the directory of the workers' output; empty: it is not kept.
-        began: seconds since the epoch.
-        nnodes: the number of nodes that the job wants, e.g. ``"2:4"``.
     """
+    nodes, rendezvous = job.nodes, job.rendezvous
+    meets_at = f"{nodes.master_addr}:{nodes.master_port}" if nodes.count > 1 else ""
+    nnodes = str(nodes.count)
+    if rendezvous is not None:
+        meets_at = ",".join(map(str, rendezvous.endpoints))
+        nnodes = f"{rendezvous.min_nodes}:{rendezvous.max_nodes}"
     return {
-        "run_id": run_id,
-        "meets_at": meets_at,
-        "command": _ARGUMENTS.join(command),
+        "run_id": job.run_id,
+        "meets_at": meets_at,  # where the job's nodes meet; empty: it has only one
+        "command": _ARGUMENTS.join(job.command),
         "directory": os.getcwd(),
         "logs": logs,
-        "began": str(began),
+        "began": str(time.time()),
         "nnodes": nnodes,
     }
+
+
+def make_entry(job: Job, logs: str) -> Entry | None:
+    """Register this agent for programs; None if that is not possible, which harms nothing else."""
+    try:
+        return Entry(describe_agent(job, logs))
+    except OSError as error:
+        if directory := job.environ.get(RUN_DIRECTORY):
+            from rallypoint.launch.output.terminal import say
+
+            say(
+                f"warning: cannot use {RUN_DIRECTORY}={directory} ({error.strerror or error}), so"
+                " `rallypoint ps` and other commands will not find this job."
+            )
+        return None
 
 
 def running_agents() -> list[Found]:

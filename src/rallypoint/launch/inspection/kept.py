@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import from_json, to_json
 from rallypoint.diagnosis.facts import Facts
-from rallypoint.launch.inspection.facts_json import decode, encode
 
 _MOST_FILES = 20
 _MOST_BYTES = 1 << 20
@@ -44,7 +44,7 @@ class KeptJob:
 def keep(job: KeptJob) -> None:
     """Save it; if there is no place for it, nothing is saved."""
     directory = _directory()
-    data = json.dumps(encode(job))
+    data = json.dumps(to_json(job))
     if len(data) > _MOST_BYTES:
         return
     try:
@@ -63,7 +63,7 @@ def kept_jobs() -> list[KeptJob]:
     jobs = []
     for path in _newest_first(_directory()):
         try:
-            jobs.append(decode(KeptJob, json.loads(path.read_text())))
+            jobs.append(from_json(KeptJob, json.loads(path.read_text())))
         except (OSError, ValueError, HostError):  # of another version, say
             continue
     return jobs

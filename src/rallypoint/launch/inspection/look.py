@@ -20,11 +20,10 @@ from rallypoint.base.flight_record import read_groups
 from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.facts import Node, Process, WorkerEnd, WorkerFacts
-from rallypoint.launch.inspection.agent_client import Asking
-from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
-from rallypoint.launch.inspection.flows import waiting_flows
-from rallypoint.launch.inspection.processes import Look
+from rallypoint.launch.inspection.agent_client import Asking, read_status
+from rallypoint.launch.inspection.processes import Look, waiting_flows
 from rallypoint.launch.inspection.python_stacks import Answer, ask_for_stacks
+from rallypoint.launch.inspection.requests import AgentStatus, RankStatus
 
 BETWEEN_S = 0.5
 _BRIEFLY_S = 0.05
@@ -90,7 +89,7 @@ def _node(
         node_rank=status.node_rank,
         host=status.host,
         now_ns=now_ns,
-        ranks=tuple(each.rank for each in status.ranks),
+        ranks=tuple(each.rank for each in status.workers),
         workers=tuple(
             _worker(
                 each,
@@ -99,7 +98,7 @@ def _node(
                 answers.get(each.pid, Answer((), "it was not asked")),
                 now_ns,
             )
-            for each in status.ranks
+            for each in status.workers
         ),
         oom_kills=status.oom_kills,
         is_paused=status.is_paused,

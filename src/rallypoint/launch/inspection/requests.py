@@ -1,14 +1,19 @@
 """What programs ask an agent through its socket, and how it answers, in lines of JSON.
 
-    -> {"ask": "status"}                    <- {"run_id": ..., "ranks": [...]}
-    -> {"ask": "look"}                      <- the same, and descriptors of the workers' records
-    -> {"ask": "stop", "why": "..."}        <- {}
-    -> {"ask": "others"}                    <- a line for each other node, as they come (relay.py)
-    -> {"ask": "others traced", "seconds": 5}     <- the same, of their calls for that long
-                                            <- {"error": "..."}
+    -> {"ask": "status"}                         <- an AgentStatus
+    -> {"ask": "look"}                           <- the same, and descriptors of the records
+    -> {"ask": "stop", "why": "..."}             <- {}
+    -> {"ask": "others"}                         <- Lines: what agents of other nodes find there
+    -> {"ask": "others traced", "seconds": 5}    <- the same, of their calls for that long
+                                                 <- {"error": "..."}
 
-The agent never blocks: an asker that does not read its answer is dropped when others connect.
-`Answers` supplies the content.
+    program --"others"--> agent --AskOthers--> coordinator --AskNode--> each other agent
+    program <---Line----- agent <--LineFor---- coordinator <--LineFor-- each, twice: when it is
+                                                                        asked, and has inspected
+
+Nothing blocks and nothing is kept for long. A program that does not read its answer is dropped when
+others connect, and decides itself for how long it listens: on a busy machine an inspection may be
+late; an agent that does not even answer at once is a stronger sign.
 """
 
 from __future__ import annotations
@@ -17,20 +22,148 @@ import json
 import selectors
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-Reply = Callable[[dict[str, object]], None]
+from rallypoint.base.json_records import to_json
+from rallypoint.base.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.launch.rounds.source import RoundSource
 
 _MAX_REQUEST = 64 << 10
 _MOST_AT_ONCE = 16
 _MAX_UNSENT = 64 << 20
+_MOST_ASKING = 16
+
+
+class RankStatus(Record, kw_only=True):
+    """A worker of the latest round.
+
+    Attributes:
+        pid: its process; 0: not started yet.
+        has_ended: then `code` or `signal` says how.
+        by_launcher: the launcher asked it to end.
+        error: its exception in a line, or why it could not be started.
+        ended_at: when it ended, or reported the exception that is ending it, in seconds since the
+            epoch.
+    """
+
+    rank: int
+    local_rank: int
+    has_ended: bool
+    pid: int = 0
+    code: int | None = None
+    signal: str = ""
+    by_launcher: bool = False
+    error: str = ""
+    ended_at: float = 0.0
+
+
+class AgentStatus(Record, kw_only=True):
+    """An agent and its workers.
+
+    Attributes:
+        phase: what the agent is doing, in node.py's terms; "paused": its workers are stopped
+            until it hears the others again.
+        round: the latest one here; -1: none yet.
+        nodes, world_size: of that round.
+        oom_kills: the number of out-of-memory kills since the job began, if known.
+        loopback_trouble: why processes there do not reach each other; empty if they do.
+        news: what the agent waits for while there is no round.
+    """
+
+    run_id: str
+    host: str
+    pid: int
+    node_rank: int
+    phase: str
+    round: int
+    nodes: int
+    world_size: int
+    uptime_s: float
+    oom_kills: int | None
+    loopback_trouble: str
+    news: str
+    workers: tuple[RankStatus, ...]
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its workers are stopped until it hears the others again."""
+        return self.phase == "paused"
+
+    @property
+    def running(self) -> tuple[RankStatus, ...]:
+        """The workers that have not ended."""
+        return tuple(each for each in self.workers if not each.has_ended)
+
+
+class ExpectedNode(Record, kw_only=True):
+    """A node that is to be inspected.
+
+    Attributes:
+        key: its agent's.
+        silent_s: the time since its agent's last message.
+        ranks: the first one there, and the one after its last.
+        is_asking: the program that asks for the others runs there.
+    """
+
+    key: str
+    node_rank: int
+    host: str
+    silent_s: float
+    ranks: tuple[int, int]
+    is_asking: bool
+
+
+class Line(Record, kw_only=True):
+    """A line for a program that has asked for the other nodes: one of these.
+
+    Attributes:
+        nodes: all nodes of the job; `why`: nobody can be asked, because of that.
+        coming: the key of an agent that is about to inspect its node.
+        found: what an agent found at its node, as __main__.py writes it.
+    """
+
+    nodes: tuple[ExpectedNode, ...] | None = None
+    why: str = ""
+    coming: str = ""
+    found: Mapping[str, object] | None = None
+
+
+class AskOthers(Record, kw_only=True):
+    """To the coordinating agent: a program, whose request has that number, asks for all others."""
+
+    number: int
+    trace_s: float
+
+
+class AskNode(Record, kw_only=True):
+    """From the coordinating agent: inspect this node; `asker` is the agent that was asked."""
+
+    number: int
+    asker: str
+    trace_s: float
+
+
+class LineFor(Record, kw_only=True):
+    """To `asker`, through the coordinating agent: an answer to the request of that number."""
+
+    number: int
+    asker: str
+    line: Line
+
+
+Inquiry = AskOthers | AskNode | LineFor
+Reply = Callable[[Line], None]
+Finding = Callable[[Mapping[str, object]], None]
 
 
 class Answers(ABC):
     """The questions that an agent can be asked."""
 
     @abstractmethod
-    def status(self) -> dict[str, object]:
+    def status(self) -> AgentStatus:
         """The agent's state."""
 
     @abstractmethod
@@ -124,24 +257,27 @@ class _Conversation:
     def _perform(self, request: dict[str, object]) -> None:
         match request.get("ask"):
             case "status":
-                self._send(self._answers.status())
+                self._send(to_json(self._answers.status()))
             case "look":
-                self._send(self._answers.status(), self._answers.records())
+                self._send(to_json(self._answers.status()), self._answers.records())
             case "stop":
                 self._answers.stop(str(request.get("why", ""))[:200])
                 self._send({})
             case "others":
                 self._is_last = False
-                self._answers.others(self._send)
+                self._answers.others(self._send_line)
             case "others traced":
                 self._is_last = False
-                self._answers.others(self._send, trace_s=float(str(request["seconds"])))
+                self._answers.others(self._send_line, trace_s=float(str(request["seconds"])))
             case _:
                 self._send(
                     {"error": "this agent does not know that request; it may be an older version"}
                 )
 
-    def _send(self, answer: dict[str, object], descriptors: Sequence[int] = ()) -> None:
+    def _send_line(self, line: Line) -> None:
+        self._send(to_json(line))
+
+    def _send(self, answer: object, descriptors: Sequence[int] = ()) -> None:
         if not self.is_open:
             return
         self._unsent += json.dumps(answer).encode() + b"\n"
@@ -167,3 +303,90 @@ class _Conversation:
             events = selectors.EVENT_WRITE if waits else selectors.EVENT_READ
             self._selector.modify(self._connection, events, self._write if waits else self._read)
         return None
+
+
+class Relay:
+    """One agent's part in inspecting all nodes of a job.
+
+    Args:
+        look: inspects this node, or traces it for some seconds, and tells what it found.
+    """
+
+    def __init__(self, rounds: RoundSource, look: Callable[[Finding, float], None]) -> None:
+        self._rounds = rounds
+        self._look = look
+        self._asking: dict[int, Reply] = {}  # programs here, by the number of their request
+        self._last = 0
+
+    def ask(self, reply: Reply, *, trace_s: float = 0.0) -> None:
+        """A program asks for all other nodes; first reply: their names; then two for each."""
+        roster = self._rounds.roster()
+        if roster is None or not roster.leader:
+            return reply(Line(nodes=(), why="" if roster is None else roster.why))
+        self._last += 1
+        self._asking[self._last] = reply
+        self._asking.pop(self._last - _MOST_ASKING, None)
+        request = AskOthers(number=self._last, trace_s=trace_s)
+        if roster.leader == roster.me:
+            return self._ask_all(roster.me, request)
+        return self._say(roster.leader, request)
+
+    def heard(self, sender: str, message: Inquiry) -> None:
+        """Another agent asks, or answers."""
+        match message:
+            case AskOthers():
+                self._ask_all(sender, message)
+            case AskNode():
+                self._inspect(message, lambda line: self._say(sender, line))
+            case LineFor():
+                self._pass_on(message)
+
+    def _ask_all(self, asker: str, request: AskOthers) -> None:
+        """This agent coordinates: name the others, and have each inspect its node."""
+        roster = self._rounds.roster()
+        if roster is None or roster.leader != roster.me:
+            return
+        nodes, first = [], 0
+        for each in sorted(roster.members, key=lambda each: each.node_rank):
+            nodes.append(
+                ExpectedNode(
+                    key=each.key,
+                    node_rank=each.node_rank,
+                    host=each.host,
+                    silent_s=each.silent_s,
+                    ranks=(first, first + each.size),
+                    is_asking=each.key == asker,
+                )
+            )
+            first += each.size
+        number = request.number
+        self._pass_on(LineFor(number=number, asker=asker, line=Line(nodes=tuple(nodes))))
+        order = AskNode(number=number, asker=asker, trace_s=request.trace_s)
+        for node in nodes:
+            if node.is_asking:
+                continue
+            if node.key == roster.me:
+                self._inspect(order, self._pass_on)
+            else:
+                self._say(node.key, order)
+
+    def _inspect(self, order: AskNode, say: Callable[[LineFor], None]) -> None:
+        """Inspect this node."""
+
+        def tell(line: Line) -> None:
+            say(LineFor(number=order.number, asker=order.asker, line=line))
+
+        tell(Line(coming=self._rounds.key))
+        self._look(lambda found: tell(Line(found=found)), order.trace_s)
+
+    def _pass_on(self, message: LineFor) -> None:
+        """Forward to the agent whose program asked, or to the program here."""
+        if message.asker != self._rounds.key:
+            self._say(message.asker, message)
+        elif message.number in self._asking:
+            self._asking[message.number](message.line)
+
+    def _say(self, to: str, message: Inquiry) -> None:
+        from rallypoint.rendezvous.transport.codec import encode
+
+        self._rounds.inquire(to, encode(message))

@@ -58,7 +58,7 @@ _INQUIRY = b"?"
 _GUARD_SHARE = 0.2
 _FIRST_LOOK_S = 1.0  # after the start: nodes that are started together have met
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
-_LOOK_AGAIN_S = 0.1  # for what was found
+LOOK_AGAIN_S = 0.1  # for what was found
 
 
 class LinkedRounds(RoundSource, Receiver):
@@ -306,11 +306,11 @@ class LinkedRounds(RoundSource, Receiver):
             self._examine_at = inf
             start_new_thread(self._find_out, ())
         elif self._first_findings is None:
-            self._examine_at = now + _LOOK_AGAIN_S
+            self._examine_at = now + LOOK_AGAIN_S
             self._first_findings = []
             start_new_thread(self._look_first, ())
         elif self._is_looking_first:
-            self._examine_at = now + _LOOK_AGAIN_S
+            self._examine_at = now + LOOK_AGAIN_S
         else:
             self._examine_at = self._last_look_at
             if finding := self._first_findings[0]:

@@ -22,7 +22,7 @@ from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import UnknownHostError, can_bind
 from rallypoint.launch.job import Job, Nodes, Talk
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.linked import LinkedRounds
+from rallypoint.launch.rounds.linked import LOOK_AGAIN_S, LinkedRounds
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
 from rallypoint.rendezvous.consensus.messages import Message, Setup
@@ -132,7 +132,9 @@ class StaticGuest(LinkedRounds):
     def wake_at(self) -> float | None:
         if self._look_at is None:
             return super().wake_at
-        return self._examine_at if self._is_looking_first else min(self._look_at, self._examine_at)
+        if self._is_looking_first:  # on a busy machine still when the last look is under way
+            return min(self._examine_at, time.monotonic() + LOOK_AGAIN_S)
+        return min(self._look_at, self._examine_at)
 
     def tell(self, report: NodeReport) -> None:
         if self._agent is not None:  # else nobody is there to be told

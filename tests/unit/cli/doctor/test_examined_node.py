@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.base.json_records import to_json
 from rallypoint.cli.doctor import examined_node as node_module
 from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import look_order
 from rallypoint.doctor.cluster_facts import PathLook, PathState
 from rallypoint.doctor.collect import LookOrder
-from rallypoint.doctor.facts_as_json import pack
 
 
 def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +28,6 @@ def test_a_working_directory_that_hangs(tmp_path: Path, monkeypatch: pytest.Monk
         paths=("data", str(tmp_path)), script="train.py", log_dir="logs", directory="/hung"
     )
     order = look_order(DoctorRequest(look=look), 0, "", endpoints=(), secret="")
-    answer = ExaminedNode().perform({"do": "look", "order": pack(order)})
+    answer = ExaminedNode().perform({"do": "look", "order": to_json(order)})
     paths = [(each["path"], each["state"]) for each in answer["facts"]["paths"]]
     assert paths == [(str(tmp_path), "GOOD"), ("/hung", "HANGS")]

@@ -11,7 +11,7 @@ from tests.chrome_trace import Slice, Trace, understand
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.lab.trace.chrome import to_events
 from rallypoint.lab.trace.slices import draw
-from rallypoint.launch.inspection.tracing.node_trace import JobTrace, NodeTrace, WorkerTrace
+from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, WorkerTrace
 
 BEGAN = 1_000_000_000
 

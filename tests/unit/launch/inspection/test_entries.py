@@ -17,10 +17,11 @@ import pytest
 
 from rallypoint.launch.inspection import entries
 from rallypoint.launch.inspection.entries import Entry, describe_agent, running_agents
+from rallypoint.launch.job import Job, Nodes, Rendezvous
+from rallypoint.rendezvous.job.round import Endpoint
 
-ABOUT = describe_agent(
-    run_id="try", meets_at="", command=("python", "a b.py"), logs="", began=1.5, nnodes="1"
-)
+JOB = Job(command=("python", "a b.py"), local_world_size=1, run_id="try", host="h", environ={})
+ABOUT = describe_agent(JOB, logs="")
 OTHER = {"run_id": "other", "began": "1.5"}
 AGENT = """
 import json, os, signal, sys
@@ -82,6 +83,24 @@ def test_a_description_comes_back_as_it_was(place: Path) -> None:
         (found,) = running_agents()
         assert dict(found.about) == ABOUT
         assert found.command == ("python", "a b.py")
+
+
+def test_a_description_says_where_the_nodes_of_a_job_meet() -> None:
+    at = Endpoint(host="a", port=1)
+    dynamic = JOB.__replace__(
+        rendezvous=Rendezvous(
+            backend="c10d", endpoints=(at, at), run_id="try", min_nodes=2, max_nodes=4
+        )
+    )
+    static = JOB.__replace__(
+        nodes=Nodes(count=2, node_rank=1, master_addr="b", master_port=2, token=b"x")
+    )
+    found = [describe_agent(job, logs="/logs") for job in (JOB, dynamic, static)]
+    assert [(each["meets_at"], each["nnodes"], each["logs"]) for each in found] == [
+        ("", "1", "/logs"),
+        ("a:1,a:1", "2:4", "/logs"),
+        ("b:2", "2", "/logs"),
+    ]
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o702])

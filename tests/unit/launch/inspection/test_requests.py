@@ -1,4 +1,6 @@
-"""What comes through an agent's socket: requests, nonsense, and programs that never read."""
+"""What comes through an agent's socket: requests, nonsense, and programs that never read; and what
+comes from agents that have each other inspect their nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,49 @@ import os
 import random
 import selectors
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from rallypoint.launch.inspection.requests import Answers, Conversations, Reply
+from rallypoint.base.errors import ControlMessageError, HostError
+from rallypoint.launch.agent.agent_messages import read_message
+from rallypoint.launch.inspection.agent_client import read_status
+from rallypoint.launch.inspection.requests import (
+    AgentStatus,
+    Answers,
+    AskNode,
+    AskOthers,
+    Conversations,
+    Finding,
+    Inquiry,
+    Line,
+    LineFor,
+    RankStatus,
+    Relay,
+    Reply,
+)
+from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
+from rallypoint.rendezvous.job.reports import NodeReport
+from rallypoint.rendezvous.transport.codec import encode
+
+STATUS = AgentStatus(
+    run_id="try",
+    host="h",
+    pid=7,
+    node_rank=0,
+    phase="running",
+    round=0,
+    nodes=1,
+    world_size=2,
+    uptime_s=1.5,
+    oom_kills=None,
+    loopback_trouble="",
+    news="",
+    workers=(
+        RankStatus(rank=0, local_rank=0, has_ended=False, pid=8),
+        RankStatus(rank=1, local_rank=1, has_ended=True, signal="SIGKILL", ended_at=2.5),
+    ),
+)
 
 
 class Fixed(Answers):
@@ -21,8 +61,8 @@ class Fixed(Answers):
         self.stopped: list[str] = []
         self.size = 10
 
-    def status(self) -> dict[str, object]:
-        return {"text": "x" * self.size}
+    def status(self) -> AgentStatus:
+        return STATUS.__replace__(news="x" * self.size)
 
     def records(self) -> Sequence[int]:
         return [1]
@@ -31,7 +71,7 @@ class Fixed(Answers):
         self.stopped.append(why)
 
     def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
-        reply({"nodes": []})
+        reply(Line(nodes=()))
 
 
 class Agent:
@@ -83,7 +123,8 @@ def answer(agent: Agent, request: bytes) -> dict[str, object]:
 
 
 def test_requests_are_answered_once(agent: Agent) -> None:
-    assert answer(agent, b'{"ask": "status"}\n') == {"text": "x" * 10}
+    told = answer(agent, b'{"ask": "status"}\n')
+    assert read_status(told) == STATUS.__replace__(news="x" * 10)
     assert answer(agent, b'{"ask": "stop", "why": "me"}\n') == {}
     assert agent.answers.stopped == ["me"]
     assert "does not know" in str(answer(agent, b'{"ask": "dance"}\n')["error"])
@@ -101,7 +142,7 @@ def test_descriptors_come_with_a_look(agent: Agent) -> None:
 
 def test_long_answers_wait_for_their_readers(agent: Agent) -> None:
     agent.answers.size = 5 << 20
-    assert answer(agent, b'{"ask": "status"}\n') == {"text": "x" * (5 << 20)}
+    assert answer(agent, b'{"ask": "status"}\n')["news"] == "x" * (5 << 20)
 
 
 def test_nonsense_is_refused_and_harms_nobody(agent: Agent, seed: int) -> None:
@@ -137,6 +178,122 @@ def test_those_who_never_read_make_room_for_others(agent: Agent) -> None:
         agent.work()
     assert len(agent.selector.get_map()) <= 16
     agent.answers.size = 3
-    assert answer(agent, b'{"ask": "status"}\n') == {"text": "xxx"}
+    assert answer(agent, b'{"ask": "status"}\n')["news"] == "xxx"
     for program in slow:
         program.close()
+
+
+@pytest.mark.parametrize("wrong", [{}, {"workers": 1}, {"workers": [{"rank": 0}]}, {"pid": "7"}])
+def test_what_is_not_a_status_is_refused(agent: Agent, wrong: dict[str, object]) -> None:
+    told = answer(agent, b'{"ask": "status"}\n')
+    assert [each.rank for each in read_status(told).running] == [0]
+    with pytest.raises(HostError, match="may run another version"):
+        read_status({**told, **wrong} if wrong else {})
+
+
+class Agents:
+    """Some agents, the first of which coordinates; what one says to another comes at once."""
+
+    def __init__(self, count: int, *, stopped: tuple[int, ...] = ()) -> None:
+        members = tuple(Colleague(f"key{i}", i, f"host{i}", 2, 0.0) for i in range(count))
+        self.stopped = stopped
+        self.rounds = [Connected(self, i, members) for i in range(count)]
+        self.relays = [Relay(rounds, self._look(i)) for i, rounds in enumerate(self.rounds)]
+
+    def _look(self, number: int) -> Callable[[Finding, float], None]:
+        def look(tell: Finding, trace_s: float) -> None:
+            tell({"trace": f"{number} for {trace_s:g} s"} if trace_s else {"node": number})
+
+        return look
+
+    def ask(self, number: int, **how: float) -> list[Line]:
+        told: list[Line] = []
+        reply: Reply = told.append
+        self.relays[number].ask(reply, **how)
+        return told
+
+    def heard(self, number: int, sender: str, payload: bytes) -> None:
+        message = read_message(payload)
+        assert isinstance(message, Inquiry)
+        self.relays[number].heard(sender, message)
+
+
+class Connected(RoundSource):
+    """An agent's connections to the others."""
+
+    def __init__(self, agents: Agents, number: int, members: tuple[Colleague, ...]) -> None:
+        super().__init__(f"key{number}")
+        self._agents, self._members = agents, members
+
+    def roster(self) -> Roster:
+        leads = self.key == "key0"
+        return Roster(me=self.key, leader="key0", members=self._members if leads else ())
+
+    def inquire(self, key: str, payload: bytes) -> None:
+        for number, rounds in enumerate(self._agents.rounds):
+            if rounds.key == key and number not in self._agents.stopped:
+                self._agents.heard(number, self.key, payload)
+
+    def open(self, selector: selectors.BaseSelector) -> None: ...
+
+    def tell(self, report: NodeReport) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_each_agent_gets_all_others() -> None:
+    agents = Agents(4)
+    for asking in range(4):
+        expected, *rest = agents.ask(asking)
+        nodes = expected.nodes or ()
+        assert [each.is_asking for each in nodes] == [i == asking for i in range(4)]
+        assert [each.ranks for each in nodes] == [(0, 2), (2, 4), (4, 6), (6, 8)]
+        others = [i for i in range(4) if i != asking]
+        assert sorted(each.coming for each in rest if each.coming) == [f"key{i}" for i in others]
+        assert sorted(str(each.found["node"]) for each in rest if each.found) == [
+            f"{i}" for i in others
+        ]
+
+
+def test_each_agent_traces_for_as_long_as_it_is_asked_to() -> None:
+    for asking in range(3):
+        _, *rest = Agents(3).ask(asking, trace_s=2.5)
+        traces = sorted(str(each.found["trace"]) for each in rest if each.found)
+        assert traces == [f"{i} for 2.5 s" for i in range(3) if i != asking]
+
+
+def test_one_that_is_stopped_is_missing() -> None:
+    _, *rest = Agents(3, stopped=(2,)).ask(1)
+    assert {each.coming for each in rest if each.coming} == {"key0"}
+
+
+def test_without_a_coordinator_nobody_is_asked() -> None:
+    assert Agents(3, stopped=(0,)).ask(2) == []
+
+
+def test_nonsense_is_left_out(seed: int) -> None:
+    chance = random.Random(seed)
+    agents = Agents(3)
+    keys = ["key0", "key1", "key2", "key9", ""]
+    for _ in range(2000):
+        number, asker, trace_s = chance.randrange(3), chance.choice(keys), chance.choice([0.0, 1.0])
+        message = chance.choice(
+            [
+                AskOthers(number=number, trace_s=trace_s),
+                AskNode(number=number, asker=asker, trace_s=trace_s),
+                LineFor(number=number, asker=asker, line=Line(coming=asker)),
+                LineFor(number=number, asker=asker, line=Line(found={"any": [None]})),
+            ]
+        )
+        data = encode(message)
+        if chance.random() < 0.2:
+            data = data[: chance.randrange(len(data))]
+            with pytest.raises(ControlMessageError):
+                read_message(data)
+        else:
+            agents.heard(chance.randrange(3), f"key{chance.randrange(3)}", data)
+    assert len(agents.ask(1)) == 5

@@ -107,6 +107,9 @@ def test_what_is_kept_elsewhere() -> None:
     for data in (encode(MEMBER), encode(ENDED)):
         with pytest.raises(ControlMessageError):
             decode(data)
+    for data in (encode(ACK), encode(ENDED), b"", b"[]"):
+        with pytest.raises(ControlMessageError):
+            decode_record(Member, data)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
-from rallypoint.launch.inspection.tracing import call_packing
-from rallypoint.launch.inspection.tracing.call_packing import pack, unpack
-from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
+from rallypoint.launch.inspection import node_trace
+from rallypoint.launch.inspection.node_trace import NodeTrace, WorkerTrace, pack_trace, unpack_trace
 
 
 def trace_of(calls: int) -> NodeTrace:
@@ -39,12 +38,12 @@ def trace_of(calls: int) -> NodeTrace:
 
 
 def test_there_and_back() -> None:
-    assert unpack(pack(trace_of(100))) == trace_of(100)
+    assert unpack_trace(pack_trace(trace_of(100))) == trace_of(100)
 
 
 def test_what_is_too_large_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_packing, "_MOST_CHARACTERS", 20_000)
-    (worker,) = unpack(pack(trace_of(5000))).workers
+    monkeypatch.setattr(node_trace, "_MOST_CHARACTERS", 20_000)
+    (worker,) = unpack_trace(pack_trace(trace_of(5000))).workers
     calls = worker.groups[0].calls
     assert 100 < len(calls) < 4900
     assert worker.left_out + len(calls) == 5000
@@ -55,4 +54,4 @@ def test_what_is_too_large_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("message", [{}, {"trace": "?"}, {"trace": "AAAA"}, {"trace": 7}])
 def test_nonsense(message: dict[str, object]) -> None:
     with pytest.raises(ControlMessageError, match="is invalid"):
-        unpack(message)
+        unpack_trace(message)

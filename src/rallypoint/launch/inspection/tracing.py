@@ -1,23 +1,38 @@
-"""Traces the workers of this node: makes them record their calls, and reads along.
+"""Traces the workers of this node: makes them record every call that ends, and reads along.
+
+The calls go into a ring in the worker's flight record (native/engine/flight_record.h), in pages
+that its groups do not use. The reader sets the time until which the worker records, and keeps
+extending it; if the reader dies, the worker stops by itself. An entry counts only if its stamp
+shows that it was complete before it was read and cannot have been overwritten since. A lock ensures
+that only one process traces at a time.
 
 Other backends' pages are read in turn, as quickly as they are written.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rallypoint.base.call_trace import CallTrace
 from rallypoint.base.errors import HostError
-from rallypoint.base.flight_record import ask_for_more, has_told_more, read_pages
+from rallypoint.base.flight_record import (
+    STATES,
+    Names,
+    ask_for_more,
+    has_told_more,
+    name_operation,
+    name_peer,
+    read_pages,
+)
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.launch.inspection.agent_client import Asking
-from rallypoint.launch.inspection.agent_status import AgentStatus, RankStatus, read_status
-from rallypoint.launch.inspection.tracing.node_trace import NodeTrace, WorkerTrace
+from rallypoint.launch.inspection.agent_client import Asking, read_status
+from rallypoint.launch.inspection.node_trace import NodeTrace, WorkerTrace
+from rallypoint.launch.inspection.requests import AgentStatus, RankStatus
 
 _BETWEEN_S = 0.005
 _BETWEEN_LEASES_S = 1.0
@@ -25,6 +40,20 @@ _NAMES_S = 0.3  # how long the names of calls in progress are waited for, at the
 _MOST_CALLS = 200_000  # of a worker
 _MOST_OF_JOB = 1_000_000
 _SELF = "/proc/self"
+_PAGE = 4096
+_RING_PAGE, _PAGES = 512, 1024
+_ENTRY_BYTES = 64
+RING_CALLS = (_PAGES - _RING_PAGE) * _PAGE // _ENTRY_BYTES
+_VERSION = 1
+_GROUPS_AT, _GROUPS = 12, struct.Struct("=I")
+# The number of calls, the end of tracing, the version.
+_CONTROL_AT, _CONTROL = 4064, struct.Struct("=QQI")
+_UNTIL_AT, _UNTIL = _CONTROL_AT + 8, struct.Struct("=Q")
+_ENTRY = struct.Struct("=QQQHBBiQQII8x")
+_STAMP = struct.Struct("=Q56x")
+_LEASE_NS = 5_000_000_000
+_MOST_LOOKS = 200  # at an entry that is being written; after that its writer is gone
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
 def trace_node(agent: Asking, seconds: float, is_over: Callable[[], bool]) -> NodeTrace:
@@ -39,7 +68,7 @@ def trace_node(agent: Asking, seconds: float, is_over: Callable[[], bool]) -> No
         status = read_status(told)
         _lock(descriptors)
         most = max(1000, min(_MOST_CALLS, _MOST_OF_JOB // max(1, status.world_size)))
-        workers = [_Traced(each, descriptors, most) for each in status.ranks]
+        workers = [_Traced(each, descriptors, most) for each in status.workers]
         return _trace(status, workers, seconds, is_over)
     finally:
         for descriptor in descriptors:
@@ -203,7 +232,11 @@ class _Traced:
             rank=self.rank,
             pid=self.pid,
             groups=tuple(
-                _with_calls(group, calls[page], transfers[page]) for page, group in groups.items()
+                group.__replace__(
+                    calls=tuple(calls[page][number] for number in sorted(calls[page])),
+                    transfers=tuple(transfers[page][number] for number in sorted(transfers[page])),
+                )
+                for page, group in groups.items()
             ),
             exact_ns=self._began_ns if self._is_tracing else 0,
             missed=self._calls.missed,
@@ -227,18 +260,131 @@ class _Traced:
         return sum(max(each) - min(each) + 1 - len(each) for each in numbers.values())
 
 
-def _with_calls(
-    group: RecordedGroup, calls: Mapping[int, RecordedCall], transfers: Mapping[int, RecordedCall]
-) -> RecordedGroup:
-    return RecordedGroup(
-        name=group.name,
-        key=group.key,
-        members=group.members,
-        has_left=group.has_left,
-        queued=group.queued,
-        calls=tuple(calls[number] for number in sorted(calls)),
-        transfers=tuple(transfers[number] for number in sorted(transfers)),
-        backend=group.backend,
-        is_complete=group.is_complete,
-        transfers_begun=group.transfers_begun,
-    )
+class CallTrace:
+    """The tracing of one worker.
+
+    Args:
+        most: calls that are kept; later ones are only counted.
+
+    Attributes:
+        missed: calls that were written over before they were read.
+        left_out: calls after the first `most`.
+    """
+
+    def __init__(self, descriptor: int, offset: int, *, most: int) -> None:
+        self.missed = self.left_out = 0
+        self._descriptor, self._offset, self._most = descriptor, offset, most
+        self._ring = offset + _RING_PAGE * _PAGE
+        self._next = 0
+        self._looks = 0
+        self._entries = bytearray()
+
+    def begin(self) -> str:
+        """Have the worker write its calls; why it does not, or nothing."""
+        self._next, _, version = self._control()
+        if version != _VERSION:
+            return "its version of rallypoint cannot be traced, or it has formed no group yet"
+        self.go_on()
+        (groups,) = _GROUPS.unpack(os.pread(self._descriptor, 4, self._offset + _GROUPS_AT))
+        if groups >= _RING_PAGE:
+            self.end()
+            return f"it has {groups} groups, but tracing supports at most {_RING_PAGE - 1}"
+        return ""
+
+    def go_on(self) -> None:
+        """It is to go on for some seconds more."""
+        self._write_until(time.monotonic_ns() + _LEASE_NS)
+
+    def pause(self) -> None:
+        """It is to stop until it is to go on."""
+        self._write_until(0)
+
+    def end(self) -> None:
+        """Have it stop, take what is left, and give the ring's memory back."""
+        self.pause()
+        self.read()
+        fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+        if fallocate is not None:  # otherwise it is kept until the worker ends
+            length = (_PAGES - _RING_PAGE) * _PAGE
+            fallocate(
+                self._descriptor,
+                _PUNCH_HOLE | _KEEP_SIZE,
+                ctypes.c_int64(self._ring),
+                ctypes.c_int64(length),
+            )
+
+    def read(self) -> None:
+        """Take what has been written since the last time."""
+        end, _, _ = self._control()
+        self._skip(end)
+        while self._next < end:
+            # Read up to the end of the ring, and the rest from its beginning.
+            count = min(end - self._next, RING_CALLS - self._next % RING_CALLS)
+            at = self._ring + self._next % RING_CALLS * _ENTRY_BYTES
+            stamps = os.pread(self._descriptor, count * _ENTRY_BYTES, at)
+            data = os.pread(self._descriptor, count * _ENTRY_BYTES, at)
+            complete = self._complete(stamps)
+            first = self._next
+            self._skip(self._control()[0])
+            lost = min(complete, self._next - first)
+            self._keep(data[lost * _ENTRY_BYTES : complete * _ENTRY_BYTES])
+            self._next = max(self._next, first + complete)
+            if complete < count and self._next == first + complete:
+                self._looks += 1
+                if self._looks < _MOST_LOOKS:
+                    return
+                self._next += 1
+                self.missed += 1
+            self._looks = 0
+
+    def calls(self, names: Names) -> Iterator[tuple[int, bool, RecordedCall]]:
+        """What was read: a group's page, whether it is a send or receive, and the call."""
+        for entry in _ENTRY.iter_unpack(self._entries):
+            _, word, since_ns, operation, dtype, operator, root, count, ended_ns, peer, page = entry
+            try:
+                name = name_operation(operation, names)
+                is_transfer = name in ("send", "recv")
+                call = RecordedCall(
+                    number=(word >> 2) - 1,
+                    operation=name,
+                    state=STATES[word & 3],
+                    since_ns=since_ns,
+                    dtype=names["dtypes"][dtype],
+                    operator=names["operators"][operator],
+                    root=root,
+                    count=count,
+                    peer=name_peer(peer) if is_transfer else None,
+                    ended_ns=max(since_ns, ended_ns),
+                )
+            except (KeyError, IndexError):  # the record of a broken worker
+                continue
+            yield page, is_transfer, call
+
+    def _complete(self, stamps: bytes) -> int:
+        """How many entries in a row, from the next one on, are complete or were written over."""
+        count = 0
+        for number, (stamp,) in enumerate(_STAMP.iter_unpack(stamps), self._next + 1):
+            if stamp < number:
+                break
+            count += 1
+        return count
+
+    def _skip(self, end: int) -> None:
+        """What was written over, or may be just now, is lost."""
+        lost = end - RING_CALLS - self._next
+        if lost > 0:
+            self._next += lost
+            self.missed += lost
+
+    def _keep(self, entries: bytes) -> None:
+        room = max(0, self._most * _ENTRY_BYTES - len(self._entries))
+        self._entries += entries[:room]
+        self.left_out += max(0, len(entries) - room) // _ENTRY_BYTES
+
+    def _control(self) -> tuple[int, int, int]:
+        data = os.pread(self._descriptor, _CONTROL.size, self._offset + _CONTROL_AT)
+        traced, until_ns, version = _CONTROL.unpack(data)
+        return traced, until_ns, version
+
+    def _write_until(self, until_ns: int) -> None:
+        os.pwrite(self._descriptor, _UNTIL.pack(until_ns), self._offset + _UNTIL_AT)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rallypoint.launch.inspection.tracing import collect
+from rallypoint.launch.inspection import tracing
 
 
 @dataclass
 class Worker:
-    """One whose call is named after some looks; `collect` sees no more of a worker than this."""
+    """One whose call is named after some looks; `tracing.py` sees no more of a worker than this."""
 
     named_after: int
     pid: int = os.getpid()
@@ -39,18 +39,18 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "time", Clock())
+    monkeypatch.setattr(tracing, "time", Clock())
 
 
 def test_names_are_waited_for() -> None:
     workers: list[Any] = [Worker(named_after=3), Worker(named_after=0)]
-    collect._learn_names(workers)
+    tracing._learn_names(workers)
     assert [worker.looks for worker in workers] == [3, 0]
 
 
 def test_names_that_do_not_come_are_given_up() -> None:
     stuck, dead = Worker(named_after=1_000_000), Worker(named_after=1_000_000, pid=0)
     workers: list[Any] = [stuck, dead]
-    collect._learn_names(workers)
-    assert stuck.looks == pytest.approx(collect._NAMES_S / collect._BETWEEN_S, abs=1)
+    tracing._learn_names(workers)
+    assert stuck.looks == pytest.approx(tracing._NAMES_S / tracing._BETWEEN_S, abs=1)
     assert dead.looks == 0

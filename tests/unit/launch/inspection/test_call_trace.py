@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.base.call_trace import RING_CALLS, CallTrace
+from rallypoint.launch.inspection.tracing import RING_CALLS, CallTrace
 
 OFFSET = 4 << 20
 NAMES = {

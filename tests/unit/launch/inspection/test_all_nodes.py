@@ -1,0 +1,188 @@
+"""A whole job, from what its agents answer: other nodes, those that are late, and nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import to_json
+from rallypoint.diagnosis.facts import Node
+from rallypoint.launch.inspection import all_nodes
+from rallypoint.launch.inspection.agent_client import NoAnswerError
+from rallypoint.launch.inspection.all_nodes import JobLooks, look_everywhere, trace_everywhere
+from rallypoint.launch.inspection.look import NodeLooks
+from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, pack_trace
+from rallypoint.launch.inspection.requests import AgentStatus, ExpectedNode, Line
+
+STATUS = AgentStatus(
+    run_id="try",
+    host="h0",
+    pid=7,
+    node_rank=0,
+    phase="running",
+    round=3,
+    nodes=3,
+    world_size=6,
+    uptime_s=1.5,
+    oom_kills=None,
+    loopback_trouble="",
+    news="",
+    workers=(),
+)
+EXPECTED = Line(
+    nodes=tuple(
+        ExpectedNode(
+            key=f"key{number}",
+            node_rank=number,
+            host=f"h{number}",
+            silent_s=0.5,
+            ranks=(2 * number, 2 * number + 2),
+            is_asking=number == 0,
+        )
+        for number in range(3)
+    )
+)
+AGENTS: list[Any] = ["an agent"]
+
+
+def node(number: int) -> Node:
+    return Node(node_rank=number, host=f"h{number}", ranks=(2 * number, 2 * number + 1))
+
+
+def trace(number: int) -> NodeTrace:
+    return NodeTrace(
+        node_rank=number,
+        host=f"h{number}",
+        clock="",
+        wall_ns=None,
+        began_ns=0,
+        ended_ns=1,
+        workers=(),
+    )
+
+
+def looks_of(number: int) -> Line:
+    told = to_json(node(number))
+    return Line(found={"first": told, "second": told})
+
+
+class Clock:
+    """The time, which passes only while answers are waited for."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class FakeAsking:
+    """A connection to an agent."""
+
+    clock = Clock()
+    answers: ClassVar[list[Any]] = []
+    refuses = False
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self._unread = [to_json(each) if isinstance(each, Line) else each for each in self.answers]
+
+    @classmethod
+    def at(cls, agent: object) -> FakeAsking:
+        if cls.refuses:
+            raise NoAnswerError("it is stopped.", is_gone=False)
+        return cls()
+
+    def __enter__(self) -> FakeAsking:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def send(self, request: dict[str, object]) -> None: ...
+
+    def lines(self, until: float) -> Iterator[Any]:
+        while self._unread:
+            yield self._unread.pop(0)
+        self.clock.now = until + 0.001
+
+
+@pytest.fixture(autouse=True)
+def asking(monkeypatch: pytest.MonkeyPatch) -> type[FakeAsking]:
+    class Asking(FakeAsking):
+        clock = Clock()
+        answers: ClassVar[list[Any]] = []
+
+    monkeypatch.setattr(all_nodes, "Asking", Asking)
+    monkeypatch.setattr(all_nodes, "time", Asking.clock)
+    monkeypatch.setattr(all_nodes, "ask_status", lambda agent: STATUS)
+    looks = NodeLooks(status=STATUS, first=node(0), second=node(0))
+    monkeypatch.setattr(all_nodes, "look_twice", lambda asking, between_s: looks)
+    monkeypatch.setattr(all_nodes, "trace_node", lambda asking, seconds, is_over: trace(0))
+    return Asking
+
+
+def look(asking: type[FakeAsking], *answers: object) -> JobLooks:
+    asking.answers = list(answers)
+    return look_everywhere(AGENTS)
+
+
+def trace_all(asking: type[FakeAsking], *answers: object, over_at: float = 99.0) -> JobTrace:
+    asking.answers = list(answers)
+    return trace_everywhere(AGENTS, 5.0, lambda: asking.clock.now >= over_at)
+
+
+def test_all_nodes_are_seen(asking: type[FakeAsking]) -> None:
+    looks = look(asking, EXPECTED, Line(coming="key2"), looks_of(2), looks_of(1))
+    assert looks.second.nodes == looks.first.nodes == (node(0), node(1), node(2))
+    assert (looks.second.run_id, looks.second.round, looks.second.world_size) == ("try", 3, 6)
+    assert (looks.status, looks.notes, asking.clock.now) == (STATUS, (), 0.0)
+
+
+def test_nodes_that_do_not_answer_are_waited_for(asking: type[FakeAsking]) -> None:
+    looks = look(asking, EXPECTED, Line(coming="key2"))
+    assert asking.clock.now == pytest.approx(4.0, abs=0.1)
+    _, silent, late = looks.second.nodes
+    assert (silent.host, silent.ranks, silent.silent_s) == ("h1", (2, 3), 4.0)
+    assert (late.host, late.ranks, late.silent_s) == ("h2", (4, 5), None)
+    assert looks.notes == ("node 2 (h2) answers, but could not be inspected in time",)
+
+
+def test_answers_without_findings_are_noted(asking: type[FakeAsking]) -> None:
+    nonsense = {"found": {"first": 7, "second": to_json(node(1))}}
+    looks = look(asking, EXPECTED, Line(found={"trouble": "no room"}), nonsense)
+    assert asking.clock.now == 0.0  # nobody else is to be waited for
+    assert looks.notes == (
+        "a node could not be inspected: no room",
+        "a node's answer is invalid (these facts are invalid: 7 is not a Node)",
+    )
+    looks = look(asking, Line(nodes=(), why="nobody coordinates"), {"unknown": 1})
+    assert looks.notes == ("other nodes were not asked: nobody coordinates",)
+
+
+def test_an_agent_that_does_not_answer(asking: type[FakeAsking]) -> None:
+    asking.refuses = True
+    with pytest.raises(NoAnswerError, match="it is stopped"):
+        look(asking)
+    with pytest.raises(HostError, match="it is stopped"):
+        trace_all(asking)
+
+
+def test_all_nodes_are_traced(asking: type[FakeAsking]) -> None:
+    told = [Line(found=pack_trace(trace(number))) for number in (2, 1)]
+    found = trace_all(asking, EXPECTED, *told)
+    assert found == JobTrace(run_id="try", round=3, nodes=(trace(0), trace(1), trace(2)))
+
+
+def test_nodes_that_are_not_traced_are_noted(asking: type[FakeAsking]) -> None:
+    trouble = Line(found={"trouble": "it is traced already"})
+    found = trace_all(asking, EXPECTED, Line(coming="key2"), trouble)
+    assert asking.clock.now == pytest.approx(5.0 + 4.0, abs=0.2)  # one node has not confirmed
+    assert found.notes == (
+        "a node could not be traced: it is traced already",
+        "node 1 (h1) is missing: it has not answered",
+        "node 2 (h2) is missing: it has not answered",
+    )
+    found = trace_all(asking, EXPECTED, over_at=asking.clock.now + 1.0)
+    assert found.notes[0] == "node 1 (h1) is missing: you stopped the trace before it answered"
