@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.launch.worker_group import Exit, GroupState, WorkerGroup
+from rallypoint.launch.worker_group import GroupState, WorkerExit, WorkerGroup
 
 
 def exited(group: WorkerGroup, rank: int, code: int) -> None:
-    group.exited(Exit(rank=rank, pid=1, time_s=0.0, code=code))
+    group.exited(WorkerExit(rank=rank, local_rank=rank, pid=1, time_s=0.0, code=code))
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.base.address import loopback_trouble
+from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.inspection.looker import Looker
 from rallypoint.launch.inspection.relay import Relay, Told
 from rallypoint.launch.inspection.requests import Answers, Conversations, Reply
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, signal_name
+from rallypoint.launch.worker_group import signal_name
 from rallypoint.rendezvous.job.round import Seat
 
 
@@ -109,18 +110,18 @@ class AgentAnswers(Answers):
 
     def _end_of(self, rank: int) -> dict[str, object]:
         group = self._state.group
-        end: Exit | None = group.exits.get(rank)
-        error = group.errors.get(rank)
+        end, error = group.exits.get(rank), group.errors.get(rank)
         if end is None:
-            if error is None:
-                return {}
-            told = f"{error.type}: {error.message}"[:300]
-            return {"error": told, "ended_at": error.time_s}
+            return {} if error is None else {"error": _line_of(error), "ended_at": error.time_s}
         return {
             "pid": end.pid,
             "code": end.code,
             "signal": signal_name(end.signal) if end.signal else "",
-            "by_launcher": rank in group.stopped,
-            "error": end.start_error or (f"{error.type}: {error.message}"[:300] if error else ""),
+            "by_launcher": end.by_launcher,
+            "error": end.start_error or (_line_of(end.error) if end.error else ""),
             "ended_at": end.time_s,
         }
+
+
+def _line_of(error: WorkerError) -> str:
+    return f"{error.type}: {error.message}"[:300]

@@ -42,19 +42,18 @@ def job_at_end(
         hang: the hang for which the launcher ended the job, as it was reported.
     """
     now_ns = records.seen_ns
-    failed = {failure.exit.rank: failure for failure in group.failures() if not failure.is_echo}
     workers = []
     for rank, local_rank in group.local_ranks.items():
-        end, failure = group.exits.get(rank), failed.get(rank)
+        end = group.exits.get(rank)
         where = whereabouts.get(rank, _NOT_LOOKED)
         told = None
         # A worker that was stopped, or only lost a peer, was still alive at that time.
-        if end is not None and (failure is not None or end.succeeded):
+        if end is not None and (end.succeeded or (end.failed and not end.is_echo)):
             ago_s = time.time() - end.time_s
             told = WorkerEnd(
                 code=end.code,
                 signal=signal_name(end.signal) if end.signal else "",
-                error=failure.what if failure is not None and failure.error else "",
+                error=end.what if end.failed and end.error else "",
                 ended_ns=time.monotonic_ns() - int(ago_s * 1e9),
             )
         workers.append(

@@ -18,7 +18,7 @@ from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorker
 from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import COME_S, Worker
 from rallypoint.launch.output.progress import ProgressReporter
-from rallypoint.launch.worker_group import Exit, Failure
+from rallypoint.launch.worker_group import WorkerExit
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
@@ -60,7 +60,7 @@ class InPlaceRecovery:
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
         self._is_prepared = False
-        self._lost_standbys: list[Failure] = []  # in this round
+        self._lost_standbys: list[WorkerExit] = []  # in this round
         self.began_s = 0.0  # when workers went on (time.time()); 0: all are new
 
     @property
@@ -101,10 +101,10 @@ class InPlaceRecovery:
         missing = ranks[len(places) :]  # lost while the round was being agreed
         if len(gone) < len(missing):  # or the round would wait for nobody
             why = "the process that was to be it has ended"
-            lost = Exit(rank=-1, pid=0, time_s=time.time(), start_error=why)
-            gone += [Failure(lost, None)] * (len(missing) - len(gone))
-        for rank, failure in zip(missing, gone, strict=False):
-            self._perform(self._state.worker_missed(rank, failure, now))
+            lost = WorkerExit(rank=-1, local_rank=0, pid=0, time_s=time.time(), start_error=why)
+            gone += [lost] * (len(missing) - len(gone))
+        for rank, end in zip(missing, gone, strict=False):
+            self._perform(self._state.worker_missed(rank, end, now))
 
     def forget(self) -> None:
         """Nobody goes on: all workers are new."""
@@ -170,15 +170,15 @@ class InPlaceRecovery:
         self._workers.lost_standby(worker)
         if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
             return
-        failure = Failure(worker.exit(report), worker.error)
-        self._lost_standbys.append(failure)
-        told = f"a worker on standby (pid {report.pid}) {failure.what}"
+        end = worker.exit(report)
+        self._lost_standbys.append(end)
+        told = f"a worker on standby (pid {end.pid}) {end.what}"
         if worker.report.stage is Stage.READY:  # one that came so far can be replaced
             self._progress.told(told)
             self.count_ready()
             return self._stand_by(seat)
         told += " before it came to init_process_group"
-        if failure.exit.code == 0:
+        if end.code == 0:
             told += f"; {_NO_RANK}"
         if self._fruitless < self._restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)

@@ -21,7 +21,7 @@ from rallypoint.base.control_message import (
     WorkerReport,
 )
 from rallypoint.launch.agent.entry import make_entry
-from rallypoint.launch.agent.final_reports import Reports
+from rallypoint.launch.agent.final_reports import JobResult, Reports
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error, make_room
@@ -47,10 +47,9 @@ from rallypoint.launch.job import Job, with_silence
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
-from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, GroupState, signal_name
+from rallypoint.launch.worker_group import GroupState, WorkerExit, signal_name
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
@@ -132,8 +131,6 @@ class Agent:
         self._seat: Seat | None = None
         self._workers = LocalWorkers(job, self.selector, self._read)
         self._unkillable: list[int] = []
-        self._recorded: dict[int, str] = {}  # by rank, the error files of this round's failures
-        self._error_files: dict[int, str] = {}  # where they stay, if they do
         self._oom_kills = OomKills()
         self._started = time.monotonic()
         self._reports = Reports(job, self._state, self._oom_kills, self._started)
@@ -255,7 +252,6 @@ class Agent:
             stopped_by=self._stopped_by,
             calls=self._last_calls,
             hint=self._where_logs_are,
-            recorded=self._recorded,
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
         if lines and self._workers.evidence is not None and self._seat is not None:
@@ -275,8 +271,6 @@ class Agent:
             status=self._state.status,
             ranks=range(0) if self._seat is None else _ranks_of(self._seat),
             failures=tuple(self._state.group.failures()),
-            error_files=self._error_files,
-            recorded=self._recorded,
         )
 
     def _where_logs_are(self, local_rank: int | None) -> str:
@@ -364,7 +358,6 @@ class Agent:
 
     def _start_round(self, start: Start) -> None:
         if self._state.phase is Phase.KEEPING:
-            self._recorded.clear()
             self._seat = start.seat
             self._recovery.begin(start)
             return self._rounds.settle()  # workers that go on are about to need the store
@@ -378,8 +371,6 @@ class Agent:
         calls = self._last_calls()
         self._let_workers_go()
         self._recovery.forget()
-        self._recorded.clear()
-        self._error_files.clear()
         self._seat = seat
         self._progress.network_chosen(self._rounds.network)  # if it was not known before
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
@@ -487,28 +478,27 @@ class Agent:
             # It raised before the round began in which it ends.
             self._perform(self._state.worker_reported(worker.rank, worker.error, now))
         if not end.succeeded:
-            self._read_error_file(worker, end)
+            end = end.__replace__(recorded=self._read_error_file(worker, end))
         error = self._state.group.errors.get(worker.rank)
         if error is not None and error.time_s < self._recovery.began_s:
             self._state.worker_was_lost(worker.rank)
         if error is not None and self._job.logs.are_kept:
             worker.keep_error(error)
-            self._error_files[worker.rank] = worker.error_file
-        self._progress.worker_ended(end, self._state.group.failure_text(end))
+            end = end.__replace__(error_file=worker.error_file)
+        end = self._state.group.completed(end)
+        self._progress.worker_ended(end)
         self._perform(self._state.worker_exited(end, now))
 
-    def _read_error_file(self, worker: Worker, end: Exit) -> None:
+    def _read_error_file(self, worker: Worker, end: WorkerExit) -> str | None:
         """For workers that do not report over the control socket, and for our own caller."""
         text = worker.recorded()
-        if text is None:
-            return
-        self._recorded[worker.rank] = text
-        if worker.rank not in self._state.group.errors:
+        if text is not None and worker.rank not in self._state.group.errors:
             from rallypoint.launch.output.failure_report import read_error_file
 
             error = read_error_file(text, time_s=end.time_s)
             if error is not None:
                 self._perform(self._state.worker_reported(worker.rank, error, time.monotonic()))
+        return text
 
     def _read(self, worker: Worker) -> None:
         messages, is_open = worker.control.receive()

@@ -22,7 +22,7 @@ from enum import Enum
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.record import Record
-from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
+from rallypoint.launch.worker_group import GroupState, WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
     Ending,
@@ -249,18 +249,18 @@ class NodeState:
             self._hold(now + FOLD_GRACE_S)
         return NOTHING
 
-    def worker_exited(self, end: Exit, now: float) -> Decision:
+    def worker_exited(self, end: WorkerExit, now: float) -> Decision:
         """A worker has ended, or could not be started."""
         if end.rank not in self.group.running:
             return NOTHING
         if end.code == 0 and end.rank in self.elastic - self.group.stopped:
             end = end.__replace__(is_early=True)
-        self.group.exited(end)
+        end = self.group.exited(end)
         if not end.succeeded:
             self._breaks(now)
         match self.phase:
             case Phase.RUNNING | Phase.HOLDING if not end.succeeded:
-                return self._failed(self.group.failure_of(end), now)
+                return self._failed(end, now)
             case Phase.RUNNING | Phase.HOLDING | Phase.STOPPING if not self.group.running:
                 return self._end("all workers have ended", now)
             case Phase.KEEPING if end.rank in self.elastic:
@@ -271,13 +271,10 @@ class NodeState:
         """What ends this worker is older than the round, which is not to be charged for it."""
         self._missed.add(rank)
 
-    def worker_missed(self, rank: int, failure: Failure, now: float) -> Decision:
+    def worker_missed(self, rank: int, end: WorkerExit, now: float) -> Decision:
         """A worker that was to go on in this round, as that rank, had ended before it began."""
         self.worker_was_lost(rank)
-        if failure.error is not None:
-            self.group.reported(rank, failure.error)
-        end = failure.exit.__replace__(rank=rank, is_early=failure.exit.code == 0)
-        return self.worker_exited(end, now)
+        return self.worker_exited(end.__replace__(rank=rank, is_early=end.code == 0), now)
 
     def stop_requested(
         self, signal: int, text: str, now: float, *, leaves: bool = False
@@ -438,21 +435,21 @@ class NodeState:
         failures = tuple(self._cause(failure) for failure in self.group.failures())
         return (self._hang_cause, *failures) if self._hang_cause is not None else failures
 
-    def _cause(self, failure: Failure) -> RankFailure:
+    def _cause(self, failure: WorkerExit) -> RankFailure:
         return RankFailure(
-            rank=failure.exit.rank,
+            rank=failure.rank,
             node_rank=self.node_rank,
             text=failure.text,
             is_echo=failure.is_echo,
             is_startup=failure.is_startup,
-            is_charged=failure.exit.rank in self._missed,
-            is_newcomer=failure.exit.rank in self._newcomers,
+            is_charged=failure.rank in self._missed,
+            is_newcomer=failure.rank in self._newcomers,
         )
 
     # Moves.
 
-    def _failed(self, failure: Failure, now: float) -> Decision:
-        rank = failure.exit.rank
+    def _failed(self, failure: WorkerExit, now: float) -> Decision:
+        rank = failure.rank
         if not self.group.running:
             return self._end(f"rank {rank} failed and no other worker is running here", now)
         if self.survivors and (failure.error is None or failure.is_echo):
@@ -485,12 +482,9 @@ class NodeState:
         return self.group.running & self.elastic
 
     @property
-    def lost_while_kept(self) -> list[Failure]:
+    def lost_while_kept(self) -> list[WorkerExit]:
         """Workers that the coordinator expects in the next round, and that have ended since."""
-        return [
-            self.group.failure_of(self.group.exits[rank])
-            for rank in sorted(self._kept & self.group.exits.keys())
-        ]
+        return [self.group.exits[rank] for rank in sorted(self._kept & self.group.exits.keys())]
 
     def _end_at_fault(self, at_fault: Iterable[int], because: str, *, otherwise: str) -> Decision:
         """Without these ranks the others can go on; none: all do in a new round, `otherwise`."""

@@ -58,7 +58,7 @@ class Recovery:
     def times(self, now: float) -> dict[str, float | None]:
         """How long each part has taken, if all have the state now; null: nobody was lost here."""
         formed = now if self._formed is None else self._formed
-        lost = [failure.time_s - self._clock_s for failure in self._failures]
+        lost = [failure.noticed_s - self._clock_s for failure in self._failures]
         return {
             "detect_s": round(max(0.0, self._known - min(lost)), 4) if lost else None,
             "agree_s": round(self._began - self._known, 4),
@@ -84,14 +84,14 @@ class Recovery:
         event: dict[str, object] = {
             "ranks": here,
             "world_size": size,
-            "lost_pids": [failure.exit.pid for failure in self._failures],
+            "lost_pids": [failure.pid for failure in self._failures],
             "because": self._start.because,
             **self.times(now),
         }
         if not self._failures and not self._is_urgent:
             return f"{self._start.because}: the job goes on with {size} ranks", event
         lost = [
-            f"rank {failure.exit.rank} (pid {failure.exit.pid}) {failure.what}"
+            f"rank {failure.rank} (pid {failure.pid}) {failure.what}"
             for failure in self._failures[:_MOST_LOST]
         ]
         more = len(self._failures) - len(lost)

@@ -10,13 +10,12 @@ from rallypoint.base.control_message import Place, WorkerError, WorkerReport
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
 from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.control import ControlChannel
-from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind, start_error
+from rallypoint.launch.agent.guardian import Guardian, GuardianReport
 from rallypoint.launch.job import Job, place_environ, worker_environ
 from rallypoint.launch.output.streams import Streams
-from rallypoint.launch.worker_group import Exit
+from rallypoint.launch.worker_group import WorkerExit
 from rallypoint.rendezvous.job.round import Placement, Seat
 
-_CLD_EXITED, _CLD_DUMPED = 1, 3
 _MAX_ERROR_FILE_BYTES = 1 << 20
 COME_S = 60.0
 
@@ -29,7 +28,7 @@ class Worker:
         number: by which the guardian knows it.
         record_slot: where its flight record is.
         report: how far it is.
-        error: what a worker on standby reports that is ending it.
+        error: what it reports that is ending it.
         is_stopped: a signal has stopped it, which was not the guardian's.
         answer_by: when it is to have answered that it knows its place, or, if it is stopped, to
             have formed the round's group; None: nobody waits for that.
@@ -91,24 +90,12 @@ class Worker:
         environ = place_environ(self._job, place=place, seat=seat)
         self.control.send(Place(seat.number, environ, is_urgent))
 
-    def exit(self, report: GuardianReport) -> Exit:
-        """The guardian's report of this worker's end, in the coordinator's form."""
-        ended_by_itself = report.code == _CLD_EXITED
-        if report.kind is ReportKind.SPAWN_FAILED:
-            return Exit(
-                rank=self.rank,
-                pid=report.pid,
-                time_s=report.time_s,
-                start_error=start_error(report, self._job.command[0]),
-            )
-        return Exit(
-            rank=self.rank,
-            pid=report.pid,
-            time_s=report.time_s,
-            code=report.status if ended_by_itself else None,
-            signal=None if ended_by_itself else report.status,
-            core_dumped=report.code == _CLD_DUMPED,
+    def exit(self, report: GuardianReport) -> WorkerExit:
+        """The end of this worker, which the guardian reports."""
+        end = report.end_of(
+            rank=self.rank, local_rank=self.local_rank, program=self._job.command[0]
         )
+        return end.__replace__(error=self.error)
 
     @property
     def error_file(self) -> str:

@@ -132,7 +132,7 @@ class LocalElasticAgent:
         )
         if not result.status:
             return RunResult(WorkerState.SUCCEEDED, values)
-        failures = process_failures(result)
+        failures = process_failures(result.failures)
         if failures and result.status < 128:
             return RunResult(WorkerState.FAILED, failures=failures)
         raise WorkersFailedError(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
+from rallypoint.launch.agent.final_reports import JobResult
 from rallypoint.launch.agent.loop import perform
 from rallypoint.launch.agent.signals import read_signals
 from rallypoint.launch.api.call import read_result, write_call
@@ -24,7 +25,6 @@ from rallypoint.launch.api.launch_config import (
 )
 from rallypoint.launch.child_failure import ChildFailedError, process_failures
 from rallypoint.launch.job import Job
-from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds.source import RoundSource
 
 Entrypoint = Callable[..., Any] | str
@@ -93,7 +93,7 @@ def raise_if_failed(result: JobResult, name: str) -> None:
     """
     if not result.status:
         return
-    failures = process_failures(result)
+    failures = process_failures(result.failures)
     # A launch that was stopped by a signal did not fail, whatever its workers made of it.
     if failures and result.status < 128:
         raise ChildFailedError(name, failures, result.status)

@@ -23,7 +23,7 @@ from rallypoint.launch.agent.node import (
     Tell,
 )
 from rallypoint.launch.job import Job
-from rallypoint.launch.worker_group import Exit
+from rallypoint.launch.worker_group import WorkerExit
 from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Ending,
@@ -43,8 +43,12 @@ def node(ranks: int = 3, *, elastic: tuple[int, ...] = (0, 1, 2)) -> NodeState:
     return state
 
 
-def killed(rank: int) -> Exit:
-    return Exit(rank=rank, pid=100 + rank, time_s=1.0, signal=9)
+def ended(rank: int, at: float = 1.0, **how: int) -> WorkerExit:
+    return WorkerExit(rank=rank, local_rank=rank, pid=100 + rank, time_s=at, **how)  # type: ignore[arg-type]
+
+
+def killed(rank: int) -> WorkerExit:
+    return ended(rank, signal=9)
 
 
 def kept(ready: int = 0, **how: tuple[int, ...]) -> NodeState:
@@ -80,7 +84,7 @@ def test_who_has_not_said_so_is_killed() -> None:
     assert decision.actions[0] == SignalWorkers((2,), 9)
     assert isinstance(decision.actions[1], Tell)
     state.worker_exited(killed(2), 1.1)
-    assert [failure.exit.rank for failure in state.group.failures()] == [1], "2 is our doing"
+    assert [failure.rank for failure in state.group.failures()] == [1], "2 is our doing"
 
 
 @pytest.mark.parametrize("elastic", [(), (1,)])
@@ -119,7 +123,7 @@ def test_a_round_that_begins_while_all_is_stopped_ends_with_it() -> None:
     state.stop_requested(15, "SIGTERM stopped node 0", 2.0)
     assert state.started(5, range(2)).actions == ()
     for rank in (0, 2):
-        state.worker_exited(Exit(rank=rank, pid=100, time_s=3.0, signal=15), 3.0)
+        state.worker_exited(ended(rank, 3.0, signal=15), 3.0)
     (told,) = state.everything_ended(()).actions
     assert isinstance(told, Tell)
     assert told.report.is_over
@@ -230,7 +234,7 @@ def raised(rank: int) -> WorkerError:
 
 def fails(state: NodeState, rank: int, now: float) -> Decision:
     state.worker_reported(rank, raised(rank), now)
-    return state.worker_exited(Exit(rank=rank, pid=100 + rank, time_s=now, code=1), now)
+    return state.worker_exited(ended(rank, now, code=1), now)
 
 
 def test_an_exception_may_come_from_all_ranks() -> None:
@@ -276,23 +280,35 @@ def test_how_a_worker_ended_before_the_next_round_is_kept() -> None:
     assert (cause.is_charged, cause.is_startup) == (True, False)
 
 
+def test_that_the_launcher_killed_it_is_kept_too() -> None:
+    state = kept()
+    state.group.killing(2, "it did not answer")
+    state.worker_exited(killed(2), 1.2)
+    (lost,) = state.lost_while_kept
+    state.started(5, range(6, 8), local_ranks={6: 0, 7: 2}, elastic=(6,))
+    state.worker_missed(7, lost, 1.3)
+    (failure,) = state.group.failures()
+    assert failure.text == "rank 7 was killed by the launcher, as it did not answer"
+    assert (failure.local_rank, failure.pid) == (2, 102)
+
+
 @pytest.mark.parametrize("phase", ["running", "kept"])
 def test_who_leaves_a_training_in_which_others_go_on_is_missed(phase: str) -> None:
     state = node() if phase == "running" else kept()
-    end = Exit(rank=2, pid=102, time_s=1.0, code=0)
+    end = ended(2, code=0)
     decision = state.worker_exited(end, 1.0)
     if phase == "running":
         (told,) = decision.actions
         assert isinstance(told, Tell)
         assert "rank 2 exited with code 0 before the training was over" in str(told.report)
     else:
-        assert [lost.exit.is_early for lost in state.lost_while_kept] == [True]
+        assert [lost.is_early for lost in state.lost_while_kept] == [True]
 
 
 def test_who_is_asked_to_end_leaves_nothing_early() -> None:
     state = node()
     state.stop_requested(15, "SIGTERM", 1.0)
-    assert not [state.worker_exited(Exit(rank=0, pid=1, time_s=1.1, code=0), 1.1).actions][0]
+    assert not state.worker_exited(ended(0, 1.1, code=0), 1.1).actions
     assert not state.group.failures()
 
 
