@@ -37,7 +37,7 @@ FIELDS = {
     "event went_on": "launch/agent/recovery.py Recovery",
     "event summary": "launch/agent/recovery.py Recoveries.summary",
     "event operations": "launch/output/flight_report.py FlightRecords.events",
-    "event hang": "launch/agent/hangs.py Hang.event",
+    "event hang": "launch/agent/complaints.py Hang.event",
 }
 
 

@@ -513,12 +513,8 @@ class Agent:
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
                 self._stuck_ranks.raised(worker.rank, now)
-            elif isinstance(message, LongWait):
-                self._stuck_ranks.waits_long(worker.rank, message)
-            elif isinstance(message, CallTimedOut):
-                self._stuck_ranks.timed_out(worker.rank, message)
-            elif isinstance(message, LostContact):
-                self._stuck_ranks.lost_contact(worker.rank, message)
+            elif isinstance(message, LongWait | CallTimedOut | LostContact):
+                self._stuck_ranks.complains(worker.rank, message)
             elif isinstance(message, WorkerReport):
                 self._recovery.heard(worker, message)
 
