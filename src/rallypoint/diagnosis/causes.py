@@ -14,7 +14,7 @@ from rallypoint.diagnosis.sight import Condition, Rank
 
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
 _LOADER_ENDED = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedly")
-_DISK_FULL = re.compile(r"No space left on device: .* is full")  # base/error_details.py
+_DISK_FULL = re.compile(r"No space left on device: .* is full")  # base/fatal_error.py
 _OF_OURS = re.compile(r"raised rallypoint\.base\.errors\.(?=\w+Error: )")
 _OF_LIBRARY = re.compile(r"^rallypoint\.base\.errors\.")
 _SIGNALS = {

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from functools import partial
 
-from rallypoint.base.control_message import Place, WorkerError, WorkerReport
+from rallypoint.base.control_message import (
+    MAX_MESSAGE_BYTES,
+    Known,
+    Message,
+    Place,
+    UnknownMessage,
+    WorkerError,
+    WorkerReport,
+    decode,
+    encode,
+)
+from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
 from rallypoint.base.worker_stage import Stage
-from rallypoint.launch.agent.control import ControlChannel
 from rallypoint.launch.agent.guardian import Guardian, GuardianReport
 from rallypoint.launch.job import Job, place_environ, worker_environ
 from rallypoint.launch.output.streams import Streams
@@ -135,3 +146,65 @@ def _keep(path: str, error: WorkerError) -> None:
     from rallypoint.base.fatal_error import write_report
 
     write_report(path, error)
+
+
+_MAX_PER_READ = 16  # one worker must not keep the agent from the others
+
+
+class ControlChannel:
+    """A socket whose other end a worker inherits.
+
+    It never blocks and never raises for what a worker sends: unreadable messages are dropped,
+    because a broken worker must not break the agent.
+    """
+
+    def __init__(self) -> None:
+        self._socket, self._worker_end = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        )
+        self._worker_end.setblocking(True)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._socket.fileno()
+
+    @property
+    def worker_fileno(self) -> int:
+        """The descriptor for the worker, until `started`."""
+        return self._worker_end.fileno()
+
+    def started(self) -> None:
+        """The worker has its end; close ours of it, so that its death shows as an end of file."""
+        self._worker_end.close()
+
+    def receive(self) -> tuple[list[Message], bool]:
+        """The messages received, and whether more may come."""
+        messages: list[Message] = []
+        for _ in range(_MAX_PER_READ):
+            try:
+                packet = self._socket.recv(MAX_MESSAGE_BYTES + 1)
+            except BlockingIOError:
+                return messages, True
+            except OSError:
+                return messages, False
+            if not packet:
+                return messages, False
+            try:
+                message = decode(packet)
+            except ControlMessageError:
+                continue
+            if not isinstance(message, UnknownMessage):
+                messages.append(message)
+        return messages, True
+
+    def send(self, message: Known) -> None:
+        """Send one message; a worker that has ended, or takes none, shows it in other ways."""
+        try:
+            self._socket.send(encode(message))
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close the agent's end."""
+        self._socket.close()
+        self._worker_end.close()

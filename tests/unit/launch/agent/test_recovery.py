@@ -10,10 +10,9 @@ import pytest
 
 from rallypoint.base.control_message import WorkerReport
 from rallypoint.base.worker_stage import Stage
-from rallypoint.launch.agent import recovery as recovery_module
-from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
+from rallypoint.launch.agent import in_place_recovery as recovery_module
+from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery, Recoveries, Recovery
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import COME_S
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rallypoint.base.error_details import completed
+from rallypoint.base.fatal_error import completed
 
 WRITER = (
     "[enforce fail at x.cc:1] . PytorchStreamWriter failed writing file data/0: file write failed"
@@ -88,5 +88,5 @@ def test_not_all_paths_of_a_large_frame_are_looked_at(
     full: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr("rallypoint.base.error_details._MOST_PATHS", 0)
+    monkeypatch.setattr("rallypoint.base.fatal_error._MOST_PATHS", 0)
     assert str(full) not in told(error, path=str(full / "a"))
