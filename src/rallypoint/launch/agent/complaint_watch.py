@@ -24,11 +24,10 @@ from rallypoint.launch.agent.complaints import (
     LostContacts,
     TimedOutCalls,
 )
-from rallypoint.launch.agent.node import NodeState
+from rallypoint.launch.agent.node import NodeDecision, NodeState
 from rallypoint.launch.inspection.child import Child
 from rallypoint.launch.inspection.relay import ContactLost, LongWaits, TimedOut
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.rendezvous.job.decision import Decision
 
 _BETWEEN_STOPPED_S = 0.03  # the two looks: that it does not move, its agent has seen
 _CALM = 0.5  # of the time until a wait is long: it is not looked at more often
@@ -54,7 +53,7 @@ class ComplaintWatch:
         *,
         after_s: float,
         world_size: Callable[[], int],
-        perform: Callable[[Decision], None],
+        perform: Callable[[NodeDecision], None],
         hangs: Callable[[Hang], None],
         goes_on: Callable[[int, float, bool], None],
     ) -> None:

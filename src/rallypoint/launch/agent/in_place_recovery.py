@@ -15,11 +15,10 @@ from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.worker_stage import Stage
 from rallypoint.launch.agent.guardian import GuardianReport
 from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
-from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
+from rallypoint.launch.agent.node import SIGKILL, NodeDecision, NodeState, Phase, SignalWorkers
 from rallypoint.launch.agent.worker import COME_S, Worker
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
-from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Seat
 
@@ -48,7 +47,7 @@ class InPlaceRecovery:
         *,
         keeps: bool,
         restarts: int,
-        perform: Callable[[Decision], None],
+        perform: Callable[[NodeDecision], None],
         stand_by: Callable[[Seat], None],
     ) -> None:
         self._keeps, self._restarts, self._fruitless = keeps, restarts, 0
@@ -211,7 +210,7 @@ class InPlaceRecovery:
                 told = "is stopped, and the others cannot go on to their next round without it"
             self._state.group.killing(worker.rank, because)
             self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {told}; killing it")
-            self._perform(Decision((SignalWorkers((worker.rank,), SIGKILL),), ""))
+            self._perform(NodeDecision((SignalWorkers((worker.rank,), SIGKILL),)))
 
 
 _MOST_LOST = 4  # in a line

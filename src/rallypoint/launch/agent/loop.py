@@ -30,6 +30,7 @@ from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
     KeepWorkers,
+    NodeDecision,
     NodeState,
     PauseEverything,
     Phase,
@@ -50,7 +51,7 @@ from rallypoint.launch.output.streams import Output
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import GroupState, WorkerExit, signal_name
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.decision import assert_never
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
 
@@ -520,7 +521,7 @@ class Agent:
 
     # Actions.
 
-    def _perform(self, decision: Decision) -> None:
+    def _perform(self, decision: NodeDecision) -> None:
         if decision.reason:
             self._progress.decided(self._state.phase.value, decision.reason)
         for action in decision.actions:
@@ -543,6 +544,8 @@ class Agent:
                     self._rounds.tell(report)
                 case Notice(text):
                     self._progress.told(text)
+                case _:
+                    assert_never(action)
 
     def _signal(self, action: SignalWorkers) -> None:
         if self._step_signals is None:

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
-from rallypoint.launch.agent.node import EndElsewhere, NodeState
+from rallypoint.launch.agent.node import EndElsewhere, NodeDecision, NodeState
 from rallypoint.launch.job import Job, OnHang
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.rendezvous.job.decision import Decision
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class StuckRanks:
         state: NodeState,
         progress: ProgressReporter,
         *,
-        perform: Callable[[Decision], None],
+        perform: Callable[[NodeDecision], None],
         look: Callable[[], None],
         world_size: Callable[[], int],
     ) -> None:

@@ -25,7 +25,7 @@ from rallypoint.launch.rounds.network_place import NetworkPlace, listening_place
 from rallypoint.launch.rounds.store_host import StoreHost, listen
 from rallypoint.rendezvous.allowed_addresses import ANY, addresses_of_members
 from rallypoint.rendezvous.consensus.admission import why_not
-from rallypoint.rendezvous.consensus.messages import Message, Over, Setup
+from rallypoint.rendezvous.consensus.messages import Action, Message, Over, Setup
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.peer_register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
@@ -292,7 +292,7 @@ class ElasticRounds(LinkedRounds):
         for answer in [] if self._keeper is None else self._keeper.take():
             self._happened(partial(self._answered, answer))
 
-    def _answered(self, answer: Message | str, now: float) -> Decision:
+    def _answered(self, answer: Message | str, now: float) -> Decision[Action]:
         if isinstance(answer, str):
             self.news = answer
             places = self._setup.endpoints

@@ -15,6 +15,7 @@ from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
     KeepWorkers,
+    NodeDecision,
     NodeState,
     PauseEverything,
     Phase,
@@ -24,7 +25,6 @@ from rallypoint.launch.agent.node import (
 )
 from rallypoint.launch.job import Job
 from rallypoint.launch.worker_group import WorkerExit
-from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
     Ending,
     Finish,
@@ -232,7 +232,7 @@ def raised(rank: int) -> WorkerError:
     return WorkerError(type="ValueError", message="loss is nan", traceback="", time_s=1.0)
 
 
-def fails(state: NodeState, rank: int, now: float) -> Decision:
+def fails(state: NodeState, rank: int, now: float) -> NodeDecision:
     state.worker_reported(rank, raised(rank), now)
     return state.worker_exited(ended(rank, now, code=1), now)
 
@@ -352,7 +352,7 @@ def test_the_order_to_end_a_rank() -> None:
     ],
 )
 def test_ranks_at_fault_are_killed(
-    decide: Callable[[NodeState, list[int]], Decision], why: str
+    decide: Callable[[NodeState, list[int]], NodeDecision], why: str
 ) -> None:
     notice, signal, elsewhere = decide(node(), [2, 5]).actions
     assert notice == Notice(f"killing rank 2, as {why}; the others go on")

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.agent.node import (
     EndEverything,
+    NodeDecision,
     NodeState,
     Phase,
     SignalWorkers,
     Tell,
 )
 from rallypoint.launch.worker_group import WorkerExit
-from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Stop
 from rallypoint.rendezvous.job.round import Member
@@ -312,7 +312,7 @@ class Alone:
             self.shown.append(f"finish {self.node.status}")
         return "; ".join(self.shown) or "nothing"
 
-    def perform(self, decision: Decision) -> None:
+    def perform(self, decision: NodeDecision) -> None:
         for action in decision.actions:
             match action:
                 case SignalWorkers(ranks, signal):
@@ -324,7 +324,7 @@ class Alone:
                 case Tell(report):
                     self.answer(self.job.reported("0", report, self._now))
 
-    def answer(self, decision: Decision) -> None:
+    def answer(self, decision: JobDecision) -> None:
         for action in decision.actions:
             match action:
                 case OpenRound(number=number):
@@ -358,7 +358,7 @@ def ended(rank: str, now: float, **how: Any) -> WorkerExit:
     return WorkerExit(rank=int(rank), local_rank=int(rank), pid=1, time_s=now, **how)
 
 
-def happen(node: NodeState, event: str) -> Decision:  # noqa: PLR0911
+def happen(node: NodeState, event: str) -> NodeDecision:  # noqa: PLR0911
     time, *words = event.split()
     now = float(time)
     match words:
