@@ -14,24 +14,21 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.base.address import loopback_trouble
 from rallypoint.base.control_message import WorkerError
+from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import NodeState
+from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.inspection.looker import Looker
 from rallypoint.launch.inspection.relay import Relay, Told
 from rallypoint.launch.inspection.requests import Answers, Conversations, Reply
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import signal_name
-from rallypoint.rendezvous.job.round import Seat
 
 
 class AgentAnswers(Answers):
     """Answers for one agent.
 
     Args:
-        seat: its seat in the latest round.
-        pids: the workers' process numbers, by rank; 0: not started yet.
-        records: the descriptors of the workers' records.
-        oom_kills: the number of out-of-memory kills since the job began, if known.
         stop: ends the job.
         told: called with what another agent says of workers.
     """
@@ -41,13 +38,11 @@ class AgentAnswers(Answers):
         job: Job,
         state: NodeState,
         rounds: RoundSource,
+        workers: LocalWorkers,
+        oom_kills: OomKills,
         selector: selectors.BaseSelector,
         *,
         began: float,
-        seat: Callable[[], Seat | None],
-        pids: Callable[[], dict[int, int]],
-        records: Callable[[], Sequence[int]],
-        oom_kills: Callable[[], int | None],
         stop: Callable[[str], None],
         told: Callable[[Told], None],
     ) -> None:
@@ -57,8 +52,7 @@ class AgentAnswers(Answers):
         self.relay = Relay(rounds, self._look, told)
         self._job, self._state, self._rounds = job, state, rounds
         self._began = began
-        self._seat, self._pids, self._records = seat, pids, records
-        self._oom_kills = oom_kills
+        self._workers, self._oom_kills = workers, oom_kills
         self._stop = stop
 
     def close(self) -> None:
@@ -68,7 +62,7 @@ class AgentAnswers(Answers):
         self.conversations.close()
 
     def status(self) -> dict[str, object]:
-        state, seat, pids = self._state, self._seat(), self._pids()
+        state, seat, pids = self._state, self._workers.seat, self._workers.pids
         return {
             "run_id": self._job.run_id,
             "host": self._job.host,
@@ -77,9 +71,9 @@ class AgentAnswers(Answers):
             "phase": "paused" if state.is_paused else state.phase.value,
             "round": state.round,
             "nodes": seat.nodes if seat is not None else 0,
-            "world_size": seat.world_size if seat is not None else 0,
+            "world_size": self._workers.world_size,
             "uptime_s": time.monotonic() - self._began,
-            "oom_kills": self._oom_kills(),
+            "oom_kills": self._oom_kills.new,
             "loopback_trouble": loopback_trouble("127.0.0.1"),
             "news": self._rounds.news,
             "ranks": [
@@ -94,7 +88,8 @@ class AgentAnswers(Answers):
         }
 
     def records(self) -> Sequence[int]:
-        return self._records()
+        evidence = self._workers.evidence
+        return [] if evidence is None else evidence.records.descriptors
 
     def stop(self, why: str) -> None:
         self._stop(why)

@@ -24,6 +24,7 @@ from rallypoint.launch.agent.complaints import (
     LostContacts,
     TimedOutCalls,
 )
+from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import NodeDecision, NodeState
 from rallypoint.launch.inspection.child import Child
 from rallypoint.launch.inspection.relay import ContactLost, LongWaits, TimedOut
@@ -38,7 +39,6 @@ class ComplaintWatch:
 
     Args:
         after_s: shorter waits are ignored.
-        world_size: the number of ranks of the present round.
         perform: performs the decisions of `state` about the ranks at fault.
         hangs: called once when a hang has been found.
         goes_on: called when that hang is over with a rank, for how long it waited, and whether it
@@ -50,15 +50,15 @@ class ComplaintWatch:
         selector: selectors.BaseSelector,
         rounds: RoundSource,
         state: NodeState,
+        workers: LocalWorkers,
         *,
         after_s: float,
-        world_size: Callable[[], int],
         perform: Callable[[NodeDecision], None],
         hangs: Callable[[Hang], None],
         goes_on: Callable[[int, float, bool], None],
     ) -> None:
         self._selector, self._rounds, self._state = selector, rounds, state
-        self._after_s, self._world_size = after_s, world_size
+        self._workers, self._after_s = workers, after_s
         self._perform, self._tell_hang, self._tell_end = perform, hangs, goes_on
         self._child: Child | None = None
         self._calm_s = 0.0
@@ -67,7 +67,7 @@ class ComplaintWatch:
     def _begin(self) -> None:
         """Nothing has been complained of in this round."""
         self._round, self._calm_until = self._state.round, 0.0
-        size = self._world_size()
+        size = self._workers.world_size
         self._hangs = Hangs(self._after_s)
         self._calls, self._contacts = TimedOutCalls(size), LostContacts(size)
 
@@ -138,7 +138,7 @@ class ComplaintWatch:
 
     def _nodes(self) -> dict[int, int]:
         """By rank, the number of its node."""
-        roster, size = self._rounds.roster(), self._world_size()
+        roster, size = self._rounds.roster(), self._workers.world_size
         members = () if roster is None else sorted(roster.members, key=lambda each: each.node_rank)
         nodes = [each.node_rank for each in members for _ in range(each.size)]
         return dict(enumerate(nodes if len(nodes) == size else range(size)))

@@ -20,7 +20,6 @@ from rallypoint.launch.agent.worker import COME_S, Worker
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
-from rallypoint.rendezvous.job.round import Seat
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
 # A start takes the cores from those who go on; it begins once they have, and after so long anyway.
@@ -36,7 +35,7 @@ class InPlaceRecovery:
         restarts: so many workers in a row may end on standby before they are ready, and others are
             started for them.
         perform: performs the decisions of `state`.
-        stand_by: starts what is missing on standby in that round.
+        stand_by: starts what is missing on standby.
     """
 
     def __init__(
@@ -48,12 +47,11 @@ class InPlaceRecovery:
         keeps: bool,
         restarts: int,
         perform: Callable[[NodeDecision], None],
-        stand_by: Callable[[Seat], None],
+        stand_by: Callable[[], None],
     ) -> None:
         self._keeps, self._restarts, self._fruitless = keeps, restarts, 0
         self._stand_by_at: float | None = None
         self._lets_go_on = False  # nobody is put on standby before the workers have gone on
-        self._seat: Seat | None = None  # of the round, for those who are put on standby later
         self._state, self._workers, self._progress = state, workers, progress
         self._perform, self._stand_by = perform, stand_by
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
@@ -76,7 +74,7 @@ class InPlaceRecovery:
         kept = [self._workers.by_rank[rank] for rank in sorted(self._state.survivors)]
         gone = [*self._state.lost_while_kept, *reversed(self._lost_standbys)]
         self._lost_standbys.clear()
-        self._seat, self.began_s = seat, time.time()
+        self.began_s = time.time()
         places = self._workers.places_for(seat, kept)
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
         local_ranks = {place.rank: place.local_rank for place, _ in places}
@@ -164,7 +162,7 @@ class InPlaceRecovery:
         """Tell the coordinator, if there is a place for one of them."""
         self._perform(self._state.workers_ready(len(self._workers.ready)))
 
-    def lost_standby(self, worker: Worker, report: GuardianReport, seat: Seat) -> None:
+    def lost_standby(self, worker: Worker, report: GuardianReport) -> None:
         """A worker on standby has ended."""
         self._workers.lost_standby(worker)
         if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
@@ -175,15 +173,14 @@ class InPlaceRecovery:
         if worker.report.stage is Stage.READY:  # one that came so far can be replaced
             self._progress.told(told)
             self.count_ready()
-            return self._stand_by(seat)
+            return self._stand_by()
         told += " before it came to init_process_group"
         if end.code == 0:
             told += f"; {_NO_RANK}"
         if self._fruitless < self._restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
             self._fruitless += 1
-            self._seat, self._stand_by_at = seat, time.monotonic() + pause_s
-            self._lets_go_on = False
+            self._stand_by_at, self._lets_go_on = time.monotonic() + pause_s, False
             told += f"; another one is started in {brief(pause_s)}"
         return self._progress.told(told)
 
@@ -193,8 +190,8 @@ class InPlaceRecovery:
         """
         if self._stand_by_at is not None and now >= self._stand_by_at:
             self._stand_by_at, self._lets_go_on = None, False
-            if self._seat is not None and self._state.phase in (Phase.RUNNING, Phase.KEEPING):
-                self._stand_by(self._seat)
+            if self._state.phase in (Phase.RUNNING, Phase.KEEPING):
+                self._stand_by()
         for worker in self._workers.standbys:
             if worker.come_by is not None and now >= worker.come_by:
                 worker.come_by = None

@@ -31,6 +31,7 @@ class LocalWorkers:
     Attributes:
         by_rank: those of the round.
         standbys: those without a rank.
+        seat: this node's part in the round; None before the first.
         evidence: what is remembered of the round; None before the first.
         wake_at: when to look for workers that have not answered.
     """
@@ -40,11 +41,17 @@ class LocalWorkers:
     ) -> None:
         self.by_rank: dict[int, Worker] = {}
         self.standbys: list[Worker] = []
+        self.seat: Seat | None = None
         self.evidence: RoundEvidence | None = None
         self.wake_at: float | None = None
         self._job, self._selector, self._read = job, selector, read
         self._by_number: dict[int, Worker] = {}
         self._next_number = 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the round, on all nodes."""
+        return 0 if self.seat is None else self.seat.world_size
 
     @property
     def pids(self) -> dict[int, int]:
@@ -78,6 +85,7 @@ class LocalWorkers:
         Raises:
             GuardianLostError: the guardian has died.
         """
+        self.seat = seat
         output.start_round(seat.number)
         self.evidence = RoundEvidence(seat.local_world_size + self._job.spares)
         for place in seat.placements:
@@ -117,6 +125,7 @@ class LocalWorkers:
         now: float,
     ) -> None:
         """Tell these workers their places; let go those that have ended."""
+        self.seat = seat
         seated = [worker for _, worker in places]
         before = list(self.by_rank.values())
         self.by_rank = {place.rank: worker for place, worker in places}
@@ -132,13 +141,15 @@ class LocalWorkers:
         if self.evidence is not None:
             self.evidence = self.evidence.renewed()
 
-    def stand_by(self, guardian: Guardian, output: Output, seat: Seat) -> None:
+    def stand_by(self, guardian: Guardian, output: Output) -> None:
         """Start workers on standby until there is one for each empty place, and the spares.
 
         Raises:
             GuardianLostError: the guardian has died.
         """
-        assert self.evidence is not None
+        seat, evidence = self.seat, self.evidence
+        assert seat is not None
+        assert evidence is not None
         size, spares = self._job.local_world_size, self._job.spares
         taken = {worker.local_rank for worker in (*self.by_rank.values(), *self.standbys)}
         wanted = self.empty + spares - len(self.standbys)
@@ -147,8 +158,8 @@ class LocalWorkers:
         for local_rank in free:
             worker = self._new(Placement(rank=-1, local_rank=local_rank, role_rank=-1), output)
             self.standbys.append(worker)
-            self.evidence.records.make_room(worker.record_slot)
-            worker.start(guardian, seat, self.evidence.records.fileno())
+            evidence.records.make_room(worker.record_slot)
+            worker.start(guardian, seat, evidence.records.fileno())
 
     def stopped(self, worker: Worker, round_number: int, now: float) -> None:
         """A signal has stopped it. If others go on meanwhile, they cannot without it."""

@@ -20,7 +20,6 @@ from rallypoint.base.control_message import (
     WorkerError,
     WorkerReport,
 )
-from rallypoint.launch.agent.entry import make_entry
 from rallypoint.launch.agent.final_reports import JobResult, Reports
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
@@ -43,11 +42,12 @@ from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.launch.agent.worker import Worker
-from rallypoint.launch.inspection.entries import Entry
+from rallypoint.launch.inspection.entries import RUN_DIRECTORY, Entry, describe_agent
 from rallypoint.launch.job import Job, with_silence
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
+from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import GroupState, WorkerExit, signal_name
@@ -129,7 +129,6 @@ class Agent:
         )
         self._guardian: Guardian | None = None
         self._output: Output | None = None
-        self._seat: Seat | None = None
         self._workers = LocalWorkers(job, self.selector, self._read)
         self._unkillable: list[int] = []
         self._oom_kills = OomKills()
@@ -147,10 +146,10 @@ class Agent:
             self.selector,
             rounds,
             self._state,
+            self._workers,
             self._progress,
             perform=self._perform,
             look=self._look_at_all,
-            world_size=lambda: 0 if self._seat is None else self._seat.world_size,
         )
         self._recovery = InPlaceRecovery(
             self._state,
@@ -255,10 +254,11 @@ class Agent:
             hint=self._where_logs_are,
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
-        if lines and self._workers.evidence is not None and self._seat is not None:
-            self._workers.evidence.keep(
+        evidence, seat = self._workers.evidence, self._workers.seat
+        if lines and evidence is not None and seat is not None:
+            evidence.keep(
                 self._job,
-                self._seat,
+                seat,
                 self._state.group,
                 oom_kills=self._oom_kills.new,
                 status=self._state.status,
@@ -268,9 +268,10 @@ class Agent:
     @property
     def result(self) -> JobResult:
         """How it ended."""
+        seat = self._workers.seat
         return JobResult(
             status=self._state.status,
-            ranks=range(0) if self._seat is None else _ranks_of(self._seat),
+            ranks=range(0) if seat is None else _ranks_of(seat),
             failures=tuple(self._state.group.failures()),
         )
 
@@ -280,12 +281,12 @@ class Agent:
 
     def _last_calls(self, was_stopped: bool = False) -> list[str]:
         """The calls that the workers were in, as lines of a report."""
-        evidence = self._workers.evidence
-        if evidence is None or self._seat is None:
+        evidence, seat = self._workers.evidence, self._workers.seat
+        if evidence is None or seat is None:
             return []
         lines = evidence.lines(was_stopped=was_stopped)
         hangs = was_stopped and not self._state.hang
-        why = evidence.why(self._job, self._seat, self._state.group) if hangs else ""
+        why = evidence.why(self._job, seat, self._state.group) if hangs else ""
         return [f"  at that time: {why}", *lines] if why else lines
 
     def _look_at_calls(self) -> None:
@@ -321,20 +322,14 @@ class Agent:
             self._job,
             self._state,
             self._rounds,
+            self._workers,
+            self._oom_kills,
             self.selector,
             began=self._started,
-            seat=lambda: self._seat,
-            pids=lambda: self._workers.pids,
-            records=self._records,
-            oom_kills=lambda: self._oom_kills.new,
             stop=self._stop_asked,
             told=self._stuck_ranks.told,
         )
         return self._answers
-
-    def _records(self) -> list[int]:
-        evidence = self._workers.evidence
-        return [] if evidence is None else evidence.records.descriptors
 
     def _stop_asked(self, why: str) -> None:
         """The user asked to end the whole job."""
@@ -359,7 +354,6 @@ class Agent:
 
     def _start_round(self, start: Start) -> None:
         if self._state.phase is Phase.KEEPING:
-            self._seat = start.seat
             self._recovery.begin(start)
             return self._rounds.settle()  # workers that go on are about to need the store
         failed, elsewhere = self._state.group, self._state.stopped_because
@@ -372,7 +366,6 @@ class Agent:
         calls = self._last_calls()
         self._let_workers_go()
         self._recovery.forget()
-        self._seat = seat
         self._progress.network_chosen(self._rounds.network)  # if it was not known before
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)
@@ -388,7 +381,7 @@ class Agent:
             self._oom_kills.reset()
         self._progress.round_runs()
         if self._job.spares or not seat.local_world_size:
-            self._stand_by(seat)
+            self._stand_by()
         return None
 
     def _spawn(self, seat: Seat) -> None:
@@ -402,10 +395,10 @@ class Agent:
         if self._step_signals is not None:
             self._step_signals.forget()
 
-    def _stand_by(self, seat: Seat) -> None:
+    def _stand_by(self) -> None:
         output = self._output
         assert output is not None
-        self._to_guardian(lambda guardian: self._workers.stand_by(guardian, output, seat))
+        self._to_guardian(lambda guardian: self._workers.stand_by(guardian, output))
 
     # Events.
 
@@ -460,9 +453,9 @@ class Agent:
                 elif report.kind is ReportKind.CONTINUED:
                     worker.is_stopped = False
                     self._stuck_ranks.continued(worker.rank, time.monotonic())
-                elif worker.rank < 0 and self._seat is not None:
+                elif worker.rank < 0:
                     self._read(worker)
-                    self._recovery.lost_standby(worker, report, self._seat)
+                    self._recovery.lost_standby(worker, report)
                 else:
                     self._worker_ended(worker, report)
 
@@ -584,6 +577,35 @@ class Agent:
             request(self._guardian)
         except GuardianLostError:
             self._perform(self._state.guardian_lost())
+
+
+def make_entry(job: Job, logs: str) -> Entry | None:
+    """Register this agent for programs; None if that is not possible, which harms nothing else."""
+    rendezvous, nodes = job.rendezvous, job.nodes
+    if rendezvous is not None:
+        meets_at = ",".join(map(str, rendezvous.endpoints))
+        nnodes = f"{rendezvous.min_nodes}:{rendezvous.max_nodes}"
+    else:
+        meets_at = f"{nodes.master_addr}:{nodes.master_port}" if nodes.count > 1 else ""
+        nnodes = str(nodes.count)
+    try:
+        return Entry(
+            describe_agent(
+                run_id=job.run_id,
+                meets_at=meets_at,
+                command=job.command,
+                logs=logs,
+                began=time.time(),
+                nnodes=nnodes,
+            )
+        )
+    except OSError as error:
+        if directory := job.environ.get(RUN_DIRECTORY):
+            say(
+                f"warning: cannot use {RUN_DIRECTORY}={directory} ({error.strerror or error}), so"
+                " `rallypoint ps` and other commands will not find this job."
+            )
+        return None
 
 
 def _step_signals(job: Job, send: Callable[[tuple[int, ...], int], None]) -> StepSignals | None:

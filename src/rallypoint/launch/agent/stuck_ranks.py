@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
+from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import EndElsewhere, NodeDecision, NodeState
 from rallypoint.launch.job import Job, OnHang
 from rallypoint.launch.output.progress import ProgressReporter
@@ -46,7 +47,6 @@ class StuckRanks:
     Args:
         perform: performs the decisions of `state`.
         look: inspects the workers before they are ended.
-        world_size: the number of ranks of the present round.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class StuckRanks:
         selector: selectors.BaseSelector,
         rounds: RoundSource,
         state: NodeState,
+        workers: LocalWorkers,
         progress: ProgressReporter,
         *,
         perform: Callable[[NodeDecision], None],
         look: Callable[[], None],
-        world_size: Callable[[], int],
     ) -> None:
         self._job, self._selector, self._rounds = job, selector, rounds
-        self._state, self._progress = state, progress
-        self._perform, self._look, self._world_size = perform, look, world_size
+        self._state, self._workers, self._progress = state, workers, progress
+        self._perform, self._look = perform, look
         self._watch: ComplaintWatch | None = None  # once a worker has complained
         self._suspects: dict[int, _Suspect] = {}  # by rank
 
@@ -146,8 +146,8 @@ class StuckRanks:
                 self._selector,
                 self._rounds,
                 self._state,
+                self._workers,
                 after_s=self._job.hang_after_s,
-                world_size=self._world_size,
                 perform=self._perform,
                 hangs=self._found_hang,
                 goes_on=self._progress.goes_on,

@@ -23,7 +23,7 @@ from rallypoint.launch.api.launch_config import (
     nodes_of,
     rendezvous_of,
 )
-from rallypoint.launch.child_failure import ChildFailedError, process_failures
+from rallypoint.launch.child_failure import ChildFailedError, ProcessFailure, process_failures
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import RoundSource
 
@@ -91,12 +91,20 @@ def raise_if_failed(result: JobResult, name: str) -> None:
     Raises:
         ChildFailedError, WorkersFailedError: it failed.
     """
-    if not result.status:
-        return
+    if result.status:
+        raise ChildFailedError(name, failures_of(result), result.status)
+
+
+def failures_of(result: JobResult) -> dict[int, ProcessFailure]:
+    """Which workers of this node made the job fail.
+
+    Raises:
+        WorkersFailedError: none: a signal stopped it, or another node failed.
+    """
     failures = process_failures(result.failures)
     # A launch that was stopped by a signal did not fail, whatever its workers made of it.
     if failures and result.status < 128:
-        raise ChildFailedError(name, failures, result.status)
+        return failures
     raise WorkersFailedError(
         f"the job ended with status {result.status}; the launcher's summary on stderr says why",
         status=result.status,

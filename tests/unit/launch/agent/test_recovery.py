@@ -132,7 +132,7 @@ class Standbys:
             keeps=True,
             restarts=1,
             perform=lambda _: None,
-            stand_by=lambda _: None,
+            stand_by=lambda: None,
         )
 
 
