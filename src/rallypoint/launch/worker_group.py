@@ -1,8 +1,4 @@
-"""The workers of one node in one round: which run, how others ended, and the state of the group.
-
-    INIT --started--> HEALTHY --all succeeded--> SUCCEEDED
-      \\                  | \\--one failed--> UNHEALTHY --all ended--> FAILED
-       \\-----------------+--the launcher ended them--> STOPPED
+"""How workers end, and the workers of one node in one round: which run, and how others ended.
 
 Pure facts and conclusions; node.py and the coordinator decide what to do about them.
 """
@@ -10,7 +6,6 @@ Pure facts and conclusions; node.py and the coordinator decide what to do about 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from signal import Signals
 
 from rallypoint.base.control_message import WorkerError
@@ -18,27 +13,6 @@ from rallypoint.base.record import Record
 
 _MAX_MESSAGE = 200  # characters, in a line about a failure
 _MAX_OURS = 1000  # our own sentences, some of which say what several ranks called
-
-
-class GroupState(Enum):
-    """The state of a group; the names are torch's."""
-
-    INIT = "init"
-    HEALTHY = "healthy"
-    UNHEALTHY = "unhealthy"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-_MOVES: dict[GroupState, tuple[GroupState, ...]] = {
-    GroupState.INIT: (GroupState.HEALTHY, GroupState.STOPPED),
-    GroupState.HEALTHY: (GroupState.UNHEALTHY, GroupState.SUCCEEDED, GroupState.STOPPED),
-    GroupState.UNHEALTHY: (GroupState.FAILED,),
-    GroupState.SUCCEEDED: (),
-    GroupState.FAILED: (),
-    GroupState.STOPPED: (),
-}
 
 
 class WorkerExit(Record, kw_only=True):
@@ -141,7 +115,6 @@ class WorkerGroup:
 
     def __init__(self, ranks: Iterable[int], local_ranks: Mapping[int, int] | None = None) -> None:
         """Begin; `local_ranks` is by rank, if they are not 0, 1, ..."""
-        self.state = GroupState.INIT
         self.running: set[int] = set(ranks)
         self.local_ranks = local_ranks or {rank: i for i, rank in enumerate(sorted(self.running))}
         self.exits: dict[int, WorkerExit] = {}
@@ -149,10 +122,11 @@ class WorkerGroup:
         # The ranks that still ran when the launcher began to stop the group: it caused their ends.
         self.stopped: set[int] = set()
         self._killed: dict[int, str] = {}  # as others could go on without them: why, by rank
+        self._has_started = self._is_over = False
 
     def started(self) -> None:
         """The workers are being started."""
-        self._move(GroupState.HEALTHY)
+        self._has_started = True
 
     def reported(self, rank: int, error: WorkerError) -> None:
         """A worker reports the exception that is ending it; only the first one counts."""
@@ -162,8 +136,6 @@ class WorkerGroup:
         """A worker has ended; returns its end as `completed`."""
         self.running.discard(end.rank)
         end = self.exits[end.rank] = self.completed(end)
-        if end.failed and self.state is GroupState.HEALTHY:
-            self._move(GroupState.UNHEALTHY)
         return end
 
     def killing(self, rank: int, because: str) -> None:
@@ -177,12 +149,18 @@ class WorkerGroup:
 
     def ended(self) -> None:
         """No process of the group is running."""
-        if self.state is GroupState.UNHEALTHY:
-            self._move(GroupState.FAILED)
-        elif self.state is GroupState.HEALTHY and not self.stopped and not self.running:
-            self._move(GroupState.SUCCEEDED)  # with a single failure it would not be healthy
-        elif self.state in (GroupState.INIT, GroupState.HEALTHY):
-            self._move(GroupState.STOPPED)
+        self._is_over = True
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a worker has failed."""
+        return any(end.failed for end in self.exits.values())
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all workers have ended by themselves, each with success, and nothing is left."""
+        is_over = self._has_started and self._is_over
+        return is_over and not (self.running or self.stopped or self.has_failed)
 
     def completed(self, end: WorkerExit) -> WorkerExit:
         """The end of one of its workers, with all that the group knows of it."""
@@ -196,8 +174,3 @@ class WorkerGroup:
         """The failures, root cause first: the earliest that is not an echo, if there is one."""
         found = [end for end in self.exits.values() if end.failed]
         return sorted(found, key=lambda end: (end.is_echo, end.noticed_s))
-
-    def _move(self, to: GroupState) -> None:
-        if to not in _MOVES[self.state]:
-            raise RuntimeError(f"a worker group cannot go from {self.state.value} to {to.value}")
-        self.state = to

@@ -132,25 +132,8 @@ class Reports:
         trouble = leave_error(path, failures[0])
         return [trouble] if trouble else []
 
-    def _summary(
-        self,
-        group: WorkerGroup,
-        *,
-        title: str,
-        because: str,
-        elsewhere: str,
-        calls: Sequence[str],
-        logs: str = "",
-    ) -> str:
-        from rallypoint.launch.output.failure_report import FailureReport, summary
+    def _summary(self, group: WorkerGroup, *, calls: Sequence[str], **report: str) -> str:
+        from rallypoint.launch.output.failure_report import summary
 
-        report = FailureReport(
-            title=title,
-            because=because,
-            host=self._job.host,
-            oom_kills=self._oom_kills.new,
-            elsewhere=elsewhere,
-            logs=logs,
-            calls=calls,
-        )
-        return summary(group, report)
+        host, oom_kills = self._job.host, self._oom_kills.new
+        return summary(group, host=host, oom_kills=oom_kills, calls=calls, **report)

@@ -50,7 +50,7 @@ from rallypoint.launch.output.streams import Output
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import GroupState, WorkerExit, signal_name
+from rallypoint.launch.worker_group import WorkerExit, signal_name
 from rallypoint.rendezvous.job.decision import assert_never
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
@@ -465,7 +465,7 @@ class Agent:
         if not end.succeeded:
             self._look_at_calls()
         self._read(worker)  # what it said before it ended counts as before,
-        if not end.succeeded and self._state.group.state is GroupState.HEALTHY:
+        if not end.succeeded and not self._state.group.has_failed:
             for each in self._workers.by_rank.values():  # also that others go on
                 self._read(each)
         if worker.error is not None and worker.rank not in self._state.group.errors:

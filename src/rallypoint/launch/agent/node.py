@@ -22,7 +22,7 @@ from enum import Enum
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.rank_names import name_ranks
 from rallypoint.base.record import Record
-from rallypoint.launch.worker_group import GroupState, WorkerExit, WorkerGroup
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
     Ending,
@@ -434,7 +434,7 @@ class NodeState:
             ready=self.ready,
             survivors=len(self.survivors) if self.phase is Phase.KEEPING else 0,
             waits=self.phase is Phase.KEEPING,
-            succeeded=has_none or (is_over and self.group.state is GroupState.SUCCEEDED),
+            succeeded=has_none or (is_over and self.group.succeeded),
             causes=self._causes() if is_over else (),
             unkillable=len(self.unkillable),
             stop_asked=self._stop_asked,

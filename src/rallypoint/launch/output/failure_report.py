@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from rallypoint.base.control_message import WorkerError
@@ -16,28 +15,6 @@ from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 
 _MAX_LISTED = 16
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureReport:
-    """What to report besides the failures.
-
-    Attributes:
-        title: their outcome, e.g. "job failed".
-        because: what comes next, and why.
-        oom_kills: the number of out-of-memory kills meanwhile; None: not known.
-        elsewhere: the root cause, if another node knows more about it.
-        logs: where the workers' output is kept; empty: reported elsewhere.
-        calls: lines on the workers' calls when the first of them failed.
-    """
-
-    title: str
-    because: str = ""
-    host: str = ""
-    oom_kills: int | None = None
-    elsewhere: str = ""
-    logs: str = ""
-    calls: Sequence[str] = ()
 
 
 def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
@@ -60,29 +37,48 @@ def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
     return WorkerError(kind, rest, trace, time_s, is_echo, is_startup)
 
 
-def summary(group: WorkerGroup, report: FailureReport) -> str:
-    """The block that ends a failed round: root cause, then other failures, then stopped ranks."""
+def summary(
+    group: WorkerGroup,
+    *,
+    title: str,
+    because: str = "",
+    host: str = "",
+    oom_kills: int | None = None,
+    elsewhere: str = "",
+    logs: str = "",
+    calls: Sequence[str] = (),
+) -> str:
+    """The block that ends a failed round: root cause, then other failures, then stopped ranks.
+
+    Args:
+        title: their outcome, e.g. "job failed".
+        because: what comes next, and why.
+        oom_kills: the number of out-of-memory kills meanwhile; None: not known.
+        elsewhere: the root cause, if another node knows more about it.
+        logs: where the workers' output is kept; empty: reported elsewhere.
+        calls: lines on the workers' calls when the first of them failed.
+    """
     failures = group.failures()
     lines: list[str] = []
-    if report.elsewhere:
-        lines.append(f"{report.title}: {report.elsewhere}")
+    if elsewhere:
+        lines.append(f"{title}: {elsewhere}")
     folds = _fold(failures)
-    if folds and not report.elsewhere:
+    if folds and not elsewhere:
         alike = folds.pop(0)
-        lines.append(f"{report.title}: {alike[0].text}{_count(alike)}")
-        lines += _details(alike[0], alike, report)
+        lines.append(f"{title}: {alike[0].text}{_count(alike)}")
+        lines += _details(alike[0], alike, host, oom_kills)
     if folds:
-        root = None if report.elsewhere else failures[0]
+        root = None if elsewhere else failures[0]
         lines.append(f"  also failed: {_listing(folds, root)}")
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
-        if report.calls and not (failures and _tells_calls(failures[0])):
-            lines += ["  operations at that time:", *(f"  {line}" for line in report.calls)]
-        if report.because:
-            lines.append(f"  {report.because}")
-        if report.logs:
-            lines.append(f"  logs: {report.logs}")
+        if calls and not (failures and _tells_calls(failures[0])):
+            lines += ["  operations at that time:", *(f"  {line}" for line in calls)]
+        if because:
+            lines.append(f"  {because}")
+        if logs:
+            lines.append(f"  logs: {logs}")
     return "\n".join(lines)
 
 
@@ -136,14 +132,16 @@ def _without_repeating(failure: WorkerExit, root: WorkerExit | None) -> str:
     return f"rank {failure.rank} with the same" if is_same else failure.text
 
 
-def _details(failure: WorkerExit, alike: Sequence[WorkerExit], report: FailureReport) -> list[str]:
+def _details(
+    failure: WorkerExit, alike: Sequence[WorkerExit], host: str, oom_kills: int | None
+) -> list[str]:
     when = datetime.fromtimestamp(failure.noticed_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what = "" if failure.start_error is not None else f" {failure.ending},"
     pid = f", pid {failure.pid}" if failure.pid else ""
-    where = f"(local rank {failure.local_rank}{pid}, host {report.host})"
+    where = f"(local rank {failure.local_rank}{pid}, host {host})"
     lines = [f"  rank {failure.rank} {where}{what} at {when}"]
     if failure.signal == 9 and not failure.killed_because:
-        lines.append(f"  {_who_killed(report.oom_kills)}")
+        lines.append(f"  {_who_killed(oom_kills)}")
     trace = _traceback(failure)
     if trace:
         lines += [f"  traceback of rank {failure.rank}{_count(alike)}:"]

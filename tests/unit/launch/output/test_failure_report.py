@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.output.failure_report import FailureReport, read_error_file, summary
+from rallypoint.launch.output.failure_report import read_error_file, summary
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 
 WHEN = 1_800_000_000.25
@@ -24,8 +24,7 @@ def group_of(world_size: int) -> WorkerGroup:
 
 def told(group: WorkerGroup, **report: Any) -> list[str]:
     group.stopping()
-    facts = FailureReport(title="job failed", host="h", **report)
-    return summary(group, facts).splitlines()
+    return summary(group, title="job failed", host="h", **report).splitlines()
 
 
 def failed(rank: int, *, code: int | None = None, signal: int | None = None) -> WorkerExit:
