@@ -1,5 +1,7 @@
 """A Python program as one node of an elastic job: it has an agent's rounds, and no workers.
 
+    the program's threads, in a NodeHandler <--condition--> ProgramNode <--> the other nodes
+
 The node sends heartbeats while the program works. Where an agent would end its workers, the program
 is told that the round was stopped; where an agent would report their end, the program asks for
 another round. Leaders and rounds are decided in the same code as for agents.
@@ -9,13 +11,13 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.launch.rounds.elastic import ElasticRounds
-from rallypoint.rendezvous.api.node_thread import NodeThread
 from rallypoint.rendezvous.job.reports import (
     Finish,
     NodeReport,
@@ -31,20 +33,29 @@ _GOODBYE_S = 2.0  # to tell the others
 _LOOK_EVERY_S = 0.1  # interval of checks for missing members
 
 
-class ProgramNode(NodeThread[Seat]):
-    """One life of a node: see NodeThread.
+class ProgramNode:
+    """One life of a node: a thread, and its state. A node wants a round from its start.
 
     Attributes:
+        changed: guards the others; notified when one of them changes.
+        round: the latest one in which the program took its seat; -1: none yet.
         seat: in the latest round; None: none yet.
         stopped: why that round is over, if it is.
         finish: how the job ended for this node.
+        closed: why there is no further round, if there is none.
+        error: what ended the thread, other than an order.
+        missing: which nodes are present and missing, while there are too few, if known.
     """
 
     def __init__(self, rounds: ElasticRounds, name: str) -> None:
-        super().__init__(name)
+        self.changed = threading.Condition()
+        self.round = -1
         self.seat: Seat | None = None
-        self.stopped = ""
+        self.stopped = self.closed = self.missing = ""
         self.finish: Finish | None = None
+        self.error: Exception | None = None
+        self._wants = True  # it wants a round
+        self._thread = threading.Thread(target=self._run, name=f"rendezvous {name}", daemon=True)
         self._rounds = rounds
         rounds.tells_late_comers = True
         self._name = name
@@ -58,6 +69,12 @@ class ProgramNode(NodeThread[Seat]):
         self._bell, self._ear = socket.socketpair()
         self._ear.setblocking(False)
 
+    def start(self) -> None:
+        """Take part from now on."""
+        self._thread.start()
+
+    # With `changed` held.
+
     @property
     def has_ended(self) -> bool:
         """Whether the latest round is over for this node."""
@@ -65,22 +82,27 @@ class ProgramNode(NodeThread[Seat]):
 
     @property
     def waiting(self) -> int:
-        """See NodeThread; as the leader last reported."""
+        """How many nodes wait, at least 1, if `round` is over; otherwise 0. As last reported."""
         return max(1, self._rounds.waiting) if self.has_ended and not self.closed else 0
 
     @property
     def is_spare(self) -> bool:
+        """Whether it waits for a place in a round that runs without it."""
         rounds = self._rounds
         return self._wants and self.seat is None and rounds.waiting > 0 and not rounds.is_stopping
 
     def take_seat(self) -> Seat | None:
+        """This node's seat in a round newer than `round`, if one runs."""
         if self.seat is None or self.seat.number <= self.round or self.stopped:
             return None
         self._wants = False
         self.round = self.seat.number
         return self.seat
 
+    # Without the lock, for the program's threads.
+
     def want_round(self) -> None:
+        """Leave `round`, if it is not over, and wait for the next one."""
         self._call(self._leave_round)
 
     def close(self) -> None:
@@ -88,12 +110,21 @@ class ProgramNode(NodeThread[Seat]):
         self._call(lambda: self._say_last(stop_asked=f"{CLOSED}{self._name}"))
 
     def withdraw(self) -> None:
+        """Stop taking part at once; the others continue."""
         self._call(lambda: self._say_last(leaves="it waited too long"))
         self.end()
 
     def end(self) -> None:
-        """See NodeThread. Earlier requests are carried out first."""
+        """End the thread soon, once earlier requests are carried out.
+
+        It never waits, as it is called when the handler is collected.
+        """
         self._call(self._end)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; returns whether it ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _call(self, what: Callable[[], None]) -> None:
         self._calls.append(what)
@@ -102,7 +133,16 @@ class ProgramNode(NodeThread[Seat]):
 
     # The thread.
 
+    def _run(self) -> None:
+        try:
+            self._live()
+        except Exception as error:  # reported to the waiting thread
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+
     def _live(self) -> None:
+        """Take part until `end`, or until the job is over; then free all resources."""
         selector = selectors.DefaultSelector()
         selector.register(self._ear, selectors.EVENT_READ, self._hear)
         try:

@@ -1,7 +1,7 @@
 """A rendezvous handler whose node is a thread: what the program waits for, and for how long.
 
 This module has the waits, deadlines and errors; what a seat gives access to, and how a rendezvous
-is closed, differs: launch/api/{handler,store_handler}.py.
+is closed, differs: handler.py, store_handler.py.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ from __future__ import annotations
 import time
 import weakref
 from abc import abstractmethod
-from typing import Any, Generic, TypeVar
 
 from rallypoint.base.errors import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.api.node_thread import NodeThread, SeatT
+from rallypoint.launch.api.program_node import ProgramNode
 from rallypoint.rendezvous.api.parameters import RendezvousTimeout
 from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler, RendezvousInfo
+from rallypoint.rendezvous.job.round import Seat
 
-NodeT = TypeVar("NodeT", bound=NodeThread[Any])
 
-
-class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
+class NodeHandler(RendezvousHandler):
     """One node. Its thread ends when the handler is no longer referenced."""
 
     # How long to wait beyond join_timeout, if the others may say why no round begins.
@@ -34,7 +32,7 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
         self._run_id = run_id
         self._join_s = timeout.join.total_seconds()
         self._close_s = timeout.close.total_seconds()
-        self._node: NodeT | None = None
+        self._node: ProgramNode | None = None
 
     def get_backend(self) -> str:
         return self._backend
@@ -79,26 +77,26 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
     # For each kind.
 
     @abstractmethod
-    def _make_node(self) -> NodeT:
+    def _make_node(self) -> ProgramNode:
         """A new node, which has not started."""
 
     @abstractmethod
-    def _enter(self, node: NodeT, seat: SeatT, deadline: float) -> RendezvousInfo | None:
+    def _enter(self, node: ProgramNode, seat: Seat, deadline: float) -> RendezvousInfo | None:
         """What that seat gives access to; None: the round has already ended."""
 
     @abstractmethod
-    def _raise_if_lost(self, node: NodeT) -> None:
+    def _raise_if_lost(self, node: ProgramNode) -> None:
         """Raise if that node no longer takes part, although the rendezvous is not closed."""
 
     # For all.
 
-    def _begin(self) -> NodeT:
+    def _begin(self) -> ProgramNode:
         node = self._node = self._make_node()
         weakref.finalize(self, node.end)
         node.start()
         return node
 
-    def _await_seat(self, node: NodeT, deadline: float) -> SeatT:
+    def _await_seat(self, node: ProgramNode, deadline: float) -> Seat:
         was_spare = False  # until this is closed, which stops the round that had no room
         with node.changed:
             while True:
@@ -107,7 +105,7 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
                     kind = RendezvousGracefulExitError if was_spare else RendezvousClosedError
                     raise kind(f"the rendezvous {self._run_id!r} is closed: {node.closed}")
                 self._raise_if_lost(node)
-                seat: SeatT | None = node.take_seat()
+                seat = node.take_seat()
                 if seat is not None:
                     return seat
                 now = time.monotonic()
@@ -123,7 +121,7 @@ class NodeHandler(RendezvousHandler, Generic[NodeT, SeatT]):
             "other nodes, or allow more time with join_timeout."
         )
 
-    def _let_go(self, node: NodeT) -> bool:
+    def _let_go(self, node: ProgramNode) -> bool:
         """Give up the node's place; returns whether its thread has ended."""
         self._node = None
         node.withdraw()
