@@ -343,14 +343,17 @@ class Agent:
     def _obey(self) -> None:
         while self._rounds.orders:
             now = time.monotonic()
-            match self._rounds.orders.pop(0):
-                case Start() as start:
-                    self._start_round(start)
-                case Stop() as stop:
+            order = self._rounds.orders.pop(0)
+            match order:
+                case Start():
+                    self._start_round(order)
+                case Stop():
                     self._look_at_calls()
-                    self._perform(self._state.round_stopped(stop, now))
-                case Finish() as finish:
-                    self._perform(self._state.finished(finish, now))
+                    self._perform(self._state.round_stopped(order, now))
+                case Finish():
+                    self._perform(self._state.finished(order, now))
+                case _:
+                    assert_never(order)
 
     def _start_round(self, start: Start) -> None:
         if self._state.phase is Phase.KEEPING:

@@ -298,7 +298,7 @@ class NodeState:
         first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
         # A Ctrl-C that all nodes get may come here behind the word of one that had it before.
         is_same = first and now < self._told_until
-        stop = Decision((), text)  # no new round
+        stop: NodeDecision = Decision((), text)  # no new round
         if self.phase is Phase.STOPPING and signal == SIGINT and not is_same:
             stop = self._end("interrupted while the workers were stopping", now)
         elif not first:

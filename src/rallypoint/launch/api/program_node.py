@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.launch.rounds.elastic import ElasticRounds
+from rallypoint.rendezvous.job.decision import assert_never
 from rallypoint.rendezvous.job.reports import (
     Finish,
     NodeReport,
@@ -191,12 +192,14 @@ class ProgramNode:
                     case Start(seat=seat):
                         self.seat, self.stopped = seat, ""
                         self._rounds.settle()
-                    case Stop() as stop:
-                        self._stop(stop)
-                    case Finish() as finish:
-                        self.finish = finish
-                        if finish.outcome is not Outcome.GIVEN_UP and not finish.was_cut_off:
-                            self.closed = finish.because
+                    case Stop():
+                        self._stop(order)
+                    case Finish():
+                        self.finish = order
+                        if order.outcome is not Outcome.GIVEN_UP and not order.was_cut_off:
+                            self.closed = order.because
+                    case _:
+                        assert_never(order)
                 self.changed.notify_all()
 
     def _stop(self, stop: Stop) -> None:

@@ -246,7 +246,7 @@ class Coordinator:
         name = current.name_of(key, member.host)
         if self.stage is JobStage.GATHERING:
             current.forget(key)
-            left = Decision((), f"{name} left before the start: {why}")
+            left: JobDecision = Decision((), f"{name} left before the start: {why}")
             return left + self._open_if_complete(now, otherwise=NOTHING)
         if key not in current:
             if self.stage is JobStage.RUNNING and member.host in current.came:

@@ -41,5 +41,5 @@ NOTHING: Decision[Never] = Decision()
 
 
 def assert_never(action: Never) -> NoReturn:
-    """The last case of a driver: mypy accepts it only if there is one for each action."""
+    """The last case of a driver: mypy accepts it only if each action, or order, has one."""
     raise AssertionError(f"nobody performs {action!r}")
