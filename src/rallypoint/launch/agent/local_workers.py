@@ -33,7 +33,6 @@ class LocalWorkers:
         standbys: those without a rank.
         seat: this node's part in the round; None before the first.
         evidence: what is remembered of the round; None before the first.
-        wake_at: when to look for workers that have not answered.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class LocalWorkers:
         self.standbys: list[Worker] = []
         self.seat: Seat | None = None
         self.evidence: RoundEvidence | None = None
-        self.wake_at: float | None = None
         self._job, self._selector, self._read = job, selector, read
         self._by_number: dict[int, Worker] = {}
         self._next_number = 0
@@ -52,6 +50,12 @@ class LocalWorkers:
     def world_size(self) -> int:
         """The number of ranks of the round, on all nodes."""
         return 0 if self.seat is None else self.seat.world_size
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to look for workers that have not answered; None: nobody waits for an answer."""
+        answers = [each.answer_by for each in self.by_rank.values() if each.answer_by is not None]
+        return min(answers, default=None)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -134,7 +138,6 @@ class LocalWorkers:
             worker.take(place, seat, is_urgent=is_urgent)
             if is_urgent or worker.is_stopped:
                 self._expect(worker, now)
-        self.wake_at = _earliest(seated)
         for worker in before:
             if worker not in seated:
                 self._make_room(worker)
@@ -167,7 +170,6 @@ class LocalWorkers:
         is_newcomer = worker.rank < 0 or worker.report.round < 0  # or one of the job's first round
         if not is_newcomer and not _has_answered(worker, round_number):
             self._expect(worker, now)
-            self.wake_at = _earliest(self.by_rank.values())
 
     def unanswered(self, round_number: int, now: float) -> list[Worker]:
         """Workers that have not answered for too long.
@@ -183,7 +185,6 @@ class LocalWorkers:
             elif each.answer_by is not None and now >= each.answer_by:
                 each.answer_by = None
                 late.append(each)
-        self.wake_at = _earliest(self.by_rank.values())
         return late
 
     def _expect(self, worker: Worker, now: float) -> None:
@@ -195,7 +196,6 @@ class LocalWorkers:
         """They are stopped, and cannot answer."""
         for each in self.by_rank.values():
             each.answer_by = None
-        self.wake_at = None
 
     def have(self, stage: Stage, round_number: int) -> bool:
         """Whether all workers of this node have come so far in that round."""
@@ -213,7 +213,6 @@ class LocalWorkers:
         self.by_rank.clear()
         self.standbys.clear()
         self._by_number.clear()
-        self.wake_at = None
         if self.evidence is not None:
             self.evidence.records.close()
 
@@ -273,7 +272,3 @@ class LocalWorkers:
 def _has_answered(worker: Worker, round_number: int) -> bool:
     """That it knows its place in that round; if it is stopped, that it has come there."""
     return worker.report.has(Stage.JOINED if worker.is_stopped else Stage.ASSIGNED, round_number)
-
-
-def _earliest(workers: Collection[Worker]) -> float | None:
-    return min((each.answer_by for each in workers if each.answer_by is not None), default=None)

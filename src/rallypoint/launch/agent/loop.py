@@ -195,9 +195,9 @@ class Agent:
         self._renew_fence()
         self._watch_guardian()
         sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
+        sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
         if self._step_signals is not None:
             sources.append(self._step_signals.wake_at)
-        sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
         alarms = [at for at in sources if at is not None]
         timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
         for key, _ in self.selector.select(timeout):
@@ -292,7 +292,7 @@ class Agent:
     def _look_at_calls(self) -> None:
         """After trouble: record the workers' calls before they react to it."""
         evidence = self._workers.evidence
-        if evidence is not None and evidence.look(self._workers.record_slots):
+        if evidence is not None and evidence.records.look(self._workers.record_slots):
             self._progress.calls_seen(evidence.records.events)
 
     def _look_at_all(self) -> None:

@@ -43,13 +43,6 @@ class RoundEvidence:
         self.records.forget()
         return RoundEvidence(0, self.records)
 
-    def look(self, slots: Mapping[int, int]) -> bool:
-        """Record the calls of the workers (rank -> slot of its record); only the first call counts.
-
-        Returns whether this was the first.
-        """
-        return self.records.look(slots)
-
     def look_closely(self, pids: Mapping[int, int]) -> None:
         """Someone ends the job: record where workers are, if any waits for long."""
         forms = not self.records.has_groups and time.monotonic() - self._began > _FORMING_S

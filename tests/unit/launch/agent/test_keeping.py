@@ -418,7 +418,6 @@ def workers_of(*seated: SimpleNamespace) -> LocalWorkers:
     job = Job(command=("train.py",), local_world_size=4, run_id="x", host="h", environ={})
     workers = LocalWorkers(job, selectors.DefaultSelector(), lambda _: None)
     workers.by_rank = dict(enumerate(seated))  # type: ignore[arg-type]
-    workers.wake_at = min(each.answer_by for each in seated)
     return workers
 
 
@@ -468,7 +467,6 @@ def test_who_is_stopped_must_come_to_the_next_round_within_the_time() -> None:
     other, stopped = answered(4, Stage.JOINED), answered(4, Stage.JOINED)
     workers = workers_of(other, stopped)
     other.answer_by = stopped.answer_by = None
-    workers.wake_at = None
     workers.stopped(stopped, 4, 1.0)  # type: ignore[arg-type] # in a round that has formed
     assert stopped.answer_by is None
     places = [(SimpleNamespace(rank=rank), each) for rank, each in enumerate((other, stopped))]
@@ -477,7 +475,7 @@ def test_who_is_stopped_must_come_to_the_next_round_within_the_time() -> None:
     assert workers.unanswered(5, 16.9) == []
     stopped.report = WorkerReport(Stage.ASSIGNED, 5)
     assert workers.unanswered(5, 17.0) == [stopped]
-    stopped.answer_by = workers.wake_at = 20.0
+    stopped.answer_by = 20.0
     stopped.is_stopped = False
     assert workers.unanswered(5, 20.0) == []
 
@@ -486,7 +484,7 @@ def test_a_newcomer_that_is_stopped_is_waited_for() -> None:
     """Nobody needs it yet."""
     newcomer = answered(-1, Stage.READY, rank=-1)
     workers = workers_of(newcomer)
-    newcomer.answer_by = workers.wake_at = None
+    newcomer.answer_by = None
     workers.stopped(newcomer, 5, 1.0)  # type: ignore[arg-type]
     assert (newcomer.is_stopped, newcomer.answer_by) == (True, None)
 
