@@ -91,11 +91,10 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
                 agent.wait()
             finally:
                 agent.end()
-    except (OSError, RuntimeError) as error:
+    except BaseException as error:
         agent.close(is_heard=agent.pass_on_output())
-        raise limit_error(error, job.local_world_size) or error from None
-    except BaseException:
-        agent.close(is_heard=agent.pass_on_output())
+        if isinstance(error, OSError | RuntimeError):
+            raise limit_error(error, job.local_world_size) or error from None
         raise
     # Signals have their usual effects again: nothing runs any more, and the reader may be slow.
     is_heard = agent.pass_on_output()

@@ -15,8 +15,7 @@ from rallypoint.base.errors import (
     RendezvousTimeoutError,
     StoreConnectionError,
 )
-from rallypoint.launch.api.node_handler import NodeHandler
-from rallypoint.launch.api.program_node import ProgramNode
+from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.elastic import ElasticRounds, rounds_of
 from rallypoint.rendezvous.api.parameters import RendezvousParameters, read_timeouts

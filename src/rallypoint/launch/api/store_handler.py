@@ -30,8 +30,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.network_choice import NetworkChoice
-from rallypoint.launch.api.node_handler import NodeHandler
-from rallypoint.launch.api.program_node import ProgramNode
+from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import listen

@@ -16,8 +16,7 @@ from rallypoint.base.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.launch.api.node_handler import NodeHandler
-from rallypoint.launch.api.program_node import ProgramNode
+from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.rendezvous.api.parameters import RendezvousTimeout
 from rallypoint.rendezvous.api.rendezvous_handler import RendezvousInfo
 from rallypoint.store.hash import HashStore
@@ -72,7 +71,7 @@ class Handler(NodeHandler):
         super().__init__("any", "r", RendezvousTimeout(join=timedelta(seconds=join_s)))
         self.node = Node(iter(steps))
         clock = SimpleNamespace(monotonic=lambda: self.node.now)
-        monkeypatch.setattr("rallypoint.launch.api.node_handler.time", clock)
+        monkeypatch.setattr("rallypoint.launch.api.program_node.time", clock)
 
     def _make_node(self) -> Node:
         return self.node
