@@ -28,6 +28,8 @@ from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import NodeDecision, NodeState
 from rallypoint.launch.inspection.child import Child
 from rallypoint.launch.inspection.relay import ContactLost, LongWaits, TimedOut
+from rallypoint.launch.job import Job, OnHang
+from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.rounds.source import RoundSource
 
 _BETWEEN_STOPPED_S = 0.03  # the two looks: that it does not move, its agent has seen
@@ -35,31 +37,24 @@ _CALM = 0.5  # of the time until a wait is long: it is not looked at more often
 
 
 class ComplaintWatch:
-    """The watch of one agent.
-
-    Args:
-        after_s: shorter waits are ignored.
-        perform: performs the decisions of `state` about the ranks at fault.
-        hangs: called once when a hang has been found.
-        goes_on: called when that hang is over with a rank, for how long it waited, and whether it
-            was stopped instead.
-    """
+    """The watch of one agent; its arguments are those of `StuckRanks`."""
 
     def __init__(
         self,
+        job: Job,
         selector: selectors.BaseSelector,
         rounds: RoundSource,
         state: NodeState,
         workers: LocalWorkers,
+        progress: ProgressReporter,
         *,
-        after_s: float,
         perform: Callable[[NodeDecision], None],
-        hangs: Callable[[Hang], None],
-        goes_on: Callable[[int, float, bool], None],
+        look: Callable[[], None],
     ) -> None:
+        self._on_hang, self._after_s = job.on_hang, job.hang_after_s
         self._selector, self._rounds, self._state = selector, rounds, state
-        self._workers, self._after_s = workers, after_s
-        self._perform, self._tell_hang, self._tell_end = perform, hangs, goes_on
+        self._workers, self._progress = workers, progress
+        self._perform, self._look = perform, look
         self._child: Child | None = None
         self._calm_s = 0.0
         self._begin()
@@ -148,7 +143,7 @@ class ComplaintWatch:
     def _wait_heard(self, waits: LongWaits) -> None:
         if waits.is_over:
             if self._hangs.goes_on(waits.rank, was_stopped=waits.is_stopped):
-                self._tell_end(waits.rank, waits.seconds, waits.is_stopped)
+                self._progress.goes_on(waits.rank, waits.seconds, waits.is_stopped)
             return
         self._hangs.complains(waits.rank)
         if self._child is None and time.monotonic() >= self._calm_until:
@@ -167,4 +162,12 @@ class ComplaintWatch:
         with suppress(Exception):
             hang = self._hangs.judge(explanation)
             if hang is not None:
-                self._tell_hang(hang)
+                self._found(hang)
+
+    def _found(self, hang: Hang) -> None:
+        self._progress.hangs(hang.text, hang.event)
+        if self._on_hang in (OnHang.RESTART, OnHang.STOP):
+            self._look()
+            ends_job = self._on_hang is OnHang.STOP
+            now = time.monotonic()
+            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))

@@ -10,7 +10,6 @@ and has a rank killed by its own agent if others can go on without it.
 from __future__ import annotations
 
 import selectors
-import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
@@ -23,7 +22,6 @@ from rallypoint.launch.rounds.source import RoundSource
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.launch.agent.complaint_watch import ComplaintWatch
-    from rallypoint.launch.agent.complaints import Hang
     from rallypoint.launch.inspection.relay import Relay, Told
 
 
@@ -143,21 +141,13 @@ class StuckRanks:
             from rallypoint.launch.agent.complaint_watch import ComplaintWatch
 
             self._watch = ComplaintWatch(
+                self._job,
                 self._selector,
                 self._rounds,
                 self._state,
                 self._workers,
-                after_s=self._job.hang_after_s,
+                self._progress,
                 perform=self._perform,
-                hangs=self._found_hang,
-                goes_on=self._progress.goes_on,
+                look=self._look,
             )
         return self._watch
-
-    def _found_hang(self, hang: Hang) -> None:
-        self._progress.hangs(hang.text, hang.event)
-        if self._job.on_hang in (OnHang.RESTART, OnHang.STOP):
-            self._look()
-            ends_job = self._job.on_hang is OnHang.STOP
-            now = time.monotonic()
-            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))
