@@ -22,7 +22,7 @@ class WorkerExit(Record, kw_only=True):
         rank: in its round; -1: it had none, as it was on standby.
         error: the exception that ended it, if it reported one.
         is_early: it left a training in which the others go on, whatever its code.
-        by_launcher: it still ran when the launcher began to stop its group.
+        by_launcher: it still ran, and had not failed, when the launcher began to stop its group.
         killed_because: why the launcher killed it, so that others can go on; empty: it did not.
         recorded: what it wrote to its error file, if it failed.
         error_file: where that file stays; empty: nowhere.
