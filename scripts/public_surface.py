@@ -36,10 +36,10 @@ FIELDS = {
     "stacks --json": "cli/stacks.py _print_stacks",
     "doctor --json": "cli/doctor/printed.py report_of",
     "event network": "cluster/interface_choice.py NetworkChoice.event",
-    "event went_on": "launch/agent/recovery.py Recovery",
-    "event summary": "launch/agent/recovery.py Recoveries.summary",
+    "event went_on": "launch/agent/in_place_recovery.py Recovery",
+    "event summary": "launch/agent/in_place_recovery.py Recoveries.summary",
     "event operations": "launch/output/flight_report.py FlightRecords.events",
-    "event hang": "launch/agent/hangs.py Hang.event",
+    "event hang": "launch/agent/complaints.py Hang.event",
 }
 
 

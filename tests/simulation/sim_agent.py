@@ -17,6 +17,7 @@ from tests.simulation.sim_keeper import SimLink
 from tests.simulation.sim_network import Process
 
 from rallypoint.rendezvous.consensus.messages import (
+    Action,
     Call,
     Message,
     OpenStore,
@@ -125,7 +126,7 @@ class SimAgent(Process):
 
     # Its actions.
 
-    def perform(self, decision: Decision) -> None:
+    def perform(self, decision: Decision[Action]) -> None:
         """Carry out a decision, or die within it."""
         cluster = self._cluster
         if decision.reason:

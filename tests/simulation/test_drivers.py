@@ -166,7 +166,7 @@ WITHOUT: dict[str, tuple[type, str, Callable[[SimJob], None], int]] = {
     "word that a worker is kept": (LocalWorkers, "keep", wait_for_a_node, 3),
     "a deadline for an answer": (LocalWorkers, "_expect", stop_one_and_kill_another, 2),
     "a deadline for the stopped": (LocalWorkers, "stopped", stop_one_as_others_join, 2),
-    "complaints": (StuckRanks, "lost_contact", cut_two_from_each_other, 2),
+    "complaints": (StuckRanks, "complains", cut_two_from_each_other, 2),
 }
 
 

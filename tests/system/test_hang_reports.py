@@ -1,6 +1,6 @@
 """Jobs that hang say so by themselves, and why; jobs that are slow say nothing.
 
-Which hangs are told, and how often, is held by tests/unit/launch/agent/test_hangs.py.
+Which hangs are told, and how often, is held by tests/unit/launch/agent/test_complaints.py.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from rallypoint.base.errors import WorkersFailedError
-from rallypoint.launch.result import JobResult
-from rallypoint.launch.worker_group import Failure, signal_name
+from rallypoint.launch.worker_group import WorkerExit, signal_name
 
 NOT_AVAILABLE = "<N/A>"
 _CANNOT_RUN = 127  # what shells say of a program that could not be started
@@ -92,48 +92,46 @@ class ChildFailedError(WorkersFailedError):
         return "\n".join(lines)
 
 
-def process_failures(result: JobResult) -> dict[int, ProcessFailure]:
-    """By rank, the root cause first."""
+def process_failures(failures: Sequence[WorkerExit]) -> dict[int, ProcessFailure]:
+    """By rank, in this order."""
     found = {}
-    for failure in result.failures:
-        end = failure.exit
-        data = error_data(failure, result.recorded.get(end.rank))
-        path = result.error_files.get(end.rank, "")
+    for end in failures:
+        data = error_data(end)
         found[end.rank] = ProcessFailure(
-            local_rank=result.ranks.index(end.rank),
+            local_rank=end.local_rank,
             pid=end.pid,
-            exitcode=_exit_code(failure),
-            error_file=path if path and os.path.exists(path) else NOT_AVAILABLE,
+            exitcode=_exit_code(end),
+            error_file=end.error_file if os.path.exists(end.error_file) else NOT_AVAILABLE,
             error_file_data=data,
             message=data["message"],
-            timestamp=int(failure.time_s),
+            timestamp=int(end.noticed_s),
         )
     return found
 
 
-def error_data(failure: Failure, recorded: str | None) -> dict[str, Any]:
+def error_data(end: WorkerExit) -> dict[str, Any]:
     """The contents of an error file, as torch's launcher writes it: what the worker wrote, with its
     exit code; without that, what the launcher knows.
     """
-    data = _read(recorded)
+    data = _read(end.recorded)
     if data is None:
-        error, text = failure.error, failure.what
+        error, text = end.error, end.what
         if error is not None:
             text = f"{error.type}: {error.message}"
         trace = "" if error is None else error.traceback
-        extra = {"py_callstack": trace, "timestamp": str(int(failure.time_s or time.time()))}
+        extra = {"py_callstack": trace, "timestamp": str(int(end.noticed_s or time.time()))}
         data = {"message": {"message": text, "extraInfo": extra}}
-    code = _exit_code(failure)
+    code = _exit_code(end)
     if isinstance(data["message"], dict) and code:
         data["message"]["errorCode"] = code
     return data
 
 
-def leave_error(path: str, failure: Failure, recorded: str | None) -> str:
+def leave_error(path: str, end: WorkerExit) -> str:
     """Write a root cause where the launcher's caller looks for it; returns why that failed."""
     try:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(error_data(failure, recorded), file)
+            json.dump(error_data(end), file)
     except OSError as error:
         return f"cannot write TORCHELASTIC_ERROR_FILE={path}: {error.strerror}"
     return ""
@@ -147,8 +145,7 @@ def _read(text: str | None) -> dict[str, Any] | None:
     return data if isinstance(data, dict) and "message" in data else None
 
 
-def _exit_code(failure: Failure) -> int:
-    end = failure.exit
+def _exit_code(end: WorkerExit) -> int:
     if end.start_error is not None:
         return _CANNOT_RUN
     if end.signal is not None:

@@ -1,8 +1,4 @@
-"""The workers of one node in one round: which run, how others ended, and the state of the group.
-
-    INIT --started--> HEALTHY --all succeeded--> SUCCEEDED
-      \\                  | \\--one failed--> UNHEALTHY --all ended--> FAILED
-       \\-----------------+--the launcher ended them--> STOPPED
+"""How workers end, and the workers of one node in one round: which run, and how others ended.
 
 Pure facts and conclusions; node.py and the coordinator decide what to do about them.
 """
@@ -10,7 +6,6 @@ Pure facts and conclusions; node.py and the coordinator decide what to do about 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from signal import Signals
 
 from rallypoint.base.control_message import WorkerError
@@ -20,59 +15,43 @@ _MAX_MESSAGE = 200  # characters, in a line about a failure
 _MAX_OURS = 1000  # our own sentences, some of which say what several ranks called
 
 
-class GroupState(Enum):
-    """The state of a group; the names are torch's."""
-
-    INIT = "init"
-    HEALTHY = "healthy"
-    UNHEALTHY = "unhealthy"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-_MOVES: dict[GroupState, tuple[GroupState, ...]] = {
-    GroupState.INIT: (GroupState.HEALTHY, GroupState.STOPPED),
-    GroupState.HEALTHY: (GroupState.UNHEALTHY, GroupState.SUCCEEDED, GroupState.STOPPED),
-    GroupState.UNHEALTHY: (GroupState.FAILED,),
-    GroupState.SUCCEEDED: (),
-    GroupState.FAILED: (),
-    GroupState.STOPPED: (),
-}
-
-
-class Exit(Record, kw_only=True):
+class WorkerExit(Record, kw_only=True):
     """How a worker ended: `code`, or `signal`, or the `start_error` that kept it from starting.
 
     Attributes:
+        rank: in its round; -1: it had none, as it was on standby.
+        error: the exception that ended it, if it reported one.
         is_early: it left a training in which the others go on, whatever its code.
+        by_launcher: it still ran, and had not failed, when the launcher began to stop its group.
+        killed_because: why the launcher killed it, so that others can go on; empty: it did not.
+        recorded: what it wrote to its error file, if it failed.
+        error_file: where that file stays; empty: nowhere.
     """
 
     rank: int
+    local_rank: int
     pid: int
     time_s: float
     code: int | None = None
     signal: int | None = None
     core_dumped: bool = False
     start_error: str | None = None
+    error: WorkerError | None = None
     is_early: bool = False
+    by_launcher: bool = False
+    killed_because: str = ""
+    recorded: str | None = None
+    error_file: str = ""
 
     @property
     def succeeded(self) -> bool:
         """Whether it ended by itself with code 0, and was not missed."""
         return self.code == 0 and not self.is_early
 
-
-class Failure(Record):
-    """A worker that failed, as opposed to one that the launcher stopped.
-
-    Attributes:
-        killed_because: why the launcher killed it; empty: it did not.
-    """
-
-    exit: Exit
-    error: WorkerError | None
-    killed_because: str = ""
+    @property
+    def failed(self) -> bool:
+        """Whether it did not succeed, and the launcher did not stop it."""
+        return not self.succeeded and not self.by_launcher
 
     @property
     def is_echo(self) -> bool:
@@ -82,25 +61,23 @@ class Failure(Record):
     @property
     def is_startup(self) -> bool:
         """Whether it came before the program's own code ran, so that a retry would fail too."""
-        return self.exit.start_error is not None or (
-            self.error is not None and self.error.is_startup
-        )
+        return self.start_error is not None or (self.error is not None and self.error.is_startup)
 
     @property
-    def time_s(self) -> float:
+    def noticed_s(self) -> float:
         """When it was noticed: an exception is noticed before its process ends."""
-        return min(self.exit.time_s, self.error.time_s) if self.error else self.exit.time_s
+        return min(self.time_s, self.error.time_s) if self.error else self.time_s
 
     @property
     def text(self) -> str:
         """One line: which rank failed, and how."""
-        return f"rank {self.exit.rank} {self.what}"
+        return f"rank {self.rank} {self.what}"
 
     @property
     def what(self) -> str:
         """How it failed: by its exception, if that is known."""
-        if self.exit.start_error is not None:
-            return f"could not be started: {self.exit.start_error}"
+        if self.start_error is not None:
+            return f"could not be started: {self.start_error}"
         if self.error is not None:
             message = self.error.message.strip().partition("\n")[0]
             is_ours = self.error.type.startswith("rallypoint.")  # the end says what to do
@@ -116,13 +93,13 @@ class Failure(Record):
     @property
     def ending(self) -> str:
         """How its process ended."""
-        if self.exit.signal is None:
-            early = " before the training was over" if self.exit.is_early else ""
-            return f"exited with code {self.exit.code}{early}"
-        if self.killed_because and self.exit.signal == Signals.SIGKILL:
+        if self.signal is None:
+            early = " before the training was over" if self.is_early else ""
+            return f"exited with code {self.code}{early}"
+        if self.killed_because and self.signal == Signals.SIGKILL:
             return f"was killed by the launcher, as {self.killed_because}"
-        dumped = " (core dumped)" if self.exit.core_dumped else ""
-        return f"was killed by {signal_name(self.exit.signal)}{dumped}"
+        dumped = " (core dumped)" if self.core_dumped else ""
+        return f"was killed by {signal_name(self.signal)}{dumped}"
 
 
 def signal_name(number: int) -> str:
@@ -138,30 +115,28 @@ class WorkerGroup:
 
     def __init__(self, ranks: Iterable[int], local_ranks: Mapping[int, int] | None = None) -> None:
         """Begin; `local_ranks` is by rank, if they are not 0, 1, ..."""
-        self.state = GroupState.INIT
         self.running: set[int] = set(ranks)
         self.local_ranks = local_ranks or {rank: i for i, rank in enumerate(sorted(self.running))}
-        self.exits: dict[int, Exit] = {}
+        self.exits: dict[int, WorkerExit] = {}
         self.errors: dict[int, WorkerError] = {}
         # The ranks that still ran when the launcher began to stop the group: it caused their ends.
         self.stopped: set[int] = set()
         self._killed: dict[int, str] = {}  # as others could go on without them: why, by rank
+        self._has_started = self._is_over = False
 
     def started(self) -> None:
         """The workers are being started."""
-        self._move(GroupState.HEALTHY)
+        self._has_started = True
 
     def reported(self, rank: int, error: WorkerError) -> None:
         """A worker reports the exception that is ending it; only the first one counts."""
         self.errors.setdefault(rank, error)
 
-    def exited(self, end: Exit) -> None:
-        """A worker has ended."""
+    def exited(self, end: WorkerExit) -> WorkerExit:
+        """A worker has ended; returns its end as `completed`."""
         self.running.discard(end.rank)
-        self.exits[end.rank] = end
-        failed = not end.succeeded and end.rank not in self.stopped
-        if failed and self.state is GroupState.HEALTHY:
-            self._move(GroupState.UNHEALTHY)
+        end = self.exits[end.rank] = self.completed(end)
+        return end
 
     def killing(self, rank: int, because: str) -> None:
         """The launcher kills a worker which is at fault, so that others can go on."""
@@ -174,32 +149,28 @@ class WorkerGroup:
 
     def ended(self) -> None:
         """No process of the group is running."""
-        if self.state is GroupState.UNHEALTHY:
-            self._move(GroupState.FAILED)
-        elif self.state is GroupState.HEALTHY and not self.stopped and not self.running:
-            self._move(GroupState.SUCCEEDED)  # with a single failure it would not be healthy
-        elif self.state in (GroupState.INIT, GroupState.HEALTHY):
-            self._move(GroupState.STOPPED)
+        self._is_over = True
 
-    def failure_text(self, end: Exit) -> str:
-        """One line on a worker that has just ended, if it failed; empty if it did not."""
-        failed = not end.succeeded and end.rank not in self.stopped
-        return self.failure_of(end).text if failed else ""
+    @property
+    def has_failed(self) -> bool:
+        """Whether a worker has failed."""
+        return any(end.failed for end in self.exits.values())
 
-    def failure_of(self, end: Exit) -> Failure:
-        """All that is known of a worker that has failed."""
-        return Failure(end, self.errors.get(end.rank), self._killed.get(end.rank, ""))
+    @property
+    def succeeded(self) -> bool:
+        """Whether all workers have ended by themselves, each with success, and nothing is left."""
+        is_over = self._has_started and self._is_over
+        return is_over and not (self.running or self.stopped or self.has_failed)
 
-    def failures(self) -> list[Failure]:
+    def completed(self, end: WorkerExit) -> WorkerExit:
+        """The end of one of its workers, with all that the group knows of it."""
+        return end.__replace__(
+            error=self.errors.get(end.rank, end.error),
+            by_launcher=end.rank in self.stopped,
+            killed_because=self._killed.get(end.rank, end.killed_because),
+        )
+
+    def failures(self) -> list[WorkerExit]:
         """The failures, root cause first: the earliest that is not an echo, if there is one."""
-        found = [
-            self.failure_of(end)
-            for rank, end in self.exits.items()
-            if not end.succeeded and rank not in self.stopped
-        ]
-        return sorted(found, key=lambda failure: (failure.is_echo, failure.time_s))
-
-    def _move(self, to: GroupState) -> None:
-        if to not in _MOVES[self.state]:
-            raise RuntimeError(f"a worker group cannot go from {self.state.value} to {to.value}")
-        self.state = to
+        found = [end for end in self.exits.values() if end.failed]
+        return sorted(found, key=lambda end: (end.is_echo, end.noticed_s))

@@ -15,9 +15,12 @@ from contextlib import suppress
 from typing import Any
 
 from rallypoint.base.address import loopback_trouble
+from rallypoint.base.control_message import WorkerError
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.launch.agent.agent_messages import AgentMessage, EndRank, read_message
+from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.node import NodeState
+from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.inspection.child import Looker
 from rallypoint.launch.inspection.requests import (
     AgentStatus,
@@ -30,18 +33,13 @@ from rallypoint.launch.inspection.requests import (
 )
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, signal_name
-from rallypoint.rendezvous.job.round import Seat
+from rallypoint.launch.worker_group import signal_name
 
 
 class AgentAnswers(Answers):
     """Answers for one agent.
 
     Args:
-        seat: its seat in the latest round.
-        pids: the workers' process numbers, by rank; 0: not started yet.
-        records: the descriptors of the workers' records.
-        oom_kills: the number of out-of-memory kills since the job began, if known.
         stop: ends the job.
         told: called with what another agent says of workers.
     """
@@ -51,13 +49,11 @@ class AgentAnswers(Answers):
         job: Job,
         state: NodeState,
         rounds: RoundSource,
+        workers: LocalWorkers,
+        oom_kills: OomKills,
         selector: selectors.BaseSelector,
         *,
         began: float,
-        seat: Callable[[], Seat | None],
-        pids: Callable[[], dict[int, int]],
-        records: Callable[[], Sequence[int]],
-        oom_kills: Callable[[], int | None],
         stop: Callable[[str], None],
         told: Callable[[AgentMessage], None],
     ) -> None:
@@ -65,12 +61,11 @@ class AgentAnswers(Answers):
         self._looker = Looker(selector, self.conversations)
         self._tracer = Looker(selector, self.conversations)
         self._relay = Relay(rounds, self._look)
+        self._told = told
         self._job, self._state, self._rounds = job, state, rounds
         self._began = began
-        self._seat, self._pids, self._records = seat, pids, records
-        self._oom_kills = oom_kills
+        self._workers, self._oom_kills = workers, oom_kills
         self._stop = stop
-        self._told = told
 
     def close(self) -> None:
         """Drop all connections of askers."""
@@ -95,7 +90,7 @@ class AgentAnswers(Answers):
         return roster is not None and roster.leader == key
 
     def status(self) -> AgentStatus:
-        state, seat, pids = self._state, self._seat(), self._pids()
+        state, seat, pids = self._state, self._workers.seat, self._workers.pids
         return AgentStatus(
             run_id=self._job.run_id,
             host=self._job.host,
@@ -104,9 +99,9 @@ class AgentAnswers(Answers):
             phase="paused" if state.is_paused else state.phase.value,
             round=state.round,
             nodes=seat.nodes if seat is not None else 0,
-            world_size=seat.world_size if seat is not None else 0,
+            world_size=self._workers.world_size,
             uptime_s=time.monotonic() - self._began,
-            oom_kills=self._oom_kills(),
+            oom_kills=self._oom_kills.new,
             loopback_trouble=loopback_trouble("127.0.0.1"),
             news=self._rounds.news,
             workers=tuple(
@@ -123,7 +118,8 @@ class AgentAnswers(Answers):
         )
 
     def records(self) -> Sequence[int]:
-        return self._records()
+        evidence = self._workers.evidence
+        return [] if evidence is None else evidence.records.descriptors
 
     def stop(self, why: str) -> None:
         self._stop(why)
@@ -139,18 +135,18 @@ class AgentAnswers(Answers):
 
     def _end_of(self, rank: int) -> dict[str, Any]:
         group = self._state.group
-        end: Exit | None = group.exits.get(rank)
-        error = group.errors.get(rank)
+        end, error = group.exits.get(rank), group.errors.get(rank)
         if end is None:
-            if error is None:
-                return {}
-            told = f"{error.type}: {error.message}"[:300]
-            return {"error": told, "ended_at": error.time_s}
+            return {} if error is None else {"error": _line_of(error), "ended_at": error.time_s}
         return {
             "pid": end.pid,
             "code": end.code,
             "signal": signal_name(end.signal) if end.signal else "",
-            "by_launcher": rank in group.stopped,
-            "error": end.start_error or (f"{error.type}: {error.message}"[:300] if error else ""),
+            "by_launcher": end.by_launcher,
+            "error": end.start_error or (_line_of(end.error) if end.error else ""),
             "ended_at": end.time_s,
         }
+
+
+def _line_of(error: WorkerError) -> str:
+    return f"{error.type}: {error.message}"[:300]

@@ -1,44 +1,70 @@
-"""Has ranks ended without which the others can go on; imported when a worker first complains.
+"""Carries workers' complaints to the agent that coordinates, and performs what follows from them.
 
-    worker --"timed out", "lost contact"--> agent --> the agent that coordinates
-    the agent that coordinates --"end rank"--> the agent of the rank at fault
+    worker --complaint--> its agent --> the agent that coordinates --> a process that inspects
+                                                                   --> the agent of a rank at fault
 
-Failures to reach another agent are ignored: then the workers' errors stay what they are.
+The coordinating agent does this for all nodes, so there is one line and one decision. Imported when
+a worker first complains. Failures are ignored, because they must not disturb the job: then the
+workers' errors stay what they are.
 """
 
 from __future__ import annotations
 
+import os
+import selectors
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from rallypoint.launch.agent.agent_messages import ContactLost, TimedOut
-from rallypoint.launch.agent.call_timeouts import TimedOutCalls
-from rallypoint.launch.agent.lost_contact import LostContacts
-from rallypoint.launch.agent.node import NodeState
+from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
+from rallypoint.launch.agent.agent_messages import ContactLost, LongWaits, TimedOut
+from rallypoint.launch.agent.complaints import (
+    STOPPED_SHARE,
+    Hang,
+    Hangs,
+    LostContacts,
+    TimedOutCalls,
+)
+from rallypoint.launch.agent.local_workers import LocalWorkers
+from rallypoint.launch.agent.node import NodeDecision, NodeState
+from rallypoint.launch.inspection.child import Child
+from rallypoint.launch.job import Job, OnHang
+from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.rendezvous.job.decision import Decision
+
+_BETWEEN_STOPPED_S = 0.03  # the two looks: that it does not move, its agent has seen
+_CALM = 0.5  # of the time until a wait is long: it is not looked at more often
 
 
 class ComplaintWatch:
-    """The watch of one agent.
-
-    Args:
-        world_size: the number of ranks of the present round.
-        perform: performs the decisions of `state` about the ranks at fault.
-    """
+    """The watch of one agent; its arguments are those of `StuckRanks`."""
 
     def __init__(
         self,
+        job: Job,
+        selector: selectors.BaseSelector,
         rounds: RoundSource,
         state: NodeState,
+        workers: LocalWorkers,
+        progress: ProgressReporter,
         *,
-        world_size: Callable[[], int],
-        perform: Callable[[Decision], None],
+        perform: Callable[[NodeDecision], None],
+        look: Callable[[], None],
     ) -> None:
-        self._rounds, self._state = rounds, state
-        self._world_size, self._perform = world_size, perform
-        self._round = -1
-        self._calls, self._contacts = TimedOutCalls(0), LostContacts(0)
+        self._on_hang, self._after_s = job.on_hang, job.hang_after_s
+        self._selector, self._rounds, self._state = selector, rounds, state
+        self._workers, self._progress = workers, progress
+        self._perform, self._look = perform, look
+        self._child: Child | None = None
+        self._calm_s = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has been complained of in this round."""
+        self._round, self._calm_until = self._state.round, 0.0
+        size = self._workers.world_size
+        self._hangs = Hangs(self._after_s)
+        self._calls, self._contacts = TimedOutCalls(size), LostContacts(size)
 
     @property
     def wake_at(self) -> float | None:
@@ -46,31 +72,53 @@ class ComplaintWatch:
         alarms = (self._calls.judge_at, self._contacts.judge_at)
         return min((each for each in alarms if each is not None), default=None)
 
-    def complains(self, report: TimedOut | ContactLost) -> None:
+    def complains(self, rank: int, message: LongWait | CallTimedOut | LostContact) -> None:
         """A worker of this node complains."""
-        roster = self._rounds.roster()
-        if roster is not None and roster.leader not in ("", roster.me):
-            self._rounds.inquire(roster.leader, report.to_bytes())
-        else:
-            self.heard(report)
+        match message:
+            case LongWait(seconds, is_over):
+                self.waits(rank, seconds, is_over=is_over)
+            case CallTimedOut(number, culprit, ranks):
+                self._pass_on(TimedOut(number, rank, culprit, ranks))
+            case LostContact(number, culprit, had_formed):
+                self._pass_on(ContactLost(number, rank, culprit, had_formed))
 
-    def heard(self, report: TimedOut | ContactLost) -> None:
-        """A worker of any node complains."""
-        if report.round != self._state.round:
+    def waits(
+        self, rank: int, seconds: float, *, is_over: bool = False, is_stopped: bool = False
+    ) -> None:
+        """A worker of this node has waited this long, and still waits unless it `is_over`.
+
+        With `is_stopped`, it has been stopped by a signal for so long.
+        """
+        self._pass_on(LongWaits(self._state.round, rank, seconds, is_over, is_stopped))
+
+    def _pass_on(self, complaint: LongWaits | TimedOut | ContactLost) -> None:
+        with suppress(Exception):
+            roster = self._rounds.roster()
+            if roster is not None and roster.leader not in ("", roster.me):
+                self._rounds.inquire(roster.leader, complaint.to_bytes())
+            else:
+                self.heard(complaint)
+
+    def heard(self, complaint: LongWaits | TimedOut | ContactLost) -> None:
+        """A worker of any node complains, and this agent coordinates."""
+        if complaint.round != self._state.round:
             return
-        if self._round != report.round:
-            self._round, size = report.round, self._world_size()
-            self._calls, self._contacts = TimedOutCalls(size), LostContacts(size)
+        if self._round != complaint.round:
+            self._begin()
         now = time.monotonic()
-        if isinstance(report, TimedOut):
-            self._calls.report(report.rank, report.culprit, report.ranks, now)
-        else:
-            self._contacts.report(report.rank, report.culprit, now, had_formed=report.had_formed)
+        with suppress(Exception):
+            match complaint:
+                case LongWaits():
+                    self._wait_heard(complaint)
+                case TimedOut(_, rank, culprit, ranks):
+                    self._calls.report(rank, culprit, ranks, now)
+                case ContactLost(_, rank, culprit, had_formed):
+                    self._contacts.report(rank, culprit, now, had_formed=had_formed)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
         if self._round != self._state.round:  # what was complained of is over
-            self._calls, self._contacts = TimedOutCalls(0), LostContacts(0)
+            self._begin()
         calls, contacts = self._calls, self._contacts
         if calls.judge_at is not None and now >= calls.judge_at:
             self._perform(self._state.calls_timed_out(calls.judge()))
@@ -78,9 +126,48 @@ class ComplaintWatch:
             at_fault = contacts.judge(self._nodes().__getitem__)
             self._perform(self._state.contact_lost(at_fault))
 
+    def close(self) -> None:
+        """Stop watching."""
+        if self._child is not None:
+            self._child.close()
+
     def _nodes(self) -> dict[int, int]:
         """By rank, the number of its node."""
-        roster, size = self._rounds.roster(), self._world_size()
+        roster, size = self._rounds.roster(), self._workers.world_size
         members = () if roster is None else sorted(roster.members, key=lambda each: each.node_rank)
         nodes = [each.node_rank for each in members for _ in range(each.size)]
         return dict(enumerate(nodes if len(nodes) == size else range(size)))
+
+    # Hangs.
+
+    def _wait_heard(self, waits: LongWaits) -> None:
+        if waits.is_over:
+            if self._hangs.goes_on(waits.rank, was_stopped=waits.is_stopped):
+                self._progress.goes_on(waits.rank, waits.seconds, waits.is_stopped)
+            return
+        self._hangs.complains(waits.rank)
+        if self._child is None and time.monotonic() >= self._calm_until:
+            self._calm_s = _CALM * self._after_s * (STOPPED_SHARE if waits.is_stopped else 1.0)
+            between = [str(_BETWEEN_STOPPED_S)] if waits.is_stopped else []
+            words = ["job", str(os.getpid()), *between]
+            self._child = Child(self._selector, words, self._inspected)
+
+    def _inspected(self, explanation: dict[str, object] | None) -> None:
+        self._child = None
+        self._calm_until = time.monotonic() + self._calm_s
+        # Meanwhile the workers may have ended, or be others.
+        is_current = self._round == self._state.round and self._state.is_under_way
+        if explanation is None or not is_current or explanation.get("round") != self._round:
+            return
+        with suppress(Exception):
+            hang = self._hangs.judge(explanation)
+            if hang is not None:
+                self._found(hang)
+
+    def _found(self, hang: Hang) -> None:
+        self._progress.hangs(hang.text, hang.event)
+        if self._on_hang in (OnHang.RESTART, OnHang.STOP):
+            self._look()
+            ends_job = self._on_hang is OnHang.STOP
+            now = time.monotonic()
+            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))

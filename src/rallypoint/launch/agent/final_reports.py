@@ -1,16 +1,31 @@
-"""What an agent prints at the end of a round that failed, and at the end of the job."""
+"""How a round or a job ended: what an agent prints of it, and returns to a Python program."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from rallypoint.base.record import Record
 from rallypoint.base.wording import brief
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.job import Job
-from rallypoint.launch.worker_group import WorkerGroup, signal_name
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 from rallypoint.rendezvous.job.reports import Finish, Outcome
+
+
+class JobResult(Record, kw_only=True):
+    """How a job ended, as one node's agent saw it.
+
+    Attributes:
+        status: the launcher's exit status.
+        ranks: of this node's workers in the last round.
+        failures: of those that failed in it, the root cause first.
+    """
+
+    status: int
+    ranks: range = range(0)
+    failures: tuple[WorkerExit, ...] = ()
 
 
 class Reports:
@@ -48,7 +63,6 @@ class Reports:
         stopped_by: str,
         calls: Callable[[bool], list[str]],
         hint: Callable[[int | None], str],
-        recorded: Mapping[int, str],
     ) -> list[str]:
         """The job is over; no lines if it succeeded.
 
@@ -57,7 +71,6 @@ class Reports:
             calls: lines on the calls that the workers were in; for a stopped job, if it should
                 report them.
             hint: where the output of a local rank is kept.
-            recorded: the error files of the workers that failed, by rank.
         """
         state, finish = self._state, self._state.finish
         lines = []
@@ -86,7 +99,7 @@ class Reports:
                 "user; left running"
             )
         if finish is not None and finish.outcome is Outcome.GIVEN_UP:
-            lines += self._leave_error(recorded)
+            lines += self._leave_error()
         return lines
 
     def _given_up(
@@ -95,7 +108,7 @@ class Reports:
         state = self._state
         is_elsewhere = finish.culprit not in (None, state.node_rank)
         failures = state.group.failures()
-        culprit = state.group.local_ranks[failures[0].exit.rank] if failures else None
+        culprit = failures[0].local_rank if failures else None
         text = self._summary(
             state.group,
             title="job failed",
@@ -108,7 +121,7 @@ class Reports:
         what = f"{state.hang}; {finish.because}" if state.hang else finish.because
         return text or f"job failed: {what}"
 
-    def _leave_error(self, recorded: Mapping[int, str]) -> list[str]:
+    def _leave_error(self) -> list[str]:
         """Write the root cause for the launcher's caller, as torchrun does; lines to print."""
         path = self._job.environ.get("TORCHELASTIC_ERROR_FILE")
         failures = self._state.group.failures()
@@ -116,29 +129,11 @@ class Reports:
             return []
         from rallypoint.launch.child_failure import leave_error
 
-        trouble = leave_error(path, failures[0], recorded.get(failures[0].exit.rank))
+        trouble = leave_error(path, failures[0])
         return [trouble] if trouble else []
 
-    def _summary(
-        self,
-        group: WorkerGroup,
-        *,
-        title: str,
-        because: str,
-        elsewhere: str,
-        calls: Sequence[str],
-        logs: str = "",
-    ) -> str:
-        from rallypoint.launch.output.failure_report import FailureReport, summary
+    def _summary(self, group: WorkerGroup, *, calls: Sequence[str], **report: str) -> str:
+        from rallypoint.launch.output.failure_report import summary
 
-        report = FailureReport(
-            title=title,
-            because=because,
-            host=self._job.host,
-            local_ranks=group.local_ranks,
-            oom_kills=self._oom_kills.new,
-            elsewhere=elsewhere,
-            logs=logs,
-            calls=calls,
-        )
-        return summary(group, report)
+        host, oom_kills = self._job.host, self._oom_kills.new
+        return summary(group, host=host, oom_kills=oom_kills, calls=calls, **report)

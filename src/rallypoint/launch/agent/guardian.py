@@ -23,6 +23,7 @@ from enum import IntEnum
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.launch.agent.limits import limit_error
+from rallypoint.launch.worker_group import WorkerExit
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "guardian")
 _MAX_PAYLOAD = 8 << 20
@@ -39,6 +40,7 @@ _STAGES = {
     _EXEC: "run",
     _AFFINITY: "bind it to its CPUs",
 }
+_CLD_EXITED, _CLD_DUMPED = 1, 3
 _KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE, _KIND_PAUSE, _KIND_RESUME = range(1, 7)
 
 
@@ -69,9 +71,23 @@ class GuardianReport(Record):
     status: int
     time_s: float
 
+    def end_of(self, *, rank: int, local_rank: int, program: str) -> WorkerExit:
+        """The end of a worker (EXITED, SPAWN_FAILED), which ran that program, or was to."""
+        has_run = self.kind is not ReportKind.SPAWN_FAILED
+        has_code = has_run and self.code == _CLD_EXITED
+        return WorkerExit(
+            rank=rank,
+            local_rank=local_rank,
+            pid=self.pid,
+            time_s=self.time_s,
+            code=self.status if has_code else None,
+            signal=self.status if has_run and not has_code else None,
+            core_dumped=has_run and self.code == _CLD_DUMPED,
+            start_error=None if has_run else _start_error(self, program),
+        )
 
-def start_error(report: GuardianReport, program: str) -> str:
-    """Why it could not start a worker (SPAWN_FAILED), which was to run that program."""
+
+def _start_error(report: GuardianReport, program: str) -> str:
     if report.code == _FORK and report.status in (errno.EAGAIN, errno.EMFILE, errno.ENOMEM):
         from rallypoint.base.refusals import refused
 

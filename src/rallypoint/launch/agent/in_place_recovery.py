@@ -7,20 +7,17 @@ workers' side.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rallypoint.base.control_message import Released, Stage, WorkerReport
-from rallypoint.base.wording import brief
+from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.agent.guardian import GuardianReport
 from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
-from rallypoint.launch.agent.node import SIGKILL, NodeState, Phase, SignalWorkers
-from rallypoint.launch.agent.recovery import Recoveries, Recovery
+from rallypoint.launch.agent.node import SIGKILL, NodeDecision, NodeState, Phase, SignalWorkers
 from rallypoint.launch.agent.worker import COME_S, Worker
 from rallypoint.launch.output.progress import ProgressReporter
-from rallypoint.launch.worker_group import Exit, Failure
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
-from rallypoint.rendezvous.job.round import Seat
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
 # A start takes the cores from those who go on; it begins once they have, and after so long anyway.
@@ -36,7 +33,7 @@ class InPlaceRecovery:
         restarts: so many workers in a row may end on standby before they are ready, and others are
             started for them.
         perform: performs the decisions of `state`.
-        stand_by: starts what is missing on standby in that round.
+        stand_by: starts what is missing on standby.
     """
 
     def __init__(
@@ -47,19 +44,18 @@ class InPlaceRecovery:
         *,
         keeps: bool,
         restarts: int,
-        perform: Callable[[Decision], None],
-        stand_by: Callable[[Seat], None],
+        perform: Callable[[NodeDecision], None],
+        stand_by: Callable[[], None],
     ) -> None:
         self._keeps, self._restarts, self._fruitless = keeps, restarts, 0
         self._stand_by_at: float | None = None
         self._lets_go_on = False  # nobody is put on standby before the workers have gone on
-        self._seat: Seat | None = None  # of the round, for those who are put on standby later
         self._state, self._workers, self._progress = state, workers, progress
         self._perform, self._stand_by = perform, stand_by
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
         self._is_prepared = False
-        self._lost_standbys: list[Failure] = []  # in this round
+        self._lost_standbys: list[WorkerExit] = []  # in this round
         self.began_s = 0.0  # when workers went on (time.time()); 0: all are new
 
     @property
@@ -76,7 +72,7 @@ class InPlaceRecovery:
         kept = [self._workers.by_rank[rank] for rank in sorted(self._state.survivors)]
         gone = [*self._state.lost_while_kept, *reversed(self._lost_standbys)]
         self._lost_standbys.clear()
-        self._seat, self.began_s = seat, time.time()
+        self.began_s = time.time()
         places = self._workers.places_for(seat, kept)
         ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
         local_ranks = {place.rank: place.local_rank for place, _ in places}
@@ -100,10 +96,10 @@ class InPlaceRecovery:
         missing = ranks[len(places) :]  # lost while the round was being agreed
         if len(gone) < len(missing):  # or the round would wait for nobody
             why = "the process that was to be it has ended"
-            lost = Exit(rank=-1, pid=0, time_s=time.time(), start_error=why)
-            gone += [Failure(lost, None)] * (len(missing) - len(gone))
-        for rank, failure in zip(missing, gone, strict=False):
-            self._perform(self._state.worker_missed(rank, failure, now))
+            lost = WorkerExit(rank=-1, local_rank=0, pid=0, time_s=time.time(), start_error=why)
+            gone += [lost] * (len(missing) - len(gone))
+        for rank, end in zip(missing, gone, strict=False):
+            self._perform(self._state.worker_missed(rank, end, now))
 
     def forget(self) -> None:
         """Nobody goes on: all workers are new."""
@@ -164,26 +160,25 @@ class InPlaceRecovery:
         """Tell the coordinator, if there is a place for one of them."""
         self._perform(self._state.workers_ready(len(self._workers.ready)))
 
-    def lost_standby(self, worker: Worker, report: GuardianReport, seat: Seat) -> None:
+    def lost_standby(self, worker: Worker, report: GuardianReport) -> None:
         """A worker on standby has ended."""
         self._workers.lost_standby(worker)
         if self._state.phase in (Phase.ENDING, Phase.STOPPING, Phase.DONE):
             return
-        failure = Failure(worker.exit(report), worker.error)
-        self._lost_standbys.append(failure)
-        told = f"a worker on standby (pid {report.pid}) {failure.what}"
+        end = worker.exit(report)
+        self._lost_standbys.append(end)
+        told = f"a worker on standby (pid {end.pid}) {end.what}"
         if worker.report.stage is Stage.READY:  # one that came so far can be replaced
             self._progress.told(told)
             self.count_ready()
-            return self._stand_by(seat)
+            return self._stand_by()
         told += " before it came to init_process_group"
-        if failure.exit.code == 0:
+        if end.code == 0:
             told += f"; {_NO_RANK}"
         if self._fruitless < self._restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
             self._fruitless += 1
-            self._seat, self._stand_by_at = seat, time.monotonic() + pause_s
-            self._lets_go_on = False
+            self._stand_by_at, self._lets_go_on = time.monotonic() + pause_s, False
             told += f"; another one is started in {brief(pause_s)}"
         return self._progress.told(told)
 
@@ -193,8 +188,8 @@ class InPlaceRecovery:
         """
         if self._stand_by_at is not None and now >= self._stand_by_at:
             self._stand_by_at, self._lets_go_on = None, False
-            if self._seat is not None and self._state.phase in (Phase.RUNNING, Phase.KEEPING):
-                self._stand_by(self._seat)
+            if self._state.phase in (Phase.RUNNING, Phase.KEEPING):
+                self._stand_by()
         for worker in self._workers.standbys:
             if worker.come_by is not None and now >= worker.come_by:
                 worker.come_by = None
@@ -210,4 +205,130 @@ class InPlaceRecovery:
                 told = "is stopped, and the others cannot go on to their next round without it"
             self._state.group.killing(worker.rank, because)
             self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {told}; killing it")
-            self._perform(Decision((SignalWorkers((worker.rank,), SIGKILL),), ""))
+            self._perform(NodeDecision((SignalWorkers((worker.rank,), SIGKILL),)))
+
+
+_MOST_LOST = 4  # in a line
+
+
+class Recovery:
+    """The way from one round to the next, in which workers of this node go on.
+
+        a worker is lost -> known here -> the next round begins -> its group has formed -> all have
+                  detect_s        agree_s              form_s                sync_s   the state
+
+    Args:
+        over: the workers of the round that is over.
+        elsewhere: why it ended, if that was not on this node.
+        known_at: when this node knew of it (time.monotonic).
+        now: when the next one began.
+        before: the recovery on the way of which there was another loss.
+    """
+
+    def __init__(
+        self,
+        over: WorkerGroup,
+        elsewhere: str,
+        start: Start,
+        *,
+        known_at: float | None,
+        now: float,
+        before: Recovery | None,
+    ) -> None:
+        self._start, self._began, self._elsewhere = start, now, elsewhere
+        self._known = now if known_at is None else known_at
+        self._failures = over.failures()
+        self._is_urgent = start.is_urgent
+        self._formed: float | None = None
+        # The times of losses are the kernel's; all others are of the monotonic clock.
+        self._clock_s = time.time() - time.monotonic()
+        if before is not None:
+            self._failures = [*before._failures, *self._failures]
+            causes = filter(None, (before._elsewhere, elsewhere))
+            self._elsewhere = "; ".join(dict.fromkeys(causes))
+            self._known = min(self._known, before._known)
+            self._is_urgent = self._is_urgent or before._is_urgent
+
+    def formed(self, now: float) -> None:
+        """All workers of this node are in the round's group."""
+        self._formed = now if self._formed is None else self._formed
+
+    def times(self, now: float) -> dict[str, float | None]:
+        """How long each part has taken, if all have the state now; null: nobody was lost here."""
+        formed = now if self._formed is None else self._formed
+        lost = [failure.noticed_s - self._clock_s for failure in self._failures]
+        return {
+            "detect_s": round(max(0.0, self._known - min(lost)), 4) if lost else None,
+            "agree_s": round(self._began - self._known, 4),
+            "form_s": round(formed - self._began, 4),
+            "sync_s": round(now - formed, 4),
+        }
+
+    def lost_s(self, now: float) -> float:
+        """How long the ranks here did not train: if nobody was lost, while newcomers got the state.
+
+        Those who wait for newcomers do so at an update, and their agent cannot know since when.
+        """
+        times = self.times(now)
+        return (
+            sum(each or 0.0 for each in times.values())
+            if self._is_urgent
+            else times["sync_s"] or 0.0
+        )
+
+    def told(self, ranks: Iterable[int], now: float) -> tuple[str, dict[str, object]]:
+        """All workers of this node, `ranks`, have the state: a line, and an event."""
+        size, here = self._start.seat.world_size, sorted(ranks)
+        event: dict[str, object] = {
+            "ranks": here,
+            "world_size": size,
+            "lost_pids": [failure.pid for failure in self._failures],
+            "because": self._start.because,
+            **self.times(now),
+        }
+        if not self._failures and not self._is_urgent:
+            return f"{self._start.because}: the job goes on with {size} ranks", event
+        lost = [
+            f"rank {failure.rank} (pid {failure.pid}) {failure.what}"
+            for failure in self._failures[:_MOST_LOST]
+        ]
+        more = len(self._failures) - len(lost)
+        told = "; ".join(lost) + f"; and {more} more" * bool(more)
+        what = told or self._elsewhere or self._start.because
+        if not here:
+            return f"{what}; {size} ranks on other nodes go on", event
+        goes = "goes" if len(here) == 1 else "go"
+        whole = f"{self.lost_s(now) * 1e3:.0f} ms"
+        return f"{what}; {name_ranks(here)} of {size} {goes} on after {whole}", event
+
+
+class Recoveries:
+    """All of a job, on one node."""
+
+    def __init__(self) -> None:
+        self._count = self._begun_again = 0
+        self._lost_s = 0.0
+
+    def add(self, lost_s: float, *, begins_again: bool) -> None:
+        """Workers have gone on; `begins_again`: with a step that they had begun before."""
+        self._count += 1
+        self._lost_s += lost_s
+        self._begun_again += begins_again
+
+    def summary(self, uptime_s: float) -> tuple[str, dict[str, object]] | None:
+        """A line, and an event; None: there was none."""
+        if not self._count:
+            return None
+        event: dict[str, object] = {
+            "went_on": self._count,
+            "lost_s": round(self._lost_s, 3),
+            "uptime_s": round(uptime_s, 3),
+            "begun_again": self._begun_again,
+        }
+        times = "once" if self._count == 1 else f"{self._count} times"
+        steps = "1 step" if self._begun_again == 1 else f"{self._begun_again} steps"
+        text = (
+            f"went on in place {times}; {brief(self._lost_s)} of {brief(uptime_s)} lost to it;"
+            f" {steps} begun again"
+        )
+        return text, event

@@ -30,8 +30,8 @@ class LocalWorkers:
     Attributes:
         by_rank: those of the round.
         standbys: those without a rank.
+        seat: this node's part in the round; None before the first.
         evidence: what is remembered of the round; None before the first.
-        wake_at: when to look for workers that have not answered.
     """
 
     def __init__(
@@ -39,11 +39,22 @@ class LocalWorkers:
     ) -> None:
         self.by_rank: dict[int, Worker] = {}
         self.standbys: list[Worker] = []
+        self.seat: Seat | None = None
         self.evidence: RoundEvidence | None = None
-        self.wake_at: float | None = None
         self._job, self._selector, self._read = job, selector, read
         self._by_number: dict[int, Worker] = {}
         self._next_number = 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the round, on all nodes."""
+        return 0 if self.seat is None else self.seat.world_size
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to look for workers that have not answered; None: nobody waits for an answer."""
+        answers = [each.answer_by for each in self.by_rank.values() if each.answer_by is not None]
+        return min(answers, default=None)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -77,6 +88,7 @@ class LocalWorkers:
         Raises:
             GuardianLostError: the guardian has died.
         """
+        self.seat = seat
         output.start_round(seat.number)
         self.evidence = RoundEvidence(seat.local_world_size + self._job.spares)
         for place in seat.placements:
@@ -116,6 +128,7 @@ class LocalWorkers:
         now: float,
     ) -> None:
         """Tell these workers their places; let go those that have ended."""
+        self.seat = seat
         seated = [worker for _, worker in places]
         before = list(self.by_rank.values())
         self.by_rank = {place.rank: worker for place, worker in places}
@@ -124,20 +137,21 @@ class LocalWorkers:
             worker.take(place, seat, is_urgent=is_urgent)
             if is_urgent or worker.is_stopped:
                 self._expect(worker, now)
-        self.wake_at = _earliest(seated)
         for worker in before:
             if worker not in seated:
                 self._make_room(worker)
         if self.evidence is not None:
             self.evidence = self.evidence.renewed()
 
-    def stand_by(self, guardian: Guardian, output: Output, seat: Seat) -> None:
+    def stand_by(self, guardian: Guardian, output: Output) -> None:
         """Start workers on standby until there is one for each empty place, and the spares.
 
         Raises:
             GuardianLostError: the guardian has died.
         """
-        assert self.evidence is not None
+        seat, evidence = self.seat, self.evidence
+        assert seat is not None
+        assert evidence is not None
         size, spares = self._job.local_world_size, self._job.spares
         taken = {worker.local_rank for worker in (*self.by_rank.values(), *self.standbys)}
         wanted = self.empty + spares - len(self.standbys)
@@ -146,8 +160,8 @@ class LocalWorkers:
         for local_rank in free:
             worker = self._new(Placement(rank=-1, local_rank=local_rank, role_rank=-1), output)
             self.standbys.append(worker)
-            self.evidence.records.make_room(worker.record_slot)
-            worker.start(guardian, seat, self.evidence.records.fileno())
+            evidence.records.make_room(worker.record_slot)
+            worker.start(guardian, seat, evidence.records.fileno())
 
     def stopped(self, worker: Worker, round_number: int, now: float) -> None:
         """A signal has stopped it. If others go on meanwhile, they cannot without it."""
@@ -155,7 +169,6 @@ class LocalWorkers:
         is_newcomer = worker.rank < 0 or worker.report.round < 0  # or one of the job's first round
         if not is_newcomer and not _has_answered(worker, round_number):
             self._expect(worker, now)
-            self.wake_at = _earliest(self.by_rank.values())
 
     def unanswered(self, round_number: int, now: float) -> list[Worker]:
         """Workers that have not answered for too long.
@@ -171,7 +184,6 @@ class LocalWorkers:
             elif each.answer_by is not None and now >= each.answer_by:
                 each.answer_by = None
                 late.append(each)
-        self.wake_at = _earliest(self.by_rank.values())
         return late
 
     def _expect(self, worker: Worker, now: float) -> None:
@@ -183,7 +195,6 @@ class LocalWorkers:
         """They are stopped, and cannot answer."""
         for each in self.by_rank.values():
             each.answer_by = None
-        self.wake_at = None
 
     def have(self, stage: Stage, round_number: int) -> bool:
         """Whether all workers of this node have come so far in that round."""
@@ -201,7 +212,6 @@ class LocalWorkers:
         self.by_rank.clear()
         self.standbys.clear()
         self._by_number.clear()
-        self.wake_at = None
         if self.evidence is not None:
             self.evidence.records.close()
 
@@ -261,7 +271,3 @@ class LocalWorkers:
 def _has_answered(worker: Worker, round_number: int) -> bool:
     """That it knows its place in that round; if it is stopped, that it has come there."""
     return worker.report.has(Stage.JOINED if worker.is_stopped else Stage.ASSIGNED, round_number)
-
-
-def _earliest(workers: Collection[Worker]) -> float | None:
-    return min((each.answer_by for each in workers if each.answer_by is not None), default=None)

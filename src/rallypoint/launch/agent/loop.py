@@ -20,7 +20,7 @@ from rallypoint.base.control_message import (
     WorkerError,
     WorkerReport,
 )
-from rallypoint.launch.agent.final_reports import Reports
+from rallypoint.launch.agent.final_reports import JobResult, Reports
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error, make_room
@@ -29,6 +29,7 @@ from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
     KeepWorkers,
+    NodeDecision,
     NodeState,
     PauseEverything,
     Phase,
@@ -46,11 +47,10 @@ from rallypoint.launch.job import Job, with_silence
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
-from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.launch.worker_group import Exit, GroupState, signal_name
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.launch.worker_group import WorkerExit, signal_name
+from rallypoint.rendezvous.job.decision import assert_never
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
 from rallypoint.rendezvous.job.round import Seat
 
@@ -90,11 +90,10 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
                 agent.wait()
             finally:
                 agent.end()
-    except (OSError, RuntimeError) as error:
+    except BaseException as error:
         agent.close(is_heard=agent.pass_on_output())
-        raise limit_error(error, job.local_world_size) or error from None
-    except BaseException:
-        agent.close(is_heard=agent.pass_on_output())
+        if isinstance(error, OSError | RuntimeError):
+            raise limit_error(error, job.local_world_size) or error from None
         raise
     # Signals have their usual effects again: nothing runs any more, and the reader may be slow.
     is_heard = agent.pass_on_output()
@@ -128,11 +127,8 @@ class Agent:
         )
         self._guardian: Guardian | None = None
         self._output: Output | None = None
-        self._seat: Seat | None = None
         self._workers = LocalWorkers(job, self.selector, self._read)
         self._unkillable: list[int] = []
-        self._recorded: dict[int, str] = {}  # by rank, the error files of this round's failures
-        self._error_files: dict[int, str] = {}  # where they stay, if they do
         self._oom_kills = OomKills()
         self._started = time.monotonic()
         self._reports = Reports(job, self._state, self._oom_kills, self._started)
@@ -148,10 +144,10 @@ class Agent:
             self.selector,
             rounds,
             self._state,
+            self._workers,
             self._progress,
             perform=self._perform,
             look=self._look_at_all,
-            world_size=lambda: 0 if self._seat is None else self._seat.world_size,
         )
         self._recovery = InPlaceRecovery(
             self._state,
@@ -197,9 +193,9 @@ class Agent:
         self._renew_fence()
         self._watch_guardian()
         sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
+        sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
         if self._step_signals is not None:
             sources.append(self._step_signals.wake_at)
-        sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
         alarms = [at for at in sources if at is not None]
         timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
         for key, _ in self.selector.select(timeout):
@@ -254,13 +250,13 @@ class Agent:
             stopped_by=self._stopped_by,
             calls=self._last_calls,
             hint=self._where_logs_are,
-            recorded=self._recorded,
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
-        if lines and self._workers.evidence is not None and self._seat is not None:
-            self._workers.evidence.keep(
+        evidence, seat = self._workers.evidence, self._workers.seat
+        if lines and evidence is not None and seat is not None:
+            evidence.keep(
                 self._job,
-                self._seat,
+                seat,
                 self._state.group,
                 oom_kills=self._oom_kills.new,
                 status=self._state.status,
@@ -270,12 +266,11 @@ class Agent:
     @property
     def result(self) -> JobResult:
         """How it ended."""
+        seat = self._workers.seat
         return JobResult(
             status=self._state.status,
-            ranks=range(0) if self._seat is None else _ranks_of(self._seat),
+            ranks=range(0) if seat is None else _ranks_of(seat),
             failures=tuple(self._state.group.failures()),
-            error_files=self._error_files,
-            recorded=self._recorded,
         )
 
     def _where_logs_are(self, local_rank: int | None) -> str:
@@ -284,18 +279,18 @@ class Agent:
 
     def _last_calls(self, was_stopped: bool = False) -> list[str]:
         """The calls that the workers were in, as lines of a report."""
-        evidence = self._workers.evidence
-        if evidence is None or self._seat is None:
+        evidence, seat = self._workers.evidence, self._workers.seat
+        if evidence is None or seat is None:
             return []
         lines = evidence.lines(was_stopped=was_stopped)
         hangs = was_stopped and not self._state.hang
-        why = evidence.why(self._job, self._seat, self._state.group) if hangs else ""
+        why = evidence.why(self._job, seat, self._state.group) if hangs else ""
         return [f"  at that time: {why}", *lines] if why else lines
 
     def _look_at_calls(self) -> None:
         """After trouble: record the workers' calls before they react to it."""
         evidence = self._workers.evidence
-        if evidence is not None and evidence.look(self._workers.record_slots):
+        if evidence is not None and evidence.records.look(self._workers.record_slots):
             self._progress.calls_seen(evidence.records.events)
 
     def _look_at_all(self) -> None:
@@ -325,20 +320,14 @@ class Agent:
             self._job,
             self._state,
             self._rounds,
+            self._workers,
+            self._oom_kills,
             self.selector,
             began=self._started,
-            seat=lambda: self._seat,
-            pids=lambda: self._workers.pids,
-            records=self._records,
-            oom_kills=lambda: self._oom_kills.new,
             stop=self._stop_asked,
             told=self._stuck_ranks.told,
         )
         return self._answers
-
-    def _records(self) -> list[int]:
-        evidence = self._workers.evidence
-        return [] if evidence is None else evidence.records.descriptors
 
     def _stop_asked(self, why: str) -> None:
         """The user asked to end the whole job."""
@@ -352,19 +341,20 @@ class Agent:
     def _obey(self) -> None:
         while self._rounds.orders:
             now = time.monotonic()
-            match self._rounds.orders.pop(0):
-                case Start() as start:
-                    self._start_round(start)
-                case Stop() as stop:
+            order = self._rounds.orders.pop(0)
+            match order:
+                case Start():
+                    self._start_round(order)
+                case Stop():
                     self._look_at_calls()
-                    self._perform(self._state.round_stopped(stop, now))
-                case Finish() as finish:
-                    self._perform(self._state.finished(finish, now))
+                    self._perform(self._state.round_stopped(order, now))
+                case Finish():
+                    self._perform(self._state.finished(order, now))
+                case _:
+                    assert_never(order)
 
     def _start_round(self, start: Start) -> None:
         if self._state.phase is Phase.KEEPING:
-            self._recorded.clear()
-            self._seat = start.seat
             self._recovery.begin(start)
             return self._rounds.settle()  # workers that go on are about to need the store
         failed, elsewhere = self._state.group, self._state.stopped_because
@@ -377,9 +367,6 @@ class Agent:
         calls = self._last_calls()
         self._let_workers_go()
         self._recovery.forget()
-        self._recorded.clear()
-        self._error_files.clear()
-        self._seat = seat
         self._progress.network_chosen(self._rounds.network)  # if it was not known before
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)
@@ -395,7 +382,7 @@ class Agent:
             self._oom_kills.reset()
         self._progress.round_runs()
         if self._job.spares or not seat.local_world_size:
-            self._stand_by(seat)
+            self._stand_by()
         return None
 
     def _spawn(self, seat: Seat) -> None:
@@ -409,10 +396,10 @@ class Agent:
         if self._step_signals is not None:
             self._step_signals.forget()
 
-    def _stand_by(self, seat: Seat) -> None:
+    def _stand_by(self) -> None:
         output = self._output
         assert output is not None
-        self._to_guardian(lambda guardian: self._workers.stand_by(guardian, output, seat))
+        self._to_guardian(lambda guardian: self._workers.stand_by(guardian, output))
 
     # Events.
 
@@ -467,9 +454,9 @@ class Agent:
                 elif report.kind is ReportKind.CONTINUED:
                     worker.is_stopped = False
                     self._stuck_ranks.continued(worker.rank, time.monotonic())
-                elif worker.rank < 0 and self._seat is not None:
+                elif worker.rank < 0:
                     self._read(worker)
-                    self._recovery.lost_standby(worker, report, self._seat)
+                    self._recovery.lost_standby(worker, report)
                 else:
                     self._worker_ended(worker, report)
 
@@ -479,35 +466,34 @@ class Agent:
         if not end.succeeded:
             self._look_at_calls()
         self._read(worker)  # what it said before it ended counts as before,
-        if not end.succeeded and self._state.group.state is GroupState.HEALTHY:
+        if not end.succeeded and not self._state.group.has_failed:
             for each in self._workers.by_rank.values():  # also that others go on
                 self._read(each)
         if worker.error is not None and worker.rank not in self._state.group.errors:
             # It raised before the round began in which it ends.
             self._perform(self._state.worker_reported(worker.rank, worker.error, now))
         if not end.succeeded:
-            self._read_error_file(worker, end)
+            end = end.__replace__(recorded=self._read_error_file(worker, end))
         error = self._state.group.errors.get(worker.rank)
         if error is not None and error.time_s < self._recovery.began_s:
             self._state.worker_was_lost(worker.rank)
         if error is not None and self._job.logs.are_kept:
             worker.keep_error(error)
-            self._error_files[worker.rank] = worker.error_file
-        self._progress.worker_ended(end, self._state.group.failure_text(end))
+            end = end.__replace__(error_file=worker.error_file)
+        end = self._state.group.completed(end)
+        self._progress.worker_ended(end)
         self._perform(self._state.worker_exited(end, now))
 
-    def _read_error_file(self, worker: Worker, end: Exit) -> None:
+    def _read_error_file(self, worker: Worker, end: WorkerExit) -> str | None:
         """For workers that do not report over the control socket, and for our own caller."""
         text = worker.recorded()
-        if text is None:
-            return
-        self._recorded[worker.rank] = text
-        if worker.rank not in self._state.group.errors:
+        if text is not None and worker.rank not in self._state.group.errors:
             from rallypoint.launch.output.failure_report import read_error_file
 
             error = read_error_file(text, time_s=end.time_s)
             if error is not None:
                 self._perform(self._state.worker_reported(worker.rank, error, time.monotonic()))
+        return text
 
     def _read(self, worker: Worker) -> None:
         messages, is_open = worker.control.receive()
@@ -522,18 +508,14 @@ class Agent:
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
                 self._stuck_ranks.raised(worker.rank, now)
-            elif isinstance(message, LongWait):
-                self._stuck_ranks.waits_long(worker.rank, message)
-            elif isinstance(message, CallTimedOut):
-                self._stuck_ranks.timed_out(worker.rank, message)
-            elif isinstance(message, LostContact):
-                self._stuck_ranks.lost_contact(worker.rank, message)
+            elif isinstance(message, LongWait | CallTimedOut | LostContact):
+                self._stuck_ranks.complains(worker.rank, message)
             elif isinstance(message, WorkerReport):
                 self._recovery.heard(worker, message)
 
     # Actions.
 
-    def _perform(self, decision: Decision) -> None:
+    def _perform(self, decision: NodeDecision) -> None:
         if decision.reason:
             self._progress.decided(self._state.phase.value, decision.reason)
         for action in decision.actions:
@@ -556,6 +538,8 @@ class Agent:
                     self._rounds.tell(report)
                 case Notice(text):
                     self._progress.told(text)
+                case _:
+                    assert_never(action)
 
     def _signal(self, action: SignalWorkers) -> None:
         if self._step_signals is None:

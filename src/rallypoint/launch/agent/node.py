@@ -22,7 +22,7 @@ from enum import Enum
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 from rallypoint.base.wording import name_ranks
-from rallypoint.launch.worker_group import Exit, Failure, GroupState, WorkerGroup
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
     Ending,
@@ -111,6 +111,19 @@ class Tell(Record):
     report: NodeReport
 
 
+NodeAction = (
+    SignalWorkers
+    | EndElsewhere
+    | KeepWorkers
+    | EndEverything
+    | PauseEverything
+    | ResumeEverything
+    | Tell
+    | Notice
+)
+NodeDecision = Decision[NodeAction]
+
+
 class NodeState:
     """One node of a job. Each method takes one event and returns one `Decision`."""
 
@@ -155,7 +168,7 @@ class NodeState:
         local_ranks: Mapping[int, int] | None = None,
         elastic: Iterable[int] = (),
         newcomers: Iterable[int] = (),
-    ) -> Decision:
+    ) -> NodeDecision:
         """A round begins with these ranks on this node.
 
         Args:
@@ -188,7 +201,7 @@ class NodeState:
         self._move(Phase.KEEPING)  # what is to be here is on standby, or is not ready yet
         return Decision((resume, self._tell()), reason)
 
-    def round_stopped(self, stop: Stop, now: float) -> Decision:
+    def round_stopped(self, stop: Stop, now: float) -> NodeDecision:
         """The coordinator ends the round on all nodes, or this node has lost it."""
         if stop.round != self.round:
             return NOTHING
@@ -207,7 +220,7 @@ class NodeState:
         self.group.stopping()
         return self._end(stop.because, now)
 
-    def finished(self, finish: Finish, now: float) -> Decision:
+    def finished(self, finish: Finish, now: float) -> NodeDecision:
         """The job is over: at once if nothing is running here, else as soon as that has ended."""
         if self.phase is Phase.DONE:
             return NOTHING
@@ -221,7 +234,7 @@ class NodeState:
 
     # Events.
 
-    def worker_is_elastic(self, rank: int, *, is_on: bool) -> Decision:
+    def worker_is_elastic(self, rank: int, *, is_on: bool) -> NodeDecision:
         """A worker says whether it goes on when others are lost."""
         if is_on and rank in self.group.running:
             self.elastic.add(rank)
@@ -232,7 +245,7 @@ class NodeState:
                 return Decision((self._tell(),), "the last update is done")
         return NOTHING
 
-    def workers_ready(self, ready: int) -> Decision:
+    def workers_ready(self, ready: int) -> NodeDecision:
         """So many workers on standby wait for a place."""
         self.ready = ready
         if ready == self._told_ready or self.phase not in (Phase.RUNNING, Phase.KEEPING):
@@ -240,7 +253,7 @@ class NodeState:
         self._told_ready = ready
         return Decision((self._tell(),), f"{ready} workers on standby")
 
-    def worker_reported(self, rank: int, error: WorkerError, now: float) -> Decision:
+    def worker_reported(self, rank: int, error: WorkerError, now: float) -> NodeDecision:
         """A worker reports the exception that is ending it."""
         if rank not in self.group.running:
             return NOTHING
@@ -249,18 +262,18 @@ class NodeState:
             self._hold(now + FOLD_GRACE_S)
         return NOTHING
 
-    def worker_exited(self, end: Exit, now: float) -> Decision:
+    def worker_exited(self, end: WorkerExit, now: float) -> NodeDecision:
         """A worker has ended, or could not be started."""
         if end.rank not in self.group.running:
             return NOTHING
         if end.code == 0 and end.rank in self.elastic - self.group.stopped:
             end = end.__replace__(is_early=True)
-        self.group.exited(end)
+        end = self.group.exited(end)
         if not end.succeeded:
             self._breaks(now)
         match self.phase:
             case Phase.RUNNING | Phase.HOLDING if not end.succeeded:
-                return self._failed(self.group.failure_of(end), now)
+                return self._failed(end, now)
             case Phase.RUNNING | Phase.HOLDING | Phase.STOPPING if not self.group.running:
                 return self._end("all workers have ended", now)
             case Phase.KEEPING if end.rank in self.elastic:
@@ -271,24 +284,21 @@ class NodeState:
         """What ends this worker is older than the round, which is not to be charged for it."""
         self._missed.add(rank)
 
-    def worker_missed(self, rank: int, failure: Failure, now: float) -> Decision:
+    def worker_missed(self, rank: int, end: WorkerExit, now: float) -> NodeDecision:
         """A worker that was to go on in this round, as that rank, had ended before it began."""
         self.worker_was_lost(rank)
-        if failure.error is not None:
-            self.group.reported(rank, failure.error)
-        end = failure.exit.__replace__(rank=rank, is_early=failure.exit.code == 0)
-        return self.worker_exited(end, now)
+        return self.worker_exited(end.__replace__(rank=rank, is_early=end.code == 0), now)
 
     def stop_requested(
         self, signal: int, text: str, now: float, *, leaves: bool = False
-    ) -> Decision:
+    ) -> NodeDecision:
         """A signal, described by `text`, asks the agent to stop the job, or its own part."""
         if self.phase is Phase.DONE:
             return NOTHING
         first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
         # A Ctrl-C that all nodes get may come here behind the word of one that had it before.
         is_same = first and now < self._told_until
-        stop = Decision((), text)  # no new round
+        stop: NodeDecision = Decision((), text)  # no new round
         if self.phase is Phase.STOPPING and signal == SIGINT and not is_same:
             stop = self._end("interrupted while the workers were stopping", now)
         elif not first:
@@ -304,7 +314,7 @@ class NodeState:
             self._done(text)
         return Decision((*stop.actions, self._tell()), stop.reason)
 
-    def hangs(self, text: str, rank: int, now: float, *, ends_job: bool = False) -> Decision:
+    def hangs(self, text: str, rank: int, now: float, *, ends_job: bool = False) -> NodeDecision:
         """The job hung, as `text` says, and the round must fail or the job end for it.
 
         `rank` is the rank at fault, if any.
@@ -327,19 +337,19 @@ class NodeState:
             self._broken = self._broken or text
         return Decision((*stop.actions, self._tell()), stop.reason)
 
-    def calls_timed_out(self, at_fault: Iterable[int]) -> Decision:
+    def calls_timed_out(self, at_fault: Iterable[int]) -> NodeDecision:
         """Calls of the job timed out as these ranks did not come; none: all have come by now."""
         because = "others waited for it for longer than their group's timeout"
         text = "calls timed out, but all ranks take part again"
         return self._end_at_fault(at_fault, because, otherwise=text)
 
-    def contact_lost(self, at_fault: Iterable[int]) -> Decision:
+    def contact_lost(self, at_fault: Iterable[int]) -> NodeDecision:
         """Ranks cannot reach each other; without these they could; none: all shall try again."""
         because = "others could not reach it"
         text = "connections between ranks broke; all connect again"
         return self._end_at_fault(at_fault, because, otherwise=text)
 
-    def end_rank(self, rank: int, round_number: int, because: str) -> Decision:
+    def end_rank(self, rank: int, round_number: int, because: str) -> NodeDecision:
         """The coordinator's agent has found that others must go on without this rank."""
         is_current = round_number == self.round and self.phase in (Phase.RUNNING, Phase.HOLDING)
         if not is_current or rank not in self.group.running:
@@ -348,7 +358,7 @@ class NodeState:
         text = f"killing rank {rank}, as {because}; the others go on"
         return Decision((Notice(text), SignalWorkers((rank,), SIGKILL)), text)
 
-    def tick(self, now: float) -> Decision:
+    def tick(self, now: float) -> NodeDecision:
         """Time has passed."""
         if self.wake_at is None or now < self.wake_at:
             return NOTHING
@@ -372,7 +382,7 @@ class NodeState:
                 )
         return NOTHING
 
-    def everything_ended(self, unkillable: tuple[int, ...]) -> Decision:
+    def everything_ended(self, unkillable: tuple[int, ...]) -> NodeDecision:
         """The guardian has killed and reaped all processes, except for these."""
         if self.phase is not Phase.ENDING:
             return NOTHING
@@ -387,7 +397,7 @@ class NodeState:
             self._done(self.finish.because)
         return Decision((tell,), reason)
 
-    def guardian_lost(self, because: str = "was killed") -> Decision:
+    def guardian_lost(self, because: str = "was killed") -> NodeDecision:
         """The guardian died, and with it all workers."""
         if self.phase is Phase.DONE:
             return NOTHING
@@ -424,7 +434,7 @@ class NodeState:
             ready=self.ready,
             survivors=len(self.survivors) if self.phase is Phase.KEEPING else 0,
             waits=self.phase is Phase.KEEPING,
-            succeeded=has_none or (is_over and self.group.state is GroupState.SUCCEEDED),
+            succeeded=has_none or (is_over and self.group.succeeded),
             causes=self._causes() if is_over else (),
             unkillable=len(self.unkillable),
             stop_asked=self._stop_asked,
@@ -438,21 +448,21 @@ class NodeState:
         failures = tuple(self._cause(failure) for failure in self.group.failures())
         return (self._hang_cause, *failures) if self._hang_cause is not None else failures
 
-    def _cause(self, failure: Failure) -> RankFailure:
+    def _cause(self, failure: WorkerExit) -> RankFailure:
         return RankFailure(
-            rank=failure.exit.rank,
+            rank=failure.rank,
             node_rank=self.node_rank,
             text=failure.text,
             is_echo=failure.is_echo,
             is_startup=failure.is_startup,
-            is_charged=failure.exit.rank in self._missed,
-            is_newcomer=failure.exit.rank in self._newcomers,
+            is_charged=failure.rank in self._missed,
+            is_newcomer=failure.rank in self._newcomers,
         )
 
     # Moves.
 
-    def _failed(self, failure: Failure, now: float) -> Decision:
-        rank = failure.exit.rank
+    def _failed(self, failure: WorkerExit, now: float) -> NodeDecision:
+        rank = failure.rank
         if not self.group.running:
             return self._end(f"rank {rank} failed and no other worker is running here", now)
         if self.survivors and (failure.error is None or failure.is_echo):
@@ -485,18 +495,17 @@ class NodeState:
         return self.group.running & self.elastic
 
     @property
-    def lost_while_kept(self) -> list[Failure]:
+    def lost_while_kept(self) -> list[WorkerExit]:
         """Workers that the coordinator expects in the next round, and that have ended since."""
-        return [
-            self.group.failure_of(self.group.exits[rank])
-            for rank in sorted(self._kept & self.group.exits.keys())
-        ]
+        return [self.group.exits[rank] for rank in sorted(self._kept & self.group.exits.keys())]
 
-    def _end_at_fault(self, at_fault: Iterable[int], because: str, *, otherwise: str) -> Decision:
+    def _end_at_fault(
+        self, at_fault: Iterable[int], because: str, *, otherwise: str
+    ) -> NodeDecision:
         """Without these ranks the others can go on; none: all do in a new round, `otherwise`."""
         if not self.is_under_way:
             return NOTHING
-        decided = NOTHING
+        decided: NodeDecision = NOTHING
         for rank in at_fault:
             if rank in self.group.running:
                 decided += self.end_rank(rank, self.round, because)
@@ -507,7 +516,7 @@ class NodeState:
             return Decision((self._tell(),), otherwise)
         return decided
 
-    def _keep(self, because: str) -> Decision:
+    def _keep(self, because: str) -> NodeDecision:
         """The round is over; who can goes on, and the others, which cannot, are ended."""
         self._move(Phase.KEEPING)
         self.wake_at = None
@@ -518,9 +527,9 @@ class NodeState:
         keep = KeepWorkers(tuple(sorted(self._kept)), self.round)
         return Decision((*signals, self._tell(), keep), because)
 
-    def _pause(self, because: str, now: float) -> Decision:
+    def _pause(self, because: str, now: float) -> NodeDecision:
         """Others may go on without this node. If they do not, its workers have lost nothing."""
-        decided = NOTHING
+        decided: NodeDecision = NOTHING
         if self.phase is not Phase.KEEPING:
             self._stopped(because, now)
             decided = self._keep(because)
@@ -540,7 +549,7 @@ class NodeState:
     def _hold(self, until: float) -> None:
         self.wake_at = min(until, self._hold_until)
 
-    def _stop(self, signal: int, reason: str, now: float) -> Decision:
+    def _stop(self, signal: int, reason: str, now: float) -> NodeDecision:
         self._move(Phase.STOPPING)
         self.group.stopping()
         self._stop_until = now + self._shutdown_timeout_s
@@ -559,7 +568,7 @@ class NodeState:
             f" {'a second' if self.stop_signal == SIGINT else 'an'} interrupt (Ctrl-C) kills them"
         )
 
-    def _end(self, reason: str, now: float) -> Decision:
+    def _end(self, reason: str, now: float) -> NodeDecision:
         told = self._breaks_round() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
         self._move(Phase.ENDING)
         self.wake_at = now + GUARDIAN_PATIENCE_S
@@ -573,7 +582,7 @@ class NodeState:
             self._broken = self._broken or f"node {self.node_rank}: {failures[0].text}"
         return (self._tell(),)
 
-    def _done(self, reason: str) -> Decision:
+    def _done(self, reason: str) -> NodeDecision:
         self._move(Phase.DONE)
         self.wake_at = None
         return Decision((), reason)

@@ -6,17 +6,19 @@ someone ends a job in which workers have waited for long, it also inspects where
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 
 from rallypoint.base.control_groups import count_oom_kills
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.flight_report import FlightRecords
-from rallypoint.launch.worker_group import WorkerGroup
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 from rallypoint.rendezvous.job.round import Seat
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.diagnosis.facts import Facts, WorkerEnd
     from rallypoint.launch.inspection.look import Whereabouts
 
 _LONG_S = 1.0  # an operation that took longer is worth a word when somebody stops the job
@@ -41,13 +43,6 @@ class RoundEvidence:
         self.records.forget()
         return RoundEvidence(0, self.records)
 
-    def look(self, slots: Mapping[int, int]) -> bool:
-        """Record the calls of the workers (rank -> slot of its record); only the first call counts.
-
-        Returns whether this was the first.
-        """
-        return self.records.look(slots)
-
     def look_closely(self, pids: Mapping[int, int]) -> None:
         """Someone ends the job: record where workers are, if any waits for long."""
         forms = not self.records.has_groups and time.monotonic() - self._began > _FORMING_S
@@ -71,12 +66,10 @@ class RoundEvidence:
             return ""
         from rallypoint.diagnosis.answer import explanation_of
         from rallypoint.diagnosis.explanation import Verdict
-        from rallypoint.launch.agent.facts_at_end import job_at_end
 
-        records, where = self.records, self._whereabouts
         try:
-            ended = job_at_end(job, seat, group, records, where, oom_kills=None, status=0, hang="")
-            found = explanation_of(ended.facts, ended.facts)
+            facts = self._facts(job, seat, group)
+            found = explanation_of(facts, facts)
         except Exception:  # how the launcher ends does not depend on it
             return ""
         return found.sentence if found.kind is Verdict.EXPLAINED else ""
@@ -91,20 +84,82 @@ class RoundEvidence:
         status: int,
         hang: str,
     ) -> None:
-        """Save it for `rallypoint explain`, if there is any; `hang`: why the job was ended."""
+        """Save it for `rallypoint explain`, if there is any.
+
+        Args:
+            oom_kills: the number of out-of-memory kills since the job began, if known.
+            status: the launcher's exit status.
+            hang: the hang for which the launcher ended the job, as it was reported.
+        """
         if not self.records.seen_ns:
             return
-        from rallypoint.launch.agent.facts_at_end import job_at_end
-        from rallypoint.launch.inspection.kept import keep
+        from rallypoint.launch.inspection.kept import KeptJob, keep
 
-        records, where = self.records, self._whereabouts
         try:
-            ended = job_at_end(
-                job, seat, group, records, where, oom_kills=oom_kills, status=status, hang=hang
+            ended = KeptJob(
+                run_id=job.run_id,
+                pid=os.getpid(),
+                command=job.command,
+                ended=time.time(),
+                status=status,
+                hang=hang,
+                facts=self._facts(job, seat, group, oom_kills),
             )
             keep(ended)
         except Exception:  # how the launcher ends does not depend on it
             return
+
+    def _facts(
+        self, job: Job, seat: Seat, group: WorkerGroup, oom_kills: int | None = None
+    ) -> Facts:
+        """All of this node: calls as seen at the first sign of trouble, ends as known now."""
+        from rallypoint.diagnosis.facts import Facts, Node, WorkerFacts
+        from rallypoint.launch.inspection.look import Whereabouts
+        from rallypoint.launch.inspection.python_stacks import Answer
+
+        not_looked = Whereabouts(None, Answer((), "the job has ended"))
+        workers = []
+        for rank, local_rank in group.local_ranks.items():
+            where, groups = self._whereabouts.get(rank, not_looked), self.records.groups_of(rank)
+            workers.append(
+                WorkerFacts(
+                    rank=rank,
+                    local_rank=local_rank,
+                    process=where.process,
+                    end=_end_of(group.exits.get(rank)),
+                    groups=groups,
+                    has_record=bool(groups),
+                    stacks=where.answer.stacks,
+                    no_stacks_because=where.answer.because,
+                    library=where.answer.library,
+                    gil=where.answer.gil,
+                )
+            )
+        node = Node(
+            node_rank=seat.node_rank,
+            host=job.host,
+            now_ns=self.records.seen_ns,
+            ranks=tuple(group.local_ranks),
+            workers=tuple(workers),
+            oom_kills=oom_kills,
+        )
+        return Facts(
+            run_id=job.run_id, round=seat.number, world_size=seat.world_size, nodes=(node,)
+        )
+
+
+def _end_of(end: WorkerExit | None) -> WorkerEnd | None:
+    from rallypoint.diagnosis.facts import WorkerEnd
+
+    # A worker that was stopped, or only lost a peer, was still alive at the first sign of trouble.
+    if end is None or not (end.succeeded or (end.failed and not end.is_echo)):
+        return None
+    return WorkerEnd(
+        code=end.code,
+        signal=signal_name(end.signal) if end.signal else "",
+        error=end.what if end.failed and end.error else "",
+        ended_ns=time.monotonic_ns() - int((time.time() - end.time_s) * 1e9),
+    )
 
 
 class OomKills:

@@ -80,16 +80,17 @@ class StepSignals:
 
     Args:
         send: sends a signal to these ranks.
-
-    Attributes:
-        wake_at: when to call `tick`; None: no signal is held.
     """
 
     def __init__(self, send: Callable[[tuple[int, ...], int], None]) -> None:
-        self.wake_at: float | None = None
         self._send = send
         self._held: dict[int, tuple[float, tuple[int, ...]]] = {}  # by signal: until when, to whom
         self._probe = SignalProbe()
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to call `tick`; None: no signal is held."""
+        return min((until for until, _ in self._held.values()), default=None)
 
     def send(self, ranks: tuple[int, ...], number: int, now: float) -> None:
         """Send it soon, unless Slurm does."""
@@ -97,7 +98,6 @@ class StepSignals:
             self._send(ranks, number)
         else:
             self._held.setdefault(number, (now + HELD_S, ranks))
-            self._set_alarm()
 
     def tick(self, now: float) -> None:
         """Time has passed."""
@@ -106,16 +106,11 @@ class StepSignals:
                 del self._held[number]
                 if not self._probe.saw(number):
                     self._send(ranks, number)
-        self._set_alarm()
 
     def forget(self) -> None:
         """The ranks that it was for have ended."""
         self._held.clear()
-        self.wake_at = None
 
     def close(self) -> None:
         """End the probe."""
         self._probe.close()
-
-    def _set_alarm(self) -> None:
-        self.wake_at = min((until for until, _ in self._held.values()), default=None)

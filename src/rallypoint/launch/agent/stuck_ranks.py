@@ -3,30 +3,26 @@
 The agent itself complains of workers that a signal has stopped, and of those that have raised an
 exception and do not end: they cannot just be computing.
 
-Hangs are hang_watch.py's, calls that timed out and lost contact complaint_watch.py's; both are
-imported when a worker first complains. The agent that coordinates hears of all complaints, and has
-a rank killed by its own agent if others can go on without it.
+The agent that coordinates hears of all complaints (complaint_watch.py, imported with the first),
+and has a rank killed by its own agent if others can go on without it.
 """
 
 from __future__ import annotations
 
 import selectors
-import time
 from collections.abc import Callable
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
-from rallypoint.launch.agent.node import EndElsewhere, NodeState
+from rallypoint.launch.agent.local_workers import LocalWorkers
+from rallypoint.launch.agent.node import EndElsewhere, NodeDecision, NodeState
 from rallypoint.launch.job import Job, OnHang
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.rounds.source import RoundSource
-from rallypoint.rendezvous.job.decision import Decision
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.launch.agent.agent_messages import AgentMessage
     from rallypoint.launch.agent.complaint_watch import ComplaintWatch
-    from rallypoint.launch.agent.hang_watch import HangWatch
-    from rallypoint.launch.agent.hangs import Hang
 
 
 class _Suspect:
@@ -49,7 +45,6 @@ class StuckRanks:
     Args:
         perform: performs the decisions of `state`.
         look: inspects the workers before they are ended.
-        world_size: the number of ranks of the present round.
     """
 
     def __init__(
@@ -58,53 +53,55 @@ class StuckRanks:
         selector: selectors.BaseSelector,
         rounds: RoundSource,
         state: NodeState,
+        workers: LocalWorkers,
         progress: ProgressReporter,
         *,
-        perform: Callable[[Decision], None],
+        perform: Callable[[NodeDecision], None],
         look: Callable[[], None],
-        world_size: Callable[[], int],
     ) -> None:
         self._job, self._selector, self._rounds = job, selector, rounds
-        self._state, self._progress = state, progress
-        self._perform, self._look, self._world_size = perform, look, world_size
-        self._hang_watch: HangWatch | None = None
-        self._complaint_watch: ComplaintWatch | None = None
+        self._state, self._workers, self._progress = state, workers, progress
+        self._perform, self._look = perform, look
+        self._watch: ComplaintWatch | None = None  # once a worker has complained
         self._suspects: dict[int, _Suspect] = {}  # by rank
 
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`; None: only events matter."""
         alarms = [each.complains_at for each in self._suspects.values()]
-        if self._complaint_watch is not None and self._complaint_watch.wake_at is not None:
-            alarms.append(self._complaint_watch.wake_at)
+        if self._watch is not None and self._watch.wake_at is not None:
+            alarms.append(self._watch.wake_at)
         return min(alarms, default=None)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if self._complaint_watch is not None:
-            self._complaint_watch.tick(now)
+        if self._watch is not None:
+            self._watch.tick(now)
         for rank, suspect in list(self._suspects.items()):
             if rank not in self._state.group.running or suspect.round != self._state.round:
                 del self._suspects[rank]
             elif now >= suspect.complains_at:
                 since_s, is_stopped = now - suspect.since, suspect.is_stopped
-                self._hangs().complains(rank, since_s, is_stopped=is_stopped)
+                self._watching().waits(rank, since_s, is_stopped=is_stopped)
                 suspect.complains_at = now + since_s
 
     def close(self) -> None:
         """Stop watching."""
-        if self._hang_watch is not None:
-            self._hang_watch.close()
+        if self._watch is not None:
+            self._watch.close()
 
-    def waits_long(self, rank: int, message: LongWait) -> None:
-        """A worker of this node waits for long, or did."""
-        if self._job.on_hang is not OnHang.OFF:
-            self._hangs().complains(rank, message.seconds, is_over=message.is_over)
+    def complains(self, rank: int, message: LongWait | CallTimedOut | LostContact) -> None:
+        """A worker of this node has waited for long, or cannot go on with another one."""
+        waits = isinstance(message, LongWait)
+        if (waits and self._job.on_hang is not OnHang.OFF) or (
+            not waits and self._rounds.keeps_survivors
+        ):
+            self._watching().complains(rank, message)
 
     def stopped(self, rank: int, now: float) -> None:
         """A signal has stopped a worker of this node."""
         if self._job.on_hang is not OnHang.OFF and rank >= 0:
-            from rallypoint.launch.agent.hangs import STOPPED_SHARE
+            from rallypoint.launch.agent.complaints import STOPPED_SHARE
 
             after_s = STOPPED_SHARE * self._job.hang_after_s
             self._suspects[rank] = _Suspect(self._state.round, now, after_s, is_stopped=True)
@@ -121,35 +118,17 @@ class StuckRanks:
         if suspect is None or not suspect.is_stopped:
             return
         del self._suspects[rank]
-        if self._hang_watch is not None:
-            self._hang_watch.complains(rank, now - suspect.since, is_over=True, is_stopped=True)
-
-    def timed_out(self, rank: int, message: CallTimedOut) -> None:
-        """A worker of this node, which can go on, has waited for another one until its timeout."""
-        from rallypoint.launch.agent.agent_messages import TimedOut
-
-        if self._rounds.keeps_survivors:
-            report = TimedOut(message.round, rank, message.culprit, message.ranks)
-            self._complaints().complains(report)
-
-    def lost_contact(self, rank: int, message: LostContact) -> None:
-        """A worker of this node, which can go on, cannot reach another one."""
-        from rallypoint.launch.agent.agent_messages import ContactLost
-
-        if self._rounds.keeps_survivors:
-            report = ContactLost(message.round, rank, message.culprit, message.had_formed)
-            self._complaints().complains(report)
+        if self._watch is not None:
+            self._watch.waits(rank, now - suspect.since, is_over=True, is_stopped=True)
 
     def told(self, told: AgentMessage) -> None:
         """Another agent says something of workers."""
-        from rallypoint.launch.agent.agent_messages import EndRank, LongWaits
+        from rallypoint.launch.agent.agent_messages import EndRank
 
-        if isinstance(told, LongWaits):
-            self._hangs().heard(told)
-        elif isinstance(told, EndRank):
+        if isinstance(told, EndRank):
             self._perform(self._state.end_rank(told.rank, told.round, told.because))
         else:
-            self._complaints().heard(told)
+            self._watching().heard(told)
 
     def end_elsewhere(self, action: EndElsewhere) -> None:
         """Have another agent kill one of its ranks."""
@@ -157,33 +136,18 @@ class StuckRanks:
 
         have_rank_ended(self._rounds, EndRank(action.round, action.rank, action.because))
 
-    def _hangs(self) -> HangWatch:
-        if self._hang_watch is None:
-            from rallypoint.launch.agent.hang_watch import HangWatch
+    def _watching(self) -> ComplaintWatch:
+        if self._watch is None:
+            from rallypoint.launch.agent.complaint_watch import ComplaintWatch
 
-            self._hang_watch = HangWatch(
+            self._watch = ComplaintWatch(
+                self._job,
                 self._selector,
                 self._rounds,
                 self._state,
-                after_s=self._job.hang_after_s,
-                hangs=self._found_hang,
-                goes_on=self._progress.goes_on,
+                self._workers,
+                self._progress,
+                perform=self._perform,
+                look=self._look,
             )
-        return self._hang_watch
-
-    def _found_hang(self, hang: Hang) -> None:
-        self._progress.hangs(hang.text, hang.event)
-        if self._job.on_hang in (OnHang.RESTART, OnHang.STOP):
-            self._look()
-            ends_job = self._job.on_hang is OnHang.STOP
-            now = time.monotonic()
-            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))
-
-    def _complaints(self) -> ComplaintWatch:
-        if self._complaint_watch is None:
-            from rallypoint.launch.agent.complaint_watch import ComplaintWatch
-
-            self._complaint_watch = ComplaintWatch(
-                self._rounds, self._state, world_size=self._world_size, perform=self._perform
-            )
-        return self._complaint_watch
+        return self._watch

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from functools import partial
 
-from rallypoint.base.control_message import Place, Stage, WorkerError, WorkerReport
+from rallypoint.base.control_message import (
+    MAX_MESSAGE_BYTES,
+    Known,
+    Message,
+    Place,
+    Stage,
+    UnknownMessage,
+    WorkerError,
+    WorkerReport,
+    decode,
+    encode,
+)
+from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
-from rallypoint.launch.agent.control import ControlChannel
-from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind, start_error
+from rallypoint.launch.agent.guardian import Guardian, GuardianReport
 from rallypoint.launch.job import Job, place_environ, worker_environ
 from rallypoint.launch.output.streams import Streams
-from rallypoint.launch.worker_group import Exit
+from rallypoint.launch.worker_group import WorkerExit
 from rallypoint.rendezvous.job.round import Placement, Seat
 
-_CLD_EXITED, _CLD_DUMPED = 1, 3
 _MAX_ERROR_FILE_BYTES = 1 << 20
 COME_S = 60.0
 
@@ -28,7 +39,7 @@ class Worker:
         number: by which the guardian knows it.
         record_slot: where its flight record is.
         report: how far it is.
-        error: what a worker on standby reports that is ending it.
+        error: what it reports that is ending it.
         is_stopped: a signal has stopped it, which was not the guardian's.
         answer_by: when it is to have answered that it knows its place, or, if it is stopped, to
             have formed the round's group; None: nobody waits for that.
@@ -90,24 +101,12 @@ class Worker:
         environ = place_environ(self._job, place=place, seat=seat)
         self.control.send(Place(seat.number, environ, is_urgent))
 
-    def exit(self, report: GuardianReport) -> Exit:
-        """The guardian's report of this worker's end, in the coordinator's form."""
-        ended_by_itself = report.code == _CLD_EXITED
-        if report.kind is ReportKind.SPAWN_FAILED:
-            return Exit(
-                rank=self.rank,
-                pid=report.pid,
-                time_s=report.time_s,
-                start_error=start_error(report, self._job.command[0]),
-            )
-        return Exit(
-            rank=self.rank,
-            pid=report.pid,
-            time_s=report.time_s,
-            code=report.status if ended_by_itself else None,
-            signal=None if ended_by_itself else report.status,
-            core_dumped=report.code == _CLD_DUMPED,
+    def exit(self, report: GuardianReport) -> WorkerExit:
+        """The end of this worker, which the guardian reports."""
+        end = report.end_of(
+            rank=self.rank, local_rank=self.local_rank, program=self._job.command[0]
         )
+        return end.__replace__(error=self.error)
 
     @property
     def error_file(self) -> str:
@@ -147,3 +146,65 @@ def _keep(path: str, error: WorkerError) -> None:
     from rallypoint.base.fatal_error import write_report
 
     write_report(path, error)
+
+
+_MAX_PER_READ = 16  # one worker must not keep the agent from the others
+
+
+class ControlChannel:
+    """A socket whose other end a worker inherits.
+
+    It never blocks and never raises for what a worker sends: unreadable messages are dropped,
+    because a broken worker must not break the agent.
+    """
+
+    def __init__(self) -> None:
+        self._socket, self._worker_end = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        )
+        self._worker_end.setblocking(True)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._socket.fileno()
+
+    @property
+    def worker_fileno(self) -> int:
+        """The descriptor for the worker, until `started`."""
+        return self._worker_end.fileno()
+
+    def started(self) -> None:
+        """The worker has its end; close ours of it, so that its death shows as an end of file."""
+        self._worker_end.close()
+
+    def receive(self) -> tuple[list[Message], bool]:
+        """The messages received, and whether more may come."""
+        messages: list[Message] = []
+        for _ in range(_MAX_PER_READ):
+            try:
+                packet = self._socket.recv(MAX_MESSAGE_BYTES + 1)
+            except BlockingIOError:
+                return messages, True
+            except OSError:
+                return messages, False
+            if not packet:
+                return messages, False
+            try:
+                message = decode(packet)
+            except ControlMessageError:
+                continue
+            if not isinstance(message, UnknownMessage):
+                messages.append(message)
+        return messages, True
+
+    def send(self, message: Known) -> None:
+        """Send one message; a worker that has ended, or takes none, shows it in other ways."""
+        try:
+            self._socket.send(encode(message))
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close the agent's end."""
+        self._socket.close()
+        self._worker_end.close()

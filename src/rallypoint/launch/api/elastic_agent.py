@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
-from rallypoint.launch.api.elastic_launch import Entrypoint, launch
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.launch.api.elastic_launch import Entrypoint, failures_of, launch
 from rallypoint.launch.api.launch_config import LaunchConfig
-from rallypoint.launch.child_failure import ProcessFailure, process_failures
+from rallypoint.launch.child_failure import ProcessFailure
 from rallypoint.launch.rounds.plug_in import rounds_through
 from rallypoint.rendezvous.api.rendezvous_handler import RendezvousHandler
 
@@ -132,10 +132,4 @@ class LocalElasticAgent:
         )
         if not result.status:
             return RunResult(WorkerState.SUCCEEDED, values)
-        failures = process_failures(result)
-        if failures and result.status < 128:
-            return RunResult(WorkerState.FAILED, failures=failures)
-        raise WorkersFailedError(
-            f"the job ended with status {result.status}; the launcher's summary on stderr says why",
-            status=result.status,
-        )
+        return RunResult(WorkerState.FAILED, failures=failures_of(result))

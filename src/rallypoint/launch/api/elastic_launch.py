@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
+from rallypoint.launch.agent.final_reports import JobResult
 from rallypoint.launch.agent.loop import perform
 from rallypoint.launch.agent.signals import read_signals
 from rallypoint.launch.api.call import read_result, write_call
@@ -22,9 +23,8 @@ from rallypoint.launch.api.launch_config import (
     nodes_of,
     rendezvous_of,
 )
-from rallypoint.launch.child_failure import ChildFailedError, process_failures
+from rallypoint.launch.child_failure import ChildFailedError, ProcessFailure, process_failures
 from rallypoint.launch.job import Job
-from rallypoint.launch.result import JobResult
 from rallypoint.launch.rounds.source import RoundSource
 
 Entrypoint = Callable[..., Any] | str
@@ -91,12 +91,20 @@ def raise_if_failed(result: JobResult, name: str) -> None:
     Raises:
         ChildFailedError, WorkersFailedError: it failed.
     """
-    if not result.status:
-        return
-    failures = process_failures(result)
+    if result.status:
+        raise ChildFailedError(name, failures_of(result), result.status)
+
+
+def failures_of(result: JobResult) -> dict[int, ProcessFailure]:
+    """Which workers of this node made the job fail.
+
+    Raises:
+        WorkersFailedError: none: a signal stopped it, or another node failed.
+    """
+    failures = process_failures(result.failures)
     # A launch that was stopped by a signal did not fail, whatever its workers made of it.
     if failures and result.status < 128:
-        raise ChildFailedError(name, failures, result.status)
+        return failures
     raise WorkersFailedError(
         f"the job ended with status {result.status}; the launcher's summary on stderr says why",
         status=result.status,

@@ -15,10 +15,9 @@ from rallypoint.base.errors import (
     RendezvousTimeoutError,
     StoreConnectionError,
 )
-from rallypoint.launch.api.program_node import ProgramNode
+from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.elastic import ElasticRounds, rounds_of
-from rallypoint.rendezvous.api.node_handler import NodeHandler
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousHandler,
     RendezvousInfo,
@@ -38,7 +37,7 @@ _REACH_S = 2.0  # limit for one try to reach a round's store
 _OWN_OPTIONS = ("token", "rank", "heartbeat_timeout", "store_type")
 
 
-class ElasticRendezvousHandler(NodeHandler[ProgramNode, Seat]):
+class ElasticRendezvousHandler(NodeHandler):
     """One node of a dynamic job.
 
     Raises:

@@ -21,12 +21,9 @@ from rallypoint.launch.agent.guardian import (
     GuardianLostError,
     GuardianReport,
     ReportKind,
-    start_error,
 )
 from rallypoint.launch.api.call import read_result, write_call
-from rallypoint.launch.worker_group import signal_name
-
-_CLD_EXITED = 1
+from rallypoint.launch.worker_group import WorkerExit, signal_name
 
 
 class SpawnContext:
@@ -92,11 +89,13 @@ class SpawnContext:
                 if report.worker not in self._running:
                     continue
                 self._running.discard(report.worker)
-                if report.kind is ReportKind.SPAWN_FAILED or report.status or report.code != 1:
-                    self._fail(report)
+                number = report.worker
+                end = report.end_of(rank=number, local_rank=number, program=sys.executable)
+                if not end.succeeded:
+                    self._fail(end)
 
-    def _fail(self, report: GuardianReport) -> None:
-        number = report.worker
+    def _fail(self, end: WorkerExit) -> None:
+        number = end.rank
         result = read_result(self._path, number)
         self.close()
         if result is not None and result[2]:
@@ -105,12 +104,7 @@ class SpawnContext:
                 f"process {number} raised an exception, and the others were terminated:\n{lines}",
                 failures={number: result[2]},
             ) from result[1]
-        if report.kind is ReportKind.SPAWN_FAILED:
-            how = f"could not be started: {start_error(report, sys.executable)}"
-        elif report.code == _CLD_EXITED:
-            how = f"exited with code {report.status}"
-        else:
-            how = f"was killed by {signal_name(report.status)}"
+        how = end.what if end.signal is None else f"was killed by {signal_name(end.signal)}"
         raise WorkersFailedError(f"process {number} {how}, and the others were terminated")
 
 

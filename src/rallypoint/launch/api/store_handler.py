@@ -30,11 +30,10 @@ from rallypoint.base.errors import (
 )
 from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.interface_choice import NetworkChoice
-from rallypoint.launch.api.program_node import ProgramNode
+from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import listen
-from rallypoint.rendezvous.api.node_handler import NodeHandler
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousInfo,
     RendezvousParameters,
@@ -78,7 +77,7 @@ class Named(Protocol):
         """Its name."""
 
 
-class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
+class DynamicRendezvousHandler(NodeHandler):
     """One node of a rendezvous that is kept in a store; created by `from_backend`."""
 
     @classmethod
@@ -245,7 +244,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
         )
         return StoreNode(rounds, host)
 
-    def _enter(self, node: StoreNode, seat: Seat, deadline: float) -> RendezvousInfo | None:
+    def _enter(self, node: ProgramNode, seat: Seat, deadline: float) -> RendezvousInfo | None:
         del node, deadline
         prefix = f"{self._root}/{seat.number}/store"
         place = RendezvousStoreInfo(seat.store.host, seat.store.port)
@@ -255,7 +254,7 @@ class DynamicRendezvousHandler(NodeHandler[StoreNode, Seat]):
             PrefixStore(prefix, self._own).multi_set(keys, values)
         return RendezvousInfo(PrefixStore(prefix, self._store), seat.node_rank, seat.nodes, place)
 
-    def _raise_if_lost(self, node: StoreNode) -> None:
+    def _raise_if_lost(self, node: ProgramNode) -> None:
         if node.error is not None:
             raise self._error(node.error) from node.error
         if node.finish is not None:

@@ -6,40 +6,15 @@ Pure text; worker_group.py decides which rank failed first, the coordinator what
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.wording import name_ranks
-from rallypoint.launch.worker_group import Failure, WorkerGroup
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 
 _MAX_LISTED = 16
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureReport:
-    """What to report besides the failures.
-
-    Attributes:
-        title: their outcome, e.g. "job failed".
-        because: what comes next, and why.
-        local_ranks: of the ranks of this node.
-        oom_kills: the number of out-of-memory kills meanwhile; None: not known.
-        elsewhere: the root cause, if another node knows more about it.
-        logs: where the workers' output is kept; empty: reported elsewhere.
-        calls: lines on the workers' calls when the first of them failed.
-    """
-
-    title: str
-    because: str = ""
-    host: str = ""
-    local_ranks: Mapping[int, int]
-    oom_kills: int | None = None
-    elsewhere: str = ""
-    logs: str = ""
-    calls: Sequence[str] = ()
 
 
 def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
@@ -62,36 +37,55 @@ def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
     return WorkerError(kind, rest, trace, time_s, is_echo, is_startup)
 
 
-def summary(group: WorkerGroup, report: FailureReport) -> str:
-    """The block that ends a failed round: root cause, then other failures, then stopped ranks."""
+def summary(
+    group: WorkerGroup,
+    *,
+    title: str,
+    because: str = "",
+    host: str = "",
+    oom_kills: int | None = None,
+    elsewhere: str = "",
+    logs: str = "",
+    calls: Sequence[str] = (),
+) -> str:
+    """The block that ends a failed round: root cause, then other failures, then stopped ranks.
+
+    Args:
+        title: their outcome, e.g. "job failed".
+        because: what comes next, and why.
+        oom_kills: the number of out-of-memory kills meanwhile; None: not known.
+        elsewhere: the root cause, if another node knows more about it.
+        logs: where the workers' output is kept; empty: reported elsewhere.
+        calls: lines on the workers' calls when the first of them failed.
+    """
     failures = group.failures()
     lines: list[str] = []
-    if report.elsewhere:
-        lines.append(f"{report.title}: {report.elsewhere}")
+    if elsewhere:
+        lines.append(f"{title}: {elsewhere}")
     folds = _fold(failures)
-    if folds and not report.elsewhere:
+    if folds and not elsewhere:
         alike = folds.pop(0)
-        lines.append(f"{report.title}: {alike[0].text}{_count(alike)}")
-        lines += _details(alike[0], alike, report)
+        lines.append(f"{title}: {alike[0].text}{_count(alike)}")
+        lines += _details(alike[0], alike, host, oom_kills)
     if folds:
-        root = None if report.elsewhere else failures[0]
+        root = None if elsewhere else failures[0]
         lines.append(f"  also failed: {_listing(folds, root)}")
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
-        if report.calls and not (failures and _tells_calls(failures[0])):
-            lines += ["  operations at that time:", *(f"  {line}" for line in report.calls)]
-        if report.because:
-            lines.append(f"  {report.because}")
-        if report.logs:
-            lines.append(f"  logs: {report.logs}")
+        if calls and not (failures and _tells_calls(failures[0])):
+            lines += ["  operations at that time:", *(f"  {line}" for line in calls)]
+        if because:
+            lines.append(f"  {because}")
+        if logs:
+            lines.append(f"  logs: {logs}")
     return "\n".join(lines)
 
 
-def _fold(failures: Sequence[Failure]) -> list[list[Failure]]:
+def _fold(failures: Sequence[WorkerExit]) -> list[list[WorkerExit]]:
     """Equal failures, each listed once, in order of the first of each kind."""
-    folds: list[list[Failure]] = []
-    known: dict[tuple[str, str], list[Failure]] = {}
+    folds: list[list[WorkerExit]] = []
+    known: dict[tuple[str, str], list[WorkerExit]] = {}
     for failure in failures:
         forms = _forms(failure)
         fold = next((known[form] for form in forms if form in known), None)
@@ -102,7 +96,7 @@ def _fold(failures: Sequence[Failure]) -> list[list[Failure]]:
     return folds
 
 
-def _forms(failure: Failure) -> list[tuple[str, str]]:
+def _forms(failure: WorkerExit) -> list[tuple[str, str]]:
     """Texts of a failure; equal failures share one of them.
 
     They may differ in memory addresses, and in the rank where each names itself; where all name the
@@ -111,57 +105,56 @@ def _forms(failure: Failure) -> list[tuple[str, str]]:
     if failure.error is None:
         return [("", failure.what)]
     text = _ADDRESS.sub("0x", failure.error.traceback or failure.error.message)
-    own = re.compile(rf"\b{failure.exit.rank}\b")
+    own = re.compile(rf"\b{failure.rank}\b")
     # Indented lines are the program's own: numbers in them are not ranks.
     lines = [line if line[:1] == " " else own.sub("N", line) for line in text.split("\n")]
     return [(failure.error.type, text), (failure.error.type, "\n".join(lines))]
 
 
-def _count(alike: Sequence[Failure]) -> str:
+def _count(alike: Sequence[WorkerExit]) -> str:
     if len(alike) == 1:
         return ""
-    return f" (x{len(alike)} {name_ranks(sorted(each.exit.rank for each in alike))})"
+    return f" (x{len(alike)} {name_ranks(sorted(each.rank for each in alike))})"
 
 
-def _listing(folds: Sequence[Sequence[Failure]], root: Failure | None) -> str:
+def _listing(folds: Sequence[Sequence[WorkerExit]], root: WorkerExit | None) -> str:
     items = [_without_repeating(alike[0], root) + _count(alike) for alike in folds]
     shown = "; ".join(items[:_MAX_LISTED])
     hidden = len(items) - _MAX_LISTED
     return f"{shown}; and {hidden} more" if hidden > 0 else shown
 
 
-def _without_repeating(failure: Failure, root: Failure | None) -> str:
+def _without_repeating(failure: WorkerExit, root: WorkerExit | None) -> str:
     """Omit a message that differs only in its place, as when all ranks report different calls."""
     if failure.error is None or root is None or root.error is None:
         return failure.text
     is_same = (failure.error.type, failure.error.message) == (root.error.type, root.error.message)
-    return f"rank {failure.exit.rank} with the same" if is_same else failure.text
+    return f"rank {failure.rank} with the same" if is_same else failure.text
 
 
-def _details(failure: Failure, alike: Sequence[Failure], report: FailureReport) -> list[str]:
-    end = failure.exit
-    when = datetime.fromtimestamp(failure.time_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    what = "" if end.start_error is not None else f" {failure.ending},"
-    pid = f", pid {end.pid}" if end.pid else ""
-    local_rank = report.local_ranks[end.rank]
-    lines = [
-        f"  rank {end.rank} (local rank {local_rank}{pid}, host {report.host}){what} at {when}"
-    ]
-    if end.signal == 9 and not failure.killed_because:
-        lines.append(f"  {_who_killed(report.oom_kills)}")
+def _details(
+    failure: WorkerExit, alike: Sequence[WorkerExit], host: str, oom_kills: int | None
+) -> list[str]:
+    when = datetime.fromtimestamp(failure.noticed_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    what = "" if failure.start_error is not None else f" {failure.ending},"
+    pid = f", pid {failure.pid}" if failure.pid else ""
+    where = f"(local rank {failure.local_rank}{pid}, host {host})"
+    lines = [f"  rank {failure.rank} {where}{what} at {when}"]
+    if failure.signal == 9 and not failure.killed_because:
+        lines.append(f"  {_who_killed(oom_kills)}")
     trace = _traceback(failure)
     if trace:
-        lines += [f"  traceback of rank {end.rank}{_count(alike)}:"]
+        lines += [f"  traceback of rank {failure.rank}{_count(alike)}:"]
         lines += ["    " + line for line in trace]
     return lines
 
 
-def _tells_calls(failure: Failure) -> bool:
+def _tells_calls(failure: WorkerExit) -> bool:
     """Whether its message names the call of each rank."""
     return failure.error is not None and failure.error.type.endswith("MismatchError")
 
 
-def _traceback(failure: Failure) -> list[str]:
+def _traceback(failure: WorkerExit) -> list[str]:
     """Its lines, without the last one if that says what the title has said."""
     error = failure.error
     if error is None:

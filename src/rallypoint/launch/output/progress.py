@@ -13,7 +13,7 @@ from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.log_spec import NAMES
 from rallypoint.launch.output.terminal import STATUS, is_terminal, say
-from rallypoint.launch.worker_group import Exit, signal_name
+from rallypoint.launch.worker_group import WorkerExit, signal_name
 
 _STATUS_EVERY_S = 1.0
 
@@ -92,8 +92,9 @@ class ProgressReporter:
         """A worker has a process."""
         self._record("worker_started", round=self._round, rank=rank, pid=pid)
 
-    def worker_ended(self, end: Exit, text: str) -> None:
-        """A worker has ended; `text` says how, if it failed."""
+    def worker_ended(self, end: WorkerExit) -> None:
+        """A worker has ended."""
+        text = end.text if end.failed else ""
         if text and self._job.talk is Talk.VERBOSE:
             say(text)
         self._record(

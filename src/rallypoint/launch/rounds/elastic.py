@@ -24,7 +24,7 @@ from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import NetworkPlace, listening_place
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
 from rallypoint.rendezvous.consensus.admission import why_not
-from rallypoint.rendezvous.consensus.messages import Message, Over, Setup
+from rallypoint.rendezvous.consensus.messages import Action, Message, Over, Setup
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
@@ -282,7 +282,7 @@ class ElasticRounds(LinkedRounds):
         for answer in [] if self._keeper is None else self._keeper.take():
             self._happened(partial(self._answered, answer))
 
-    def _answered(self, answer: Message | str, now: float) -> Decision:
+    def _answered(self, answer: Message | str, now: float) -> Decision[Action]:
         if isinstance(answer, str):
             self.news = answer
             places = self._setup.endpoints

@@ -24,6 +24,7 @@ from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
 from rallypoint.rendezvous.consensus.messages import (
     Ack,
+    Action,
     Beat,
     Call,
     Message,
@@ -33,7 +34,7 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.rendezvous.job.decision import Decision, assert_never
 from rallypoint.rendezvous.job.reports import (
     Finish,
     Join,
@@ -94,7 +95,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._is_verbose = is_verbose
         self._say = speak
         self._part = Part.SEEKING
-        self._events: deque[Callable[[float], Decision]] = deque()
+        self._events: deque[Callable[[float], Decision[Action]]] = deque()
         self._is_busy = False
         self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
@@ -248,7 +249,7 @@ class LinkedRounds(RoundSource, Receiver):
         """Look for the others."""
         self._happened(self._core.started)
 
-    def _happened(self, event: Callable[[float], Decision]) -> None:
+    def _happened(self, event: Callable[[float], Decision[Action]]) -> None:
         """Pass it an event. Events during its actions are handled afterwards."""
         self._events.append(event)
         if self._is_busy:
@@ -260,7 +261,7 @@ class LinkedRounds(RoundSource, Receiver):
         finally:
             self._is_busy = False
 
-    def _perform(self, decision: Decision) -> None:
+    def _perform(self, decision: Decision[Action]) -> None:
         self._tell(decision.reason)
         for action in decision.actions:
             match action:
@@ -281,6 +282,8 @@ class LinkedRounds(RoundSource, Receiver):
                 case Notice(text):
                     self.news = text
                     self._say(text)
+                case _:
+                    assert_never(action)
 
     def _with_finding(self, finish: Finish) -> Finish:
         """If the nodes never met: add what this node finds out about the cause."""

@@ -17,9 +17,9 @@ from rallypoint.base.worker_env import SILENCE_S
 from rallypoint.launch.job import Job, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
-from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
-from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.reports import Finish, NodeReport, Order, Start, Stop
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
+from rallypoint.rendezvous.job.decision import assert_never
+from rallypoint.rendezvous.job.reports import Finish, NodeReport, Notice, Order, Refuse, Start, Stop
 from rallypoint.rendezvous.job.round import Endpoint, Round
 
 TYPE_CHECKING = False
@@ -164,7 +164,7 @@ class LocalRounds(RoundSource):
             if store is not None:
                 store.close()
 
-    def _perform(self, decision: Decision) -> None:
+    def _perform(self, decision: JobDecision) -> None:
         if decision.reason and self._job.talk is Talk.VERBOSE:
             say(f"job {self._coordinator.stage.value}: {decision.reason}")
         for action in decision.actions:
@@ -182,6 +182,10 @@ class LocalRounds(RoundSource):
                     self.orders.append(start)
                 case Stop() | Finish():
                     self.orders.append(action)
+                case Notice() | Refuse():
+                    pass  # these are for the agents of several nodes
+                case _:
+                    assert_never(action)
 
     def _open_store(self) -> Endpoint:
         port = self._job.nodes.master_port

@@ -355,7 +355,7 @@ class Outbox:
         if because:
             self._reasons.append(because)
 
-    def take(self) -> Decision:
+    def take(self) -> Decision[Action]:
         """All actions; unread messages to itself are dropped."""
         self.own.clear()
         actions, self._actions = tuple(self._actions), []

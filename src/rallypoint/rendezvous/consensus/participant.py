@@ -23,6 +23,7 @@ from rallypoint.rendezvous.consensus.leader import Leader
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
+    Action,
     Agreement,
     Ballot,
     Beat,
@@ -177,7 +178,7 @@ class Participant:
 
     # Events.
 
-    def started(self, now: float) -> Decision:
+    def started(self, now: float) -> Decision[Action]:
         """The driver listens: look for the others."""
         self._search.begin(now)
         if self._register.may_claim():
@@ -190,12 +191,12 @@ class Participant:
             self._search.act_at = now
         return self._decide(now)
 
-    def received(self, sender: str, message: Message, now: float) -> Decision:
+    def received(self, sender: str, message: Message, now: float) -> Decision[Action]:
         """A message of the agent with that key; drivers have checked key and token."""
         self._take(sender, message, now)
         return self._decide(now)
 
-    def closed(self, key: str, why: str, now: float) -> Decision:
+    def closed(self, key: str, why: str, now: float) -> Decision[Action]:
         """That agent has ended: its connection closed, or another one answers at its address.
 
         Do not call this for a connection that could not be made, or only fell silent.
@@ -208,35 +209,35 @@ class Participant:
             self._lose(f"the coordinator was lost: {why}", now)
         return self._decide(now)
 
-    def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
+    def unreachable(self, at: Endpoint, why: str, now: float) -> Decision[Action]:
         """A `Call` reached no agent."""
         self._search.unreachable(at, why, now, stands=self.part is not Part.SEEKING)
         return self._decide(now)
 
-    def reported(self, report: NodeReport, now: float) -> Decision:
+    def reported(self, report: NodeReport, now: float) -> Decision[Action]:
         """All that there is to tell of this node."""
         self._follower.reported(report, now)
         return self._decide(now)
 
-    def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision:
+    def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision[Action]:
         """The store requested with `OpenStore` is open."""
         propose = self._store.opened(round_number, store)
         if propose is not None:
             self._answer(propose, now)
         return self._decide(now)
 
-    def fenced(self, now: float) -> Decision:
+    def fenced(self, now: float) -> Decision[Action]:
         """Workers are being paused or ended after `fence_at`, whatever this agent knows."""
         self._out.add(self._follower.fenced())
         return self._decide(now)
 
-    def tick(self, now: float) -> Decision:
+    def tick(self, now: float) -> Decision[Action]:
         """Time has passed."""
         return self._decide(now)
 
     # Consequences of events.
 
-    def _decide(self, now: float) -> Decision:
+    def _decide(self, now: float) -> Decision[Action]:
         """Do what is due, process messages to itself until there are none; the result."""
         self._run(now)
         while self._out.own and self.part is not Part.DONE:

@@ -16,8 +16,8 @@ from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Beat, Go
 from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
-from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
-from rallypoint.rendezvous.job.decision import NOTHING, Decision
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
+from rallypoint.rendezvous.job.decision import NOTHING, assert_never
 from rallypoint.rendezvous.job.reports import (
     Finish,
     NodeReport,
@@ -194,7 +194,7 @@ class Rounds:
                 self.perform(self.job.joined(member, now, report), now)
         self.perform(self.job.tick(now), now)
 
-    def perform(self, decision: Decision, now: float) -> None:
+    def perform(self, decision: JobDecision, now: float) -> None:
         """Perform what the job has decided."""
         assert self.job is not None
         while decision != NOTHING:
@@ -202,10 +202,10 @@ class Rounds:
         is_done = self._setup.me.key in self.job.current.succeeded
         self.done = self.job.current.left_succeeded + (self._setup.me.key,) * is_done
 
-    def _do(self, decision: Decision, now: float) -> Decision:
+    def _do(self, decision: JobDecision, now: float) -> JobDecision:
         """Returns what follows from it at once."""
         self._out.add((), decision.reason)
-        left = NOTHING
+        left: JobDecision = NOTHING
         for action in decision.actions:
             match action:
                 case OpenRound():
@@ -228,6 +228,8 @@ class Rounds:
                 case Refuse():
                     self._peers.tell(action.key, action)
                     self._peers.by_key.pop(action.key, None)
+                case _:
+                    assert_never(action)
         return left
 
     def start(self, new: Agreement, store: Endpoint, now: float) -> None:
@@ -243,7 +245,7 @@ class Rounds:
             key, self._orders.go(key, peer.sent_at, self._peers.lease_s(peer, now))
         )
 
-    def _halt(self, stop: Stop, now: float) -> Decision:
+    def _halt(self, stop: Stop, now: float) -> JobDecision:
         """Pass it on; returns what follows at once if no member was told to start."""
         assert self.job is not None
         if not self._orders.may_run(stop.round):

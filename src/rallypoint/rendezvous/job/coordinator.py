@@ -74,6 +74,10 @@ _MOVES: dict[JobStage, tuple[JobStage, ...]] = {
 }
 
 
+JobAction = OpenRound | Stop | Finish | Notice | Refuse
+JobDecision = Decision[JobAction]
+
+
 class Coordinator:
     """The job. Each method takes one event and returns one `Decision`.
 
@@ -131,14 +135,14 @@ class Coordinator:
             self._because = "the coordinator changed"
         return self
 
-    def opened(self, now: float) -> Decision:
+    def opened(self, now: float) -> JobDecision:
         """Nodes may join from now on."""
         self._gathering.open(now)
         self._opened_at, self._notice_at = now, next_notice(now, now)
         self._set_alarm()
         return NOTHING
 
-    def joined(self, member: Member, now: float, report: NodeReport = _NEW) -> Decision:
+    def joined(self, member: Member, now: float, report: NodeReport = _NEW) -> JobDecision:
         """A node's agent joins, with what it knows of rounds before."""
         if self.stage is JobStage.DONE:
             return Decision(
@@ -164,12 +168,12 @@ class Coordinator:
                 return self._stop(came, Ending.ADMIT) if is_due else self._put_off(came, in_s, now)
         return Decision((), f"{came}, and waits for the next round")
 
-    def reported(self, key: str, report: NodeReport, now: float) -> Decision:
+    def reported(self, key: str, report: NodeReport, now: float) -> JobDecision:
         """A member's agent reports: what is new in it counts, however often it comes."""
         before, self._reports[key] = self._reports.get(key), report
         if report == before:
             return NOTHING
-        decided = NOTHING
+        decided: JobDecision = NOTHING
         if report.broken and self._runs(key, report):
             self.current.broke(key)
             decided += self._stop(report.broken)
@@ -187,12 +191,12 @@ class Coordinator:
         has_grown = self.current.grown(key, report.ready)
         return decided + (self._let_join(now) if has_grown else NOTHING)
 
-    def never_ran(self, key: str, now: float, *, was_cut_off: bool = False) -> Decision:
+    def never_ran(self, key: str, now: float, *, was_cut_off: bool = False) -> JobDecision:
         """The round never began there, or nobody knows any more how it ended."""
         report = self._reports.get(key, _NEW).without(self.round)
         return self._ended(key, report.__replace__(was_cut_off=was_cut_off), now)
 
-    def _ended(self, key: str, report: NodeReport, now: float) -> Decision:
+    def _ended(self, key: str, report: NodeReport, now: float) -> JobDecision:
         current = self.current
         if key in current.leaving and not report.succeeded:
             return self.node_lost(key, current.leaving[key], now)
@@ -208,21 +212,21 @@ class Coordinator:
             has_it = report.round == self.round
             self.current.ended(key, report if has_it else report.without(self.round))
 
-    def _stop_was_asked(self, text: str) -> Decision:
+    def _stop_was_asked(self, text: str) -> JobDecision:
         self._stop_asked = text
         self.current.was_whole = not self.current.is_broken
         if self.stage is JobStage.GATHERING:
             return self._finish(Outcome.STOPPED, text)
         return self._stop(text)
 
-    def _leaves(self, key: str, text: str, now: float) -> Decision:
+    def _leaves(self, key: str, text: str, now: float) -> JobDecision:
         if not self._expects(key) or self.current.has_ended(key):
             return self.node_lost(key, text, now)
         # A last checkpoint, say, must be written before others go on from it.
         self.current.leaving[key] = text
         return self._stop(f"{self.current.name_of(key)} leaves: {text}")
 
-    def node_silent(self, key: str, why: str) -> Decision:
+    def node_silent(self, key: str, why: str) -> JobDecision:
         """A member is not heard: end the round, while it may still return or be lost."""
         if not self._expects(key) or self.current.has_ended(key):
             return NOTHING
@@ -230,7 +234,7 @@ class Coordinator:
         self.current.interrupted = f"{name} was silent"
         return self._stop(f"{name} is silent: {why}")
 
-    def node_lost(self, key: str, why: str, now: float) -> Decision:
+    def node_lost(self, key: str, why: str, now: float) -> JobDecision:
         """A member's agent is gone, and its workers with it."""
         member, current = self._gathering.leave(key), self.current
         self._reports.pop(key, None)
@@ -241,7 +245,7 @@ class Coordinator:
         name = current.name_of(key, member.host)
         if self.stage is JobStage.GATHERING:
             current.forget(key)
-            left = Decision((), f"{name} left before the start: {why}")
+            left: JobDecision = Decision((), f"{name} left before the start: {why}")
             return left + self._open_if_complete(now, otherwise=NOTHING)
         if key not in current:
             if self.stage is JobStage.RUNNING and member.host in current.came:
@@ -251,7 +255,7 @@ class Coordinator:
             return Decision((), f"{name} left after its workers had succeeded: {why}")
         return self._stop(f"{name} was lost: {why}") + self._judge_if_all_ended(now)
 
-    def tick(self, now: float) -> Decision:
+    def tick(self, now: float) -> JobDecision:
         """Time has passed."""
         if self.stage is JobStage.RUNNING and self.wake_at is not None and now >= self.wake_at:
             self.wake_at = None
@@ -265,7 +269,7 @@ class Coordinator:
             waited_s = self._gathering.limits.join_timeout_s
             told = f"{text}, after {waited_s:g} s; start it there, or find out why it exited"
             return self._finish(Outcome.GIVEN_UP, told)
-        notice = NOTHING
+        notice: JobDecision = NOTHING
         if now >= self._notice_at:
             self._notice_at = next_notice(self._opened_at, now)
             notice = Decision((Notice(text),), "")
@@ -281,10 +285,10 @@ class Coordinator:
         """The key of the node that joined with that rank; empty: none did."""
         return "" if rank is None else self._gathering.holder_of(rank)
 
-    def revoked(self, now: float) -> Decision:
+    def revoked(self, now: float) -> JobDecision:
         """The latest round began nowhere: no rank comes from it, and no report of its end."""
         self._ranks = self._ranks_before
-        decided = NOTHING
+        decided: JobDecision = NOTHING
         for member in self.current.members:
             if self.expects(member.key):
                 decided += self.never_ran(member.key, now)
@@ -340,7 +344,7 @@ class Coordinator:
     def _runs(self, key: str, report: NodeReport) -> bool:
         return self._expects(key) and report.round == self.round
 
-    def _judge_if_all_ended(self, now: float) -> Decision:
+    def _judge_if_all_ended(self, now: float) -> JobDecision:
         current, here = self.current, self._gathering.here
         if current.awaited:
             return NOTHING
@@ -389,7 +393,7 @@ class Coordinator:
         notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []
         return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))
 
-    def _open_if_complete(self, now: float, *, otherwise: Decision) -> Decision:
+    def _open_if_complete(self, now: float, *, otherwise: JobDecision) -> JobDecision:
         if not self._gathering.is_complete(now):
             self._set_alarm()
             return otherwise
@@ -422,7 +426,7 @@ class Coordinator:
         self.current = RoundState(members, is_taken_over=is_taken_over, has_newcomers=has_newcomers)
         self._ranks_before, self._ranks = self._ranks, members
 
-    def _let_join(self, now: float) -> Decision:
+    def _let_join(self, now: float) -> JobDecision:
         """Workers are ready for empty places: now, or soon with others, or after a pause."""
         current = self.current
         if self.stage is not JobStage.RUNNING or current.is_finishing or not current.joining:
@@ -438,7 +442,7 @@ class Coordinator:
             return Decision((), text)
         return Decision((Notice(f"{text}, as {self._short_lives.text}"),), text)
 
-    def _admit(self) -> Decision:
+    def _admit(self) -> JobDecision:
         """End the round, so that all who wait take part in the next one."""
         if self.current.is_finishing:
             return NOTHING
@@ -449,14 +453,14 @@ class Coordinator:
     def _wake_by(self, at: float) -> None:
         self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
 
-    def _put_off(self, came: str, pause_s: float, now: float) -> Decision:
+    def _put_off(self, came: str, pause_s: float, now: float) -> JobDecision:
         self._wake_by(now + pause_s)
         text = f"{came}, and waits for {pause_s:.0f} s: {self._flapping.text}"
         notices = () if self._flapping.has_told else (Notice(text),)
         self._flapping.has_told = True
         return Decision(notices, text)
 
-    def _stop(self, because: str, ending: Ending = Ending.TERMINATE) -> Decision:
+    def _stop(self, because: str, ending: Ending = Ending.TERMINATE) -> JobDecision:
         if self.stage is not JobStage.RUNNING:
             return NOTHING
         self.wake_at = None
@@ -464,7 +468,9 @@ class Coordinator:
         self._stop_order = Stop(round=self.round, because=because, ending=ending)
         return Decision((self._stop_order,), because)
 
-    def _finish(self, outcome: Outcome, because: str, root: RankFailure | None = None) -> Decision:
+    def _finish(
+        self, outcome: Outcome, because: str, root: RankFailure | None = None
+    ) -> JobDecision:
         self._move(JobStage.DONE)
         self.wake_at = None
         culprit = root.node_rank if root else None

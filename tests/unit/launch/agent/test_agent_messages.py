@@ -47,12 +47,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         unused: Any = None
         self.answers = AgentAnswers(
-            *(unused, unused, cast(Any, self), self.selector),
+            *(unused, unused, cast(Any, self), unused, unused, self.selector),
             began=0.0,
-            seat=unused,
-            pids=unused,
-            records=unused,
-            oom_kills=unused,
             stop=unused,
             told=self.told.append,
         )

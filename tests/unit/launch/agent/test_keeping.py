@@ -14,6 +14,7 @@ from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
     KeepWorkers,
+    NodeDecision,
     NodeState,
     PauseEverything,
     Phase,
@@ -22,8 +23,7 @@ from rallypoint.launch.agent.node import (
     Tell,
 )
 from rallypoint.launch.job import Job
-from rallypoint.launch.worker_group import Exit
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.launch.worker_group import WorkerExit
 from rallypoint.rendezvous.job.reports import (
     Ending,
     Finish,
@@ -42,8 +42,12 @@ def node(ranks: int = 3, *, elastic: tuple[int, ...] = (0, 1, 2)) -> NodeState:
     return state
 
 
-def killed(rank: int) -> Exit:
-    return Exit(rank=rank, pid=100 + rank, time_s=1.0, signal=9)
+def ended(rank: int, at: float = 1.0, **how: int) -> WorkerExit:
+    return WorkerExit(rank=rank, local_rank=rank, pid=100 + rank, time_s=at, **how)  # type: ignore[arg-type]
+
+
+def killed(rank: int) -> WorkerExit:
+    return ended(rank, signal=9)
 
 
 def kept(ready: int = 0, **how: tuple[int, ...]) -> NodeState:
@@ -79,7 +83,7 @@ def test_who_has_not_said_so_is_killed() -> None:
     assert decision.actions[0] == SignalWorkers((2,), 9)
     assert isinstance(decision.actions[1], Tell)
     state.worker_exited(killed(2), 1.1)
-    assert [failure.exit.rank for failure in state.group.failures()] == [1], "2 is our doing"
+    assert [failure.rank for failure in state.group.failures()] == [1], "2 is our doing"
 
 
 @pytest.mark.parametrize("elastic", [(), (1,)])
@@ -118,7 +122,7 @@ def test_a_round_that_begins_while_all_is_stopped_ends_with_it() -> None:
     state.stop_requested(15, "SIGTERM stopped node 0", 2.0)
     assert state.started(5, range(2)).actions == ()
     for rank in (0, 2):
-        state.worker_exited(Exit(rank=rank, pid=100, time_s=3.0, signal=15), 3.0)
+        state.worker_exited(ended(rank, 3.0, signal=15), 3.0)
     (told,) = state.everything_ended(()).actions
     assert isinstance(told, Tell)
     assert told.report.is_over
@@ -227,9 +231,9 @@ def raised(rank: int) -> WorkerError:
     return WorkerError(type="ValueError", message="loss is nan", traceback="", time_s=1.0)
 
 
-def fails(state: NodeState, rank: int, now: float) -> Decision:
+def fails(state: NodeState, rank: int, now: float) -> NodeDecision:
     state.worker_reported(rank, raised(rank), now)
-    return state.worker_exited(Exit(rank=rank, pid=100 + rank, time_s=now, code=1), now)
+    return state.worker_exited(ended(rank, now, code=1), now)
 
 
 def test_an_exception_may_come_from_all_ranks() -> None:
@@ -275,23 +279,35 @@ def test_how_a_worker_ended_before_the_next_round_is_kept() -> None:
     assert (cause.is_charged, cause.is_startup) == (True, False)
 
 
+def test_that_the_launcher_killed_it_is_kept_too() -> None:
+    state = kept()
+    state.group.killing(2, "it did not answer")
+    state.worker_exited(killed(2), 1.2)
+    (lost,) = state.lost_while_kept
+    state.started(5, range(6, 8), local_ranks={6: 0, 7: 2}, elastic=(6,))
+    state.worker_missed(7, lost, 1.3)
+    (failure,) = state.group.failures()
+    assert failure.text == "rank 7 was killed by the launcher, as it did not answer"
+    assert (failure.local_rank, failure.pid) == (2, 102)
+
+
 @pytest.mark.parametrize("phase", ["running", "kept"])
 def test_who_leaves_a_training_in_which_others_go_on_is_missed(phase: str) -> None:
     state = node() if phase == "running" else kept()
-    end = Exit(rank=2, pid=102, time_s=1.0, code=0)
+    end = ended(2, code=0)
     decision = state.worker_exited(end, 1.0)
     if phase == "running":
         (told,) = decision.actions
         assert isinstance(told, Tell)
         assert "rank 2 exited with code 0 before the training was over" in str(told.report)
     else:
-        assert [lost.exit.is_early for lost in state.lost_while_kept] == [True]
+        assert [lost.is_early for lost in state.lost_while_kept] == [True]
 
 
 def test_who_is_asked_to_end_leaves_nothing_early() -> None:
     state = node()
     state.stop_requested(15, "SIGTERM", 1.0)
-    assert not [state.worker_exited(Exit(rank=0, pid=1, time_s=1.1, code=0), 1.1).actions][0]
+    assert not state.worker_exited(ended(0, 1.1, code=0), 1.1).actions
     assert not state.group.failures()
 
 
@@ -335,7 +351,7 @@ def test_the_order_to_end_a_rank() -> None:
     ],
 )
 def test_ranks_at_fault_are_killed(
-    decide: Callable[[NodeState, list[int]], Decision], why: str
+    decide: Callable[[NodeState, list[int]], NodeDecision], why: str
 ) -> None:
     notice, signal, elsewhere = decide(node(), [2, 5]).actions
     assert notice == Notice(f"killing rank 2, as {why}; the others go on")
@@ -401,7 +417,6 @@ def workers_of(*seated: SimpleNamespace) -> LocalWorkers:
     job = Job(command=("train.py",), local_world_size=4, run_id="x", host="h", environ={})
     workers = LocalWorkers(job, selectors.DefaultSelector(), lambda _: None)
     workers.by_rank = dict(enumerate(seated))  # type: ignore[arg-type]
-    workers.wake_at = min(each.answer_by for each in seated)
     return workers
 
 
@@ -451,7 +466,6 @@ def test_who_is_stopped_must_come_to_the_next_round_within_the_time() -> None:
     other, stopped = answered(4, Stage.JOINED), answered(4, Stage.JOINED)
     workers = workers_of(other, stopped)
     other.answer_by = stopped.answer_by = None
-    workers.wake_at = None
     workers.stopped(stopped, 4, 1.0)  # type: ignore[arg-type] # in a round that has formed
     assert stopped.answer_by is None
     places = [(SimpleNamespace(rank=rank), each) for rank, each in enumerate((other, stopped))]
@@ -460,7 +474,7 @@ def test_who_is_stopped_must_come_to_the_next_round_within_the_time() -> None:
     assert workers.unanswered(5, 16.9) == []
     stopped.report = WorkerReport(Stage.ASSIGNED, 5)
     assert workers.unanswered(5, 17.0) == [stopped]
-    stopped.answer_by = workers.wake_at = 20.0
+    stopped.answer_by = 20.0
     stopped.is_stopped = False
     assert workers.unanswered(5, 20.0) == []
 
@@ -469,7 +483,7 @@ def test_a_newcomer_that_is_stopped_is_waited_for() -> None:
     """Nobody needs it yet."""
     newcomer = answered(-1, Stage.READY, rank=-1)
     workers = workers_of(newcomer)
-    newcomer.answer_by = workers.wake_at = None
+    newcomer.answer_by = None
     workers.stopped(newcomer, 5, 1.0)  # type: ignore[arg-type]
     assert (newcomer.is_stopped, newcomer.answer_by) == (True, None)
 

@@ -11,6 +11,7 @@ does, and rank 0 is to blame), `signal 2`, `tick`, `ended` (everything is dead),
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,14 +20,14 @@ from hypothesis import strategies as st
 from rallypoint.base.control_message import WorkerError
 from rallypoint.launch.agent.node import (
     EndEverything,
+    NodeDecision,
     NodeState,
     Phase,
     SignalWorkers,
     Tell,
 )
-from rallypoint.launch.worker_group import Exit
-from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
-from rallypoint.rendezvous.job.decision import Decision
+from rallypoint.launch.worker_group import WorkerExit
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Stop
 from rallypoint.rendezvous.job.round import Member
@@ -311,7 +312,7 @@ class Alone:
             self.shown.append(f"finish {self.node.status}")
         return "; ".join(self.shown) or "nothing"
 
-    def perform(self, decision: Decision) -> None:
+    def perform(self, decision: NodeDecision) -> None:
         for action in decision.actions:
             match action:
                 case SignalWorkers(ranks, signal):
@@ -323,7 +324,7 @@ class Alone:
                 case Tell(report):
                     self.answer(self.job.reported("0", report, self._now))
 
-    def answer(self, decision: Decision) -> None:
+    def answer(self, decision: JobDecision) -> None:
         for action in decision.actions:
             match action:
                 case OpenRound(number=number):
@@ -344,7 +345,7 @@ def test_story(story: str) -> None:
             continue
         if line.startswith("root"):
             group = alone.node.group
-            root, *others = [failure.exit.rank for failure in group.failures()]
+            root, *others = [failure.rank for failure in group.failures()]
             told = f"root {root}" + "".join(f", then {rank}" for rank in others)
             assert f"{told}, stopped {show_ranks(group.stopped)}".strip() == line
             continue
@@ -353,20 +354,22 @@ def test_story(story: str) -> None:
         assert f"{event} -> {alone.node.phase.value}: {shown}" == line
 
 
-def happen(node: NodeState, event: str) -> Decision:  # noqa: PLR0911
+def ended(rank: str, now: float, **how: Any) -> WorkerExit:
+    return WorkerExit(rank=int(rank), local_rank=int(rank), pid=1, time_s=now, **how)
+
+
+def happen(node: NodeState, event: str) -> NodeDecision:  # noqa: PLR0911
     time, *words = event.split()
     now = float(time)
     match words:
         case [rank, "exit", code]:
-            return node.worker_exited(Exit(rank=int(rank), pid=1, time_s=now, code=int(code)), now)
+            return node.worker_exited(ended(rank, now, code=int(code)), now)
         case [rank, "killed", signal]:
-            end = Exit(rank=int(rank), pid=1, time_s=now, signal=int(signal))
-            return node.worker_exited(end, now)
+            return node.worker_exited(ended(rank, now, signal=int(signal)), now)
         case [rank, "hangs", *for_good]:
             return node.hangs("the job hung", int(rank), now, ends_job=bool(for_good))
         case [rank, "unstartable"]:
-            end = Exit(rank=int(rank), pid=0, time_s=now, start_error="no such file")
-            return node.worker_exited(end, now)
+            return node.worker_exited(ended(rank, now, start_error="no such file"), now)
         case [rank, "raises" | "echoes" as how]:
             error = WorkerError("E", "m", "t", now, is_echo=how == "echoes")
             return node.worker_reported(int(rank), error, now)

@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, WorkersFailedError
 from rallypoint.launch import DefaultLogsSpecs, LaunchConfig, Std
+from rallypoint.launch.agent.final_reports import JobResult
 from rallypoint.launch.api.elastic_agent import WorkerSpec
 from rallypoint.launch.api.elastic_launch import elastic_launch, job_of, name_of, raise_if_failed
 from rallypoint.launch.api.handler import create_handler
@@ -20,7 +21,6 @@ from rallypoint.launch.api.launch_config import cpus_of
 from rallypoint.launch.api.spawn import spawn
 from rallypoint.launch.api.store_handler import DynamicRendezvousHandler
 from rallypoint.launch.log_spec import Way, translate_template
-from rallypoint.launch.result import JobResult
 from rallypoint.rendezvous import RendezvousParameters
 from rallypoint.store.hash import HashStore
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.output.failure_report import FailureReport, read_error_file, summary
-from rallypoint.launch.worker_group import Exit, WorkerGroup, signal_name
+from rallypoint.launch.output.failure_report import read_error_file, summary
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 
 WHEN = 1_800_000_000.25
 
@@ -24,12 +24,11 @@ def group_of(world_size: int) -> WorkerGroup:
 
 def told(group: WorkerGroup, **report: Any) -> list[str]:
     group.stopping()
-    facts = FailureReport(title="job failed", host="h", local_ranks=group.local_ranks, **report)
-    return summary(group, facts).splitlines()
+    return summary(group, title="job failed", host="h", **report).splitlines()
 
 
-def failed(rank: int, *, code: int | None = None, signal: int | None = None) -> Exit:
-    return Exit(rank=rank, pid=42, time_s=WHEN + 1, code=code, signal=signal)
+def failed(rank: int, *, code: int | None = None, signal: int | None = None) -> WorkerExit:
+    return WorkerExit(rank=rank, local_rank=rank, pid=42, time_s=WHEN + 1, code=code, signal=signal)
 
 
 def test_a_traceback_and_who_was_stopped() -> None:
@@ -119,7 +118,7 @@ def test_line_numbers_tell_tracebacks_apart() -> None:
 
 def test_signals_have_names() -> None:
     group = group_of(1)
-    group.exited(Exit(rank=0, pid=42, time_s=WHEN, signal=11, core_dumped=True))
+    group.exited(WorkerExit(rank=0, local_rank=0, pid=42, time_s=WHEN, signal=11, core_dumped=True))
     assert told(group)[0] == "job failed: rank 0 was killed by SIGSEGV (core dumped)"
     assert signal_name(9) == "SIGKILL"
     assert signal_name(40) == "signal 40"
@@ -176,7 +175,11 @@ def test_the_cause_may_be_on_another_node() -> None:
 
 def test_a_program_that_cannot_be_run() -> None:
     group = group_of(1)
-    group.exited(Exit(rank=0, pid=9, time_s=WHEN, start_error="cannot run './x': not allowed"))
+    group.exited(
+        WorkerExit(
+            rank=0, local_rank=0, pid=9, time_s=WHEN, start_error="cannot run './x': not allowed"
+        )
+    )
     assert (
         told(group)[0] == "job failed: rank 0 could not be started: cannot run './x': not allowed"
     )

@@ -18,11 +18,11 @@ from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.coordinator import (
     BATCH_S,
     Coordinator,
+    JobDecision,
     JobStage,
     OpenRound,
     next_notice,
 )
-from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import (
     Ending,
@@ -339,7 +339,7 @@ def test_elastic_story(story: str) -> None:
         assert f"{event} -> {job.stage.value}: {shown}" == line
 
 
-def happen(job: Coordinator, event: str, *, wishes: bool = True) -> Decision:  # noqa: PLR0911
+def happen(job: Coordinator, event: str, *, wishes: bool = True) -> JobDecision:  # noqa: PLR0911
     what, number, *how = event.split()
     node = int(number)
     match what:
@@ -496,7 +496,7 @@ class Flapping:
             self.now += 0.25
             self.tick()
 
-    def take(self, decision: Decision) -> None:
+    def take(self, decision: JobDecision) -> None:
         for action in decision.actions:
             if isinstance(action, Notice):
                 self.notices.append(action.text)
@@ -584,7 +584,7 @@ def two_nodes(max_restarts: int = 0) -> Coordinator:
     return job
 
 
-def opened(decision: Decision) -> OpenRound:
+def opened(decision: JobDecision) -> OpenRound:
     return next(each for each in decision.actions if isinstance(each, OpenRound))
 
 
@@ -707,7 +707,7 @@ def test_a_worker_that_gets_ready_joins() -> None:
     assert job.restarts == 1
 
 
-def sizes(decision: Decision) -> list[int]:
+def sizes(decision: JobDecision) -> list[int]:
     return [member.size for member in opened(decision).members]
 
 
@@ -792,7 +792,7 @@ class ShortLived:
     def end(self, **how: object) -> OpenRound:
         return opened(self.job.reported("a", end(self.job.round, **how), self.now))
 
-    def take(self, decision: Decision) -> None:
+    def take(self, decision: JobDecision) -> None:
         self.notices += [each.text for each in decision.actions if isinstance(each, Notice)]
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from rallypoint.base.control_message import Stage, WorkerReport
-from rallypoint.launch.agent import recovery as recovery_module
-from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
+from rallypoint.launch.agent import in_place_recovery as recovery_module
+from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery, Recoveries, Recovery
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.agent.recovery import Recoveries, Recovery
 from rallypoint.launch.agent.worker import COME_S
-from rallypoint.launch.worker_group import Exit, WorkerGroup
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 
@@ -45,7 +44,9 @@ def group(*lost_at: float) -> WorkerGroup:
     workers = WorkerGroup(range(4))
     workers.started()
     for rank, at in enumerate(lost_at):
-        workers.exited(Exit(rank=rank, pid=100 + rank, time_s=at + CLOCK_S, signal=9))
+        workers.exited(
+            WorkerExit(rank=rank, local_rank=rank, pid=100 + rank, time_s=at + CLOCK_S, signal=9)
+        )
     return workers
 
 
@@ -130,7 +131,7 @@ class Standbys:
             keeps=True,
             restarts=1,
             perform=lambda _: None,
-            stand_by=lambda _: None,
+            stand_by=lambda: None,
         )
 
 

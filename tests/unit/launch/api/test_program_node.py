@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,23 +16,25 @@ from rallypoint.base.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.api.node_handler import NodeHandler, NodeThread
+from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.rendezvous.api.rendezvous_handler import RendezvousInfo, RendezvousTimeout
 from rallypoint.store.hash import HashStore
 
 Step = Callable[["Node"], object]
 
 
-class Node(NodeThread[int]):
+class Node(ProgramNode):
     """What it is told happens to it, one step in each wait, which takes 4 s at most."""
 
-    waiting = 0
-    is_spare = False
+    waiting: Any = 0
+    is_spare: Any = False
+    seat: Any
 
     def __init__(self, steps: Iterator[Step]) -> None:
-        super().__init__("node")
+        super().__init__(SimpleNamespace(), "node")  # type: ignore[arg-type]
+        self._bell.close()
+        self._ear.close()
         self.now = 100.0
-        self.seat: int | None = None
         self.asked: list[str] = []
         self._steps = steps
         self.changed.wait = self._wait  # type: ignore[method-assign]
@@ -42,7 +45,7 @@ class Node(NodeThread[int]):
         next(self._steps)(self)
         return True
 
-    def take_seat(self) -> int | None:
+    def take_seat(self) -> Any:
         seat, self.seat = self.seat, None
         self.round = self.round if seat is None else seat
         return seat
@@ -60,22 +63,22 @@ class Node(NodeThread[int]):
         self.asked.append("live")
 
 
-class Handler(NodeHandler[Node, int]):
+class Handler(NodeHandler):
     over = -1  # the round that is over before its node enters
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Step, join_s: int = 10) -> None:
         super().__init__("any", "r", RendezvousTimeout(join=timedelta(seconds=join_s)))
         self.node = Node(iter(steps))
         clock = SimpleNamespace(monotonic=lambda: self.node.now)
-        monkeypatch.setattr("rallypoint.rendezvous.api.node_handler.time", clock)
+        monkeypatch.setattr("rallypoint.launch.api.program_node.time", clock)
 
     def _make_node(self) -> Node:
         return self.node
 
-    def _enter(self, node: Node, seat: int, deadline: float) -> RendezvousInfo | None:
+    def _enter(self, node: ProgramNode, seat: Any, deadline: float) -> RendezvousInfo | None:
         return None if seat == self.over else RendezvousInfo(HashStore(), seat, 9)
 
-    def _raise_if_lost(self, node: Node) -> None:
+    def _raise_if_lost(self, node: ProgramNode) -> None:
         if node.error is not None:
             raise RendezvousConnectionError("lost") from node.error
 
