@@ -63,11 +63,7 @@ def to_row(value: object) -> object:
 
 
 def from_json(kind: type[T], data: object) -> T:
-    """Read what `to_json` gave, from `json.loads`.
-
-    Raises:
-        ControlMessageError: it is not of that kind, or of another version.
-    """
+    """Read what `to_json` gave, from `json.loads`."""
     return _read(kind, data, by_position=False)
 
 

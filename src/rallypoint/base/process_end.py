@@ -18,12 +18,7 @@ _LOOK_S = 0.1
 
 
 class ProcessEnd:
-    """Its descriptor becomes readable once the process has ended.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-        OSError: there is no descriptor left.
-    """
+    """Its descriptor becomes readable once the process has ended."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

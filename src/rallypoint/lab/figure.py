@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_plot(path: str) -> None:
-    """Check that a plot can be drawn, before there is data for it.
-
-    Raises:
-        InvalidArgumentError: matplotlib is missing, or the file is neither .png nor .html.
-    """
+    """Check that a plot can be drawn, before there is data for it."""
     if not path.endswith((".png", ".html")):
         raise InvalidArgumentError(f"--plot {path}: name a file that ends in .png or .html")
     if find_spec("matplotlib") is None:
@@ -31,11 +27,7 @@ def check_plot(path: str) -> None:
 
 @contextmanager
 def figure(path: str, title: str, below: str = "") -> Iterator[Axes]:
-    """Axes to draw on, written to `path` at the end; `below` is HTML for the end of a page.
-
-    Raises:
-        InvalidArgumentError: matplotlib is missing, or the file is neither .png nor .html.
-    """
+    """Axes to draw on, written to `path` at the end; `below` is HTML for the end of a page."""
     check_plot(path)
     import matplotlib as mpl
 

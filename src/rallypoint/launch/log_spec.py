@@ -42,11 +42,7 @@ class StreamMap(Record, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> StreamMap:
-        """``"3"``, or ``"0:1,1:3"`` for single local ranks.
-
-        Raises:
-            InvalidArgumentError: it is neither.
-        """
+        """``"3"``, or ``"0:1,1:3"`` for single local ranks."""
         if text in ("0", "1", "2", "3"):
             return cls(all_others=int(text))
         found: dict[int, int] = {}
@@ -118,11 +114,7 @@ class LogSpec(Record, kw_only=True):
 
 
 def format_prefix(template: str, *, rank: int, local_rank: int, role: str, host: str) -> str:
-    """Fill in a log prefix.
-
-    Raises:
-        InvalidArgumentError: the template is not a format of these four.
-    """
+    """Fill in a log prefix."""
     try:
         return template.format(rank=rank, local_rank=local_rank, role=role, host=host)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError):

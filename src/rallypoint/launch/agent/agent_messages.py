@@ -72,11 +72,7 @@ AgentMessage = LongWaits | TimedOut | ContactLost | EndRank
 
 
 def read_message(payload: bytes) -> AgentMessage | Inquiry:
-    """Read an inquiry.
-
-    Raises:
-        ControlMessageError: it is not one, or of another version.
-    """
+    """Read an inquiry."""
     from rallypoint.launch.inspection.requests import Inquiry
     from rallypoint.rendezvous.transport.codec import decode_any
 

@@ -148,10 +148,6 @@ class Guardian:
 
         `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory,
         where its own is at that slot. It may run only on `cpus`, if any are given.
-
-        Raises:
-            InvalidArgumentError: the command or the environment is too long.
-            GuardianLostError: the guardian has died.
         """
         places = ",".join(map(str, sorted(cpus)))
         strings = [os.fsencode(directory), places.encode(), *map(os.fsencode, argv)]
@@ -202,9 +198,6 @@ class Guardian:
         """The next reports, in the order of the events; also sends queued requests.
 
         If there is none, it waits for one, or returns none.
-
-        Raises:
-            GuardianLostError: the guardian has died.
         """
         self._send_queued()
         while wait and self._unsent and not self._wait_for(select.POLLIN | select.POLLOUT):

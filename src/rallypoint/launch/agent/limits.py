@@ -19,11 +19,7 @@ def limit_error(error: Exception, workers: int = 0) -> SystemCallError | None:
 
 
 def make_room(connections: int) -> None:
-    """See to it that this process can open so many more descriptors.
-
-    Raises:
-        OSError: even its highest limit is too low.
-    """
+    """See to it that this process can open so many more descriptors."""
     lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # that is free
     os.close(lowest)
     if _allows(lowest + connections):

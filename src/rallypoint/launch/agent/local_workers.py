@@ -83,11 +83,7 @@ class LocalWorkers:
     # Rounds.
 
     def begin(self, guardian: Guardian, output: Output, seat: Seat) -> None:
-        """Start new workers for all places.
-
-        Raises:
-            GuardianLostError: the guardian has died.
-        """
+        """Start new workers for all places."""
         self.seat = seat
         output.start_round(seat.number)
         self.evidence = RoundEvidence(seat.local_world_size + self._job.spares)
@@ -144,11 +140,7 @@ class LocalWorkers:
             self.evidence = self.evidence.renewed()
 
     def stand_by(self, guardian: Guardian, output: Output) -> None:
-        """Start workers on standby until there is one for each empty place, and the spares.
-
-        Raises:
-            GuardianLostError: the guardian has died.
-        """
+        """Start workers on standby until there is one for each empty place, and the spares."""
         seat, evidence = self.seat, self.evidence
         assert seat is not None
         assert evidence is not None
@@ -223,11 +215,7 @@ class LocalWorkers:
                 worker.control.send(Kept(round_number))
 
     def signal(self, guardian: Guardian, ranks: Sequence[int], number: int) -> None:
-        """Send a signal to these ranks.
-
-        Raises:
-            GuardianLostError: the guardian has died.
-        """
+        """Send a signal to these ranks."""
         for rank in ranks:
             worker = self.by_rank.get(rank)
             if worker is not None:

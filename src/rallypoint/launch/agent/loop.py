@@ -71,12 +71,7 @@ def run(job: Job) -> int:
 
 
 def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
-    """Run `job` to its end, with others if `rounds` or the job say so.
-
-    Raises:
-        HostError: the store or the guardian could not be started; nothing is left running.
-        InvalidArgumentError: the command cannot be passed to a program; nothing is left running.
-    """
+    """Run `job` to its end, with others if `rounds` or the job say so."""
     fill_standard_descriptors()
     try:
         rounds = rounds or rounds_of(job)

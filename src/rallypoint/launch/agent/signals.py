@@ -15,11 +15,7 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def read_signals(text: str, name: str) -> tuple[str, ...]:
-    """The names in ``"SIGTERM,SIGUSR1"``; `name` is the user's name of the list.
-
-    Raises:
-        InvalidArgumentError: one is not a signal that a program can handle.
-    """
+    """The names in ``"SIGTERM,SIGUSR1"``; `name` is the user's name of the list."""
     names = tuple(each.strip() for each in text.split(","))
     for each in names:
         if each not in signal.Signals.__members__ or each in ("SIGKILL", "SIGSTOP", "SIGCHLD"):

@@ -19,11 +19,7 @@ _PENDING = b"ShdPnd:"  # in /proc/PID/status: a mask of signals, in hexadecimal
 
 
 class SignalProbe:
-    """The probe process. It ends when its input does, so it never outlives the agent.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """The probe process. It ends when its input does, so it never outlives the agent."""
 
     def __init__(self) -> None:
         self._pid, self._input = 0, -1

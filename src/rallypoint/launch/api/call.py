@@ -24,11 +24,7 @@ is_reading = False  # this process is a worker that imports what it needs for it
 def write_call(
     path: str, function: Callable[..., Any], args: Sequence[object], *, with_number: bool
 ) -> None:
-    """Write a call for the workers; `with_number`: each gets its number as the first argument.
-
-    Raises:
-        InvalidArgumentError: the function or its arguments cannot be passed on.
-    """
+    """Write a call for the workers; `with_number`: each gets its number as the first argument."""
     main = sys.modules["__main__"]
     # Objects defined in the caller's script are found by running that script under another name.
     name = getattr(main.__spec__, "name", None)

@@ -86,21 +86,13 @@ def launch(
 
 
 def raise_if_failed(result: JobResult, name: str) -> None:
-    """Raise the errors of `elastic_launch`, unless the job succeeded.
-
-    Raises:
-        ChildFailedError, WorkersFailedError: it failed.
-    """
+    """Raise the errors of `elastic_launch`, unless the job succeeded."""
     if result.status:
         raise ChildFailedError(name, failures_of(result), result.status)
 
 
 def failures_of(result: JobResult) -> dict[int, ProcessFailure]:
-    """Which workers of this node made the job fail.
-
-    Raises:
-        WorkersFailedError: none: a signal stopped it, or another node failed.
-    """
+    """Which workers of this node made the job fail."""
     failures = process_failures(result.failures)
     # A launch that was stopped by a signal did not fail, whatever its workers made of it.
     if failures and result.status < 128:
@@ -112,11 +104,7 @@ def failures_of(result: JobResult) -> dict[int, ProcessFailure]:
 
 
 def job_of(config: LaunchConfig, command: tuple[str, ...]) -> Job:
-    """The agent's job, from the configuration.
-
-    Raises:
-        InvalidArgumentError: a field of the configuration has an impossible value.
-    """
+    """The agent's job, from the configuration."""
     if config.event_log_handler not in ("null", "console"):
         raise InvalidArgumentError(
             f"event_log_handler={config.event_log_handler!r}; it must be null or console."

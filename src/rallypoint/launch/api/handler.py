@@ -38,12 +38,7 @@ _OWN_OPTIONS = ("token", "rank", "heartbeat_timeout", "store_type")
 
 
 class ElasticRendezvousHandler(NodeHandler):
-    """One node of a dynamic job.
-
-    Raises:
-        HostError: the endpoint's name cannot be resolved, or there is no route to it.
-        InvalidArgumentError: parameters have impossible values.
-    """
+    """One node of a dynamic job."""
 
     _grace_s = 1.0  # for the coordinator to say who is missing
 
@@ -60,11 +55,7 @@ class ElasticRendezvousHandler(NodeHandler):
         return super().next_rendezvous()
 
     def set_closed(self) -> None:
-        """See RendezvousHandler. A node that has not joined yet joins first, however long it takes.
-
-        Raises:
-            RendezvousTimeoutError: not confirmed within close_timeout.
-        """
+        """See RendezvousHandler. A node that has not joined joins first, however long it takes."""
         node = self._node or self._begin()
         node.close()
         with node.changed:
@@ -134,12 +125,7 @@ class ElasticRendezvousHandler(NodeHandler):
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Create the handler of one node. Options are those of --rdzv-conf, and torch's ``store_type``.
-
-    Raises:
-        HostError: the endpoint's name cannot be resolved, or there is no route to it.
-        InvalidArgumentError: parameters have impossible values.
-    """
+    """Create the handler of one node. Options are --rdzv-conf's, and torch's ``store_type``."""
     kind = str(params.get("store_type", "tcp")).strip().lower()
     if kind == "file":
         from rallypoint.launch.api.store_handler import create_handler as create_store_handler

@@ -145,11 +145,7 @@ class LaunchConfig:
 
 
 def rendezvous_of(config: LaunchConfig) -> Rendezvous | None:
-    """How nodes find each other, if they are not known from the start.
-
-    Raises:
-        InvalidArgumentError: numbers or endpoint are impossible.
-    """
+    """How nodes find each other, if they are not known from the start."""
     if config.rdzv_backend == "static" or config.max_nodes == 1:
         return None
     configuration = {key: str(value) for key, value in config.rdzv_configs.items()}
@@ -168,11 +164,7 @@ def rendezvous_of(config: LaunchConfig) -> Rendezvous | None:
 
 
 def nodes_of(config: LaunchConfig) -> Nodes:
-    """The other nodes.
-
-    Raises:
-        InvalidArgumentError: numbers or endpoint are impossible.
-    """
+    """The other nodes."""
     if config.max_nodes > 1 and config.rdzv_backend != "static":
         return Nodes(token=config.token)
     if config.min_nodes != config.max_nodes:
@@ -215,11 +207,7 @@ def logs_of(config: LaunchConfig) -> LogSpec:
 
 
 def cpus_of(config: LaunchConfig) -> tuple[frozenset[int], ...]:
-    """By local rank, the CPUs that a worker may run on; empty: all.
-
-    Raises:
-        InvalidArgumentError: there is no such way of binding.
-    """
+    """By local rank, the CPUs that a worker may run on; empty: all."""
     if config.numa_options is None:
         return ()
     from rallypoint.cluster.affinity import bind, read_topology

@@ -51,11 +51,7 @@ class SpawnContext:
         return list(self._pids)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds; returns True when all have succeeded.
-
-        Raises:
-            WorkersFailedError: one failed. The others have been ended; its exception is the cause.
-        """
+        """Wait up to `timeout` seconds; returns True when all have succeeded."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._running:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -312,13 +312,7 @@ def create_handler(
 
 
 def _choose(store: Store, local_addr: str | None) -> NetworkChoice:
-    """This machine's address for those who share the store.
-
-    Raises:
-        HostError: the name cannot be resolved, there is no route to the store's host, or a variable
-            names no interface.
-        InvalidArgumentError: `local_addr` is a loopback address, and the store is elsewhere.
-    """
+    """This machine's address for those who share the store."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     hosts = []

@@ -51,11 +51,7 @@ class Asking:
 
     @classmethod
     def at(cls, agent: Found, *, timeout_s: float = 2.0) -> Asking:
-        """Connect to it.
-
-        Raises:
-            NoAnswerError: it has just ended, or is stopped.
-        """
+        """Connect to it."""
         asking = cls(socket.socket(socket.AF_UNIX), f"process {agent.pid}", timeout_s=timeout_s)
         try:
             asking._connection.settimeout(timeout_s)
@@ -76,22 +72,13 @@ class Asking:
         self._connection.close()
 
     def ask(self, request: dict[str, object]) -> tuple[dict[str, Any], list[int]]:
-        """The answer, and the descriptors sent with it, which become the caller's.
-
-        Raises:
-            NoAnswerError: the agent does not answer.
-            HostError: it refused the request.
-        """
+        """The answer, and the descriptors sent with it, which become the caller's."""
         self.send(request)
         deadline = time.monotonic() + self._timeout_s
         return self._next(deadline), list(self._descriptors)
 
     def send(self, request: dict[str, object]) -> None:
-        """Request an answer of several lines.
-
-        Raises:
-            NoAnswerError: the agent does not read.
-        """
+        """Request an answer of several lines."""
         try:
             self._connection.settimeout(self._timeout_s)
             self._connection.sendall(json.dumps(request).encode() + b"\n")
@@ -148,11 +135,7 @@ def ask_status(agent: Found, *, timeout_s: float = 2.0) -> AgentStatus:
 
 
 def read_status(answer: Mapping[str, object]) -> AgentStatus:
-    """Read an answer to "status" or "look".
-
-    Raises:
-        HostError: it is invalid.
-    """
+    """Read an answer to "status" or "look"."""
     try:
         return from_json(AgentStatus, answer)
     except ControlMessageError:

@@ -47,9 +47,6 @@ def look_everywhere(agents: Sequence[Found], *, between_s: float = BETWEEN_S) ->
 
     Args:
         between_s: the time between the two looks at the nodes here.
-
-    Raises:
-        HostError: no agent answers.
     """
     others = _OtherNodes("inspected", _read_looks)
     until = time.monotonic() + _AT_MOST_S
@@ -96,9 +93,6 @@ def trace_everywhere(
     """The calls of the job of these agents, which run on this machine.
 
     Other nodes trace for the whole time: if `is_over` comes earlier, their traces are not awaited.
-
-    Raises:
-        HostError: no agent here answers, or the job is being traced already.
     """
     others = _OtherNodes("traced", _read_trace)
     status = ask_status(agents[0])

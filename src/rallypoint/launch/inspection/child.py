@@ -28,9 +28,6 @@ class Child:
     Args:
         stdin: its standard input, or None.
         heard: called once with its output; None: it ended without output.
-
-    Raises:
-        OSError: it cannot be started.
     """
 
     def __init__(

@@ -41,11 +41,7 @@ _CREDENTIALS = struct.Struct("=3i")  # a process, its user and group
 
 
 class Entry:
-    """An agent's own entry.
-
-    Raises:
-        OSError: no directory for it can be used; nothing is left behind.
-    """
+    """An agent's own entry."""
 
     def __init__(self, about: Mapping[str, str]) -> None:
         self._name = f"{os.getpid()}{_namespace()}"
@@ -123,11 +119,7 @@ class Found(Record):
         return self.run_id, self.about.get("meets_at") or f"process {self.pid}"
 
     def connect(self, to_it: socket.socket) -> None:
-        """Connect to its socket.
-
-        Raises:
-            OSError: it does not listen there.
-        """
+        """Connect to its socket."""
         path, _, name = self.place.rpartition("/")
         directory = os.open(path, _AS_DIRECTORY)
         try:
@@ -199,11 +191,7 @@ def running_agents() -> list[Found]:
 
 
 class _Directory:
-    """A user's directory of entries, by its descriptor.
-
-    Raises:
-        OSError: it is not a directory that is closed to others.
-    """
+    """A user's directory of entries, by its descriptor."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, _AS_DIRECTORY)

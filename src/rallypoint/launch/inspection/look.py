@@ -56,12 +56,7 @@ def look_where(pids: Iterable[int]) -> dict[int, Whereabouts]:
 
 
 def look_twice(agent: Asking, between_s: float = BETWEEN_S) -> NodeLooks:
-    """The state of an agent's node now, and `between_s` later.
-
-    Raises:
-        NoAnswerError: the agent does not answer.
-        HostError: its answer is invalid.
-    """
+    """The state of an agent's node now, and `between_s` later."""
     told, descriptors = agent.ask({"ask": "look"})
     try:
         status = read_status(told)

@@ -92,11 +92,7 @@ def pack_trace(trace: NodeTrace) -> dict[str, object]:
 
 
 def unpack_trace(message: Mapping[str, object]) -> NodeTrace:
-    """Read it.
-
-    Raises:
-        ControlMessageError: it is invalid, or of another version.
-    """
+    """Read it."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(str(message["trace"])), _MOST_BYTES)

@@ -57,12 +57,7 @@ _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
 def trace_node(agent: Asking, seconds: float, is_over: Callable[[], bool]) -> NodeTrace:
-    """The calls of an agent's workers for some time, or until `is_over`, or until they have ended.
-
-    Raises:
-        NoAnswerError: the agent does not answer.
-        HostError: somebody else is tracing them, or the agent's answer is invalid.
-    """
+    """The calls of an agent's workers for some time, or until `is_over`, or they have ended."""
     told, descriptors = agent.ask({"ask": "look"})
     try:
         status = read_status(told)

@@ -32,11 +32,7 @@ _DEFAULTS = {"cpu": ENGINES[0], "cuda": "nccl", "npu": "hccl"}
 
 
 def parse_backend(backend: object) -> dict[str, str]:
-    """The backend for each kind of device: ``"cpu:gloo,cuda:nccl"``, or a name for its own kind.
-
-    Raises:
-        InvalidArgumentError: there is no such backend, or not for that kind of device.
-    """
+    """The backend for each kind of device: ``"cpu:gloo,cuda:nccl"``, or a name for its own kind."""
     text = str(backend).lower()
     if ":" not in text:
         return {device_of(text): text}
@@ -57,11 +53,7 @@ def parse_backend(backend: object) -> dict[str, str]:
 
 
 def device_of(name: str) -> str:
-    """The kind of device whose memory a backend takes.
-
-    Raises:
-        InvalidArgumentError: there is no such backend.
-    """
+    """The kind of device whose memory a backend takes."""
     if name in ENGINES:
         return "cpu"
     if name in _KNOWN:
@@ -81,12 +73,7 @@ def why_absent(name: str) -> str:
 
 
 def connect(member: LibraryMember) -> Delegate:
-    """This process's end of the library, once all members have called this.
-
-    Raises:
-        HostError: something is missing on this machine; the message says how to get it.
-        Exception: any exception of the library.
-    """
+    """This process's end of the library, once all members have called this."""
     from pkgutil import resolve_name  # most programs never need it
 
     function: Callable[[LibraryMember], Delegate] = (

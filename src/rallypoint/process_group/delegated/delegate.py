@@ -74,9 +74,6 @@ class Pending(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Wait until it is over; on a device, until the caller's next work there is ordered after
         it.
-
-        Raises:
-            TimeoutError: `timeout_s` is over; it may be waited for again.
         """
 
     def is_done(self) -> bool:
@@ -112,11 +109,7 @@ class Delegate(Protocol):
         """Which part of this the library does not support, and what does; empty if it does."""
 
     def adopt(self, array: Any) -> Block:  # noqa: ANN401 - an array, or a DeviceArray
-        """The flat memory of a contiguous array, shared; checked to be on the right device.
-
-        Raises:
-            InvalidTypeError: the library cannot take it.
-        """
+        """The flat memory of a contiguous array, shared; checked to be on the right device."""
 
     def empty(self, model: Block, items: int) -> Block:
         """New memory for `count` items like the model's."""

@@ -197,12 +197,7 @@ def begin(
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> DelegatedWork:
-    """Start a collective with these arrays.
-
-    Raises:
-        InvalidTypeError: the library does not support it; the message says what does.
-        InvalidArgumentError: an algorithm is requested, which libraries do not offer.
-    """
+    """Start a collective with these arrays."""
     if call.algorithm is not None:
         raise InvalidArgumentError(
             f"{call.operation}: {end.name} chooses its algorithms itself; "

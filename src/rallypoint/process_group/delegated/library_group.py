@@ -93,11 +93,7 @@ class LibraryGroup:
         self._has_left = False
 
     def begin(self, request: LibraryCall, operation: str) -> Pending:
-        """Start a collective.
-
-        Raises:
-            PeerError: the group is broken, or the library refused.
-        """
+        """Start a collective."""
         return self._guarded(lambda: self._delegate.begin(request), operation)
 
     def transfer(
@@ -118,11 +114,7 @@ class LibraryGroup:
             self._guarded(self._delegate.close_batch, operation)
 
     def wait(self, pending: Pending, left_s: float, timeout_s: float, operation: str) -> None:
-        """Wait until it is over, for as long as its timeout allows.
-
-        Raises:
-            PeerError: it failed or timed out.
-        """
+        """Wait until it is over, for as long as its timeout allows."""
         self._guarded(lambda: self._wait(pending, left_s), operation, timeout_s)
 
     def is_done(self, pending: Pending, operation: str) -> bool:

@@ -108,11 +108,7 @@ def _trouble_of_loading() -> str:
 
 
 def connect(member: LibraryMember) -> MpiDelegate:
-    """A communicator of MPI's for these members; all of them call it.
-
-    Raises:
-        HostError: MPI's ranks are not the group's.
-    """
+    """A communicator of MPI's for these members; all of them call it."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

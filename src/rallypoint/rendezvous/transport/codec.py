@@ -68,11 +68,7 @@ def decode_record(kind: type[R], data: bytes) -> R:
 
 
 def decode_any(kinds: Mapping[str, type[R]], data: bytes) -> R:
-    """Read a record of one of these kinds, which are given by their names.
-
-    Raises:
-        ControlMessageError: it is another one, or of another version.
-    """
+    """Read a record of one of these kinds, which are given by their names."""
     import json
 
     try:

@@ -372,11 +372,7 @@ class Called(Link):
 
 
 class Caller(Link):
-    """The other end: connects to a numeric address.
-
-    Raises:
-        OSError: this machine has no such address.
-    """
+    """The other end: connects to a numeric address."""
 
     def __init__(
         self,
