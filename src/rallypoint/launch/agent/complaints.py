@@ -78,7 +78,7 @@ class Hangs:
 
     A worker that has waited for too long complains, and the whole job is inspected as by
     `rallypoint explain`. A hang is reported once, if the worker is part of it; again only for
-    another root cause or other calls.
+    another root cause or other calls, or once its cause is known.
 
     Args:
         after_s: shorter waits are ignored.
@@ -113,7 +113,8 @@ class Hangs:
         hang = _hang(explanation, self._after_s)
         if hang is None or hang.ranks.isdisjoint(self._complaining):
             return None
-        if self._told is not None and self._told.is_same(hang):
+        told = self._told
+        if told is not None and told.is_same(hang) and told.is_explained >= hang.is_explained:
             return None
         self._told = hang
         return hang

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rallypoint.diagnosis.facts import Flow, Process, Thread
@@ -63,6 +63,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _TCP_INFO = struct.Struct("=2xB49xII")
 _CHUNK = 1 << 16
 _PATIENCE_S = 0.2
+_TRIES = 5  # to see in which call a thread sleeps that wakes again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +150,25 @@ class Look:
 
 
 def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: float) -> Thread:
-    call, path = _syscall(pid, number) if now.state in "SDTt" else ("", "")
+    state, call, path = now.state, "", ""
+    for _ in range(_TRIES):
+        if state not in "SDTt":
+            break
+        words = _read(f"/proc/{pid}/task/{number}/syscall").split()
+        if words != ["running"]:
+            call, path = _syscall(pid, words)
+            break
+        # It has run since the look, so what it waited for then is not known: look again.
+        task = _read_task(f"/proc/{pid}/task/{number}", with_times=False)
+        state = "R" if task is None else task.state
     # The scheduler's own times: the kernel's ticks are too coarse for half a second.
     cpu = 0.0 if before is None else max(0.0, (now.ran_ns - before.ran_ns) / 1e9 / past_s)
     return Thread(
         id=number,
         name=now.name,
-        state=now.state,
+        state=state,
         cpu=cpu,
-        wait=_wait(pid, number) if now.state in "SD" else "",
+        wait=_wait(pid, number) if state in "SD" else "",
         syscall=call,
         path=path,
     )
@@ -195,9 +206,8 @@ def _children() -> Mapping[int, list[int]]:
     return below
 
 
-def _syscall(pid: int, number: int) -> tuple[str, str]:
+def _syscall(pid: int, words: Sequence[str]) -> tuple[str, str]:
     """The system call that a thread is in, and the file that it is for."""
-    words = _read(f"/proc/{pid}/task/{number}/syscall").split()
     if len(words) < 3 or not words[0].isdigit():
         return "", ""
     name = _CALLS.get(os.uname().machine, {}).get(int(words[0]), "")

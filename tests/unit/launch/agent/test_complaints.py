@@ -71,6 +71,17 @@ def test_it_is_told_again_for_another_root_or_call(change: dict[str, Any]) -> No
     assert hangs.judge(explanation_of(**change)) is not None
 
 
+def test_it_is_told_again_once_its_cause_is_known() -> None:
+    """It may have been inspected at a moment that showed too little."""
+    hangs = complaining(0)
+    hang = hangs.judge(explanation_of(status=4))
+    assert hang is not None and not hang.is_explained
+    assert hangs.judge(explanation_of(status=4)) is None
+    hang = hangs.judge(explanation_of())
+    assert hang is not None and hang.is_explained
+    assert hangs.judge(explanation_of(status=4)) is None
+
+
 def test_what_goes_on_may_hang_again() -> None:
     hangs = complaining(0, 2)
     assert not hangs.goes_on(2)  # nothing was told

@@ -67,6 +67,13 @@ def test_one_that_sleeps() -> None:
     assert 0 < process.age_s < 600
 
 
+def test_one_that_wakes_again_and_again() -> None:
+    """It never seems to sleep in no call, although it may run between two files that are read."""
+    with running("import time\nwhile True: time.sleep(0.0005), sum(range(9999))") as pid:
+        seen = [look(pid, for_s=0.0).threads[0] for _ in range(300)]
+    assert {"R" if each.state == "R" else each.syscall for each in seen} <= {"R", *SLEEPS}
+
+
 def test_one_that_computes() -> None:
     """What it waited for a core counts once it has got one."""
     with running("while True: pass") as pid:
