@@ -1,5 +1,4 @@
-"""What our process groups have in common in all versions of PyTorch, apart from their calls:
-creation, subgroups and shutdown.
+"""What our process groups have in common in all versions of PyTorch: creation, subgroups, shutdown.
 
 rallypoint_group.py and lone_group.py define the two forms.
 """
@@ -19,84 +18,14 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.formation import form
-from rallypoint.pytorch.tools import routed, untraced
-from rallypoint.pytorch.torch_calls import only
-from rallypoint.pytorch.torch_collectives import Collectives
+from rallypoint.pytorch.operations import Operations
+from rallypoint.pytorch.tools import untraced
 from rallypoint.pytorch.torch_work import DoneWork, RunningWork, RunningWorks, joined
-
-_ANY = -1
-
-
-@untraced
-class Operations(Collectives):
-    """All operations of a group; Collectives has those of all ranks together.
-
-    The group and the backend below it share them: both use one group of the engine, which holds all
-    mutable state.
-    """
-
-    def name(self) -> str:
-        """The backend's name."""
-        return self.engine_group.backend
-
-    getBackendName = name  # noqa: N815 - torch's
-    _get_backend_name = name
-
-    # Messages from one rank to another.
-
-    @routed
-    def send(self, tensors: list[Any], dst: int, tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to send a tensor, which must not be changed before the work has completed."""
-        return self._send(only(tensors, "send"), self._peer(dst, "send"), tag)
-
-    @routed
-    def recv(self, tensors: list[Any], src: int, tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to receive a tensor."""
-        tensor = only(tensors, "recv")
-        return self._receive(tensor, src if src == _ANY else self._peer(src, "recv"), tag)
-
-    @routed
-    def recv_anysource(self, tensors: list[Any], tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to receive a tensor from any rank."""
-        return self._receive(only(tensors, "recv"), _ANY, tag)
-
-    def _peer(self, rank: int, operation: str) -> int:
-        if rank == self.engine_group.own_rank:
-            raise InvalidArgumentError(f"{operation}: {rank} is this rank itself; name another one")
-        return self._rank(rank, operation)
-
-    # Its state and its end.
-
-    def _get_sequence_number_for_group(self) -> int:
-        """The number of collectives that this rank has begun."""
-        return self.engine_group.communicator.begun
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: the engine counts by itself."""
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long operations that begin from now on may wait for a peer."""
-        self.engine_group.set_timeout(timeout)
-        for group in self.devices.made():
-            group.set_timeout(timeout)
-
-    def abort(self) -> None:
-        """End the waits of all ranks of the group with an error, and leave it."""
-        self.engine_group.abort()
-
-    def shutdown(self) -> None:
-        """Leave the group; peers that wait for this rank are told."""
-        self.engine_group.destroy()
 
 
 @untraced
 class BaseGroup(Operations):
-    """A group of ranks, whose classes also derive from torch's.
-
-    Attributes:
-        engine_group: the group as the engine knows it.
-        devices: the groups that take calls with tensors on other devices.
-    """
+    """A group of ranks; its classes also derive from torch's."""
 
     def enter(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
         """The common part of construction."""
@@ -167,6 +96,10 @@ class BaseGroup(Operations):
         torch.distributed.monitored_barrier supports only gloo; call this method instead.
         """
         monitored_barrier(self.engine_group, timeout, wait_all_ranks)
+
+    def share_bucket(self, tensor: Any) -> None:  # noqa: ANN401 - of torch
+        """Let the ranks of this host read one of DDP's buckets in place from now on."""
+        shared_buckets.share(tensor, self.engine_group.communicator)
 
     # Coalesced calls.
 

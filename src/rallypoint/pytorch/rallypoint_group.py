@@ -26,8 +26,9 @@ from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.formation.host_network import network_of
 from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.base_group import BaseGroup, Operations
+from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.device_groups import DeviceGroups
+from rallypoint.pytorch.operations import Operations
 from rallypoint.pytorch.tools import hand, handed, kind_given, recorded, untraced
 from rallypoint.pytorch.torch_work import DoneWork
 from rallypoint.pytorch.versions import (
