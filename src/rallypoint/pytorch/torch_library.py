@@ -24,6 +24,7 @@ from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.delegated.delegate import (
     Block,
+    Delegate,
     LibraryCall,
     LibraryFailure,
     LibraryMember,
@@ -33,7 +34,25 @@ from rallypoint.process_group.memory.arrays import DeviceArray, describe, dtype_
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.pytorch.delegate_group import make_group, own_device
 from rallypoint.pytorch.libraries import why_not
+from rallypoint.pytorch.versions import method_of
 
+# Each collective's method of a group of PyTorch's, and the type of its options.
+_CALLS = {
+    Collective.ALL_REDUCE: ("allreduce", c10d.AllreduceOptions),
+    Collective.REDUCE: ("reduce", c10d.ReduceOptions),
+    Collective.BROADCAST: ("broadcast", c10d.BroadcastOptions),
+    Collective.ALL_GATHER: ("allgather", c10d.AllgatherOptions),
+    Collective.GATHER: ("gather", c10d.GatherOptions),
+    Collective.SCATTER: ("scatter", c10d.ScatterOptions),
+    Collective.REDUCE_SCATTER: ("reduce_scatter", c10d.ReduceScatterOptions),
+    Collective.ALL_TO_ALL: ("all_to_all_single", c10d.AllToAllOptions),
+    Collective.BARRIER: ("barrier", c10d.BarrierOptions),
+}
+_LATE = ("timed out", "timeout", "did not complete within")  # in the text of errors
+_LOST = (
+    *("connection closed", "connection reset", "connection refused", "broken pipe"),
+    *("peer", "remote process exited", "socket"),
+)
 _OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 
@@ -64,7 +83,7 @@ class _TorchPending:
 class _GlooTransfer:
     """A send or receive of gloo, which notices that it has finished only while a thread waits.
 
-    Therefore a separate thread waits, from the first time that its state is queried.
+    So a thread of its own waits, from the first time that its state is queried.
     """
 
     def __init__(self, work: Any) -> None:
@@ -116,8 +135,8 @@ class _Batch:
         return -1
 
 
-class TorchDelegate:
-    """See Delegate."""
+class TorchDelegate(Delegate):
+    """One group's end of a backend of PyTorch's."""
 
     patience_s = math.inf  # after a time-out, a Work of gloo has broken its connections
 
@@ -127,23 +146,11 @@ class TorchDelegate:
         self._group, self._store = make_group(member, self._device)
         self.name = member.name
         self.device: str = self._device.type
-        self._rank, self._size = member.rank, len(member.ranks)
+        self._rank = member.rank
         self._batch: _Batch | None = None
-        self._begin = {
-            Collective.ALL_REDUCE: self._all_reduce,
-            Collective.REDUCE: self._reduce,
-            Collective.BROADCAST: self._broadcast,
-            Collective.ALL_GATHER: self._all_gather,
-            Collective.GATHER: self._gather,
-            Collective.SCATTER: self._scatter,
-            Collective.REDUCE_SCATTER: self._reduce_scatter,
-            Collective.ALL_TO_ALL: self._all_to_all,
-            Collective.BARRIER: self._barrier,
-        }
 
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
-        """See Delegate."""
-        if collective not in self._begin:
+        if collective not in _CALLS:
             return (
                 f"{self.name} has no such operation; backend='rallypoint' has "
                 f"{collective.operation}"
@@ -151,7 +158,6 @@ class TorchDelegate:
         return why_not(self.name, dtype, operator)
 
     def adopt(self, array: Any) -> Block:
-        """See Delegate."""
         if isinstance(array, DeviceArray):
             theirs = array.tensor.device
             if (theirs.type, theirs.index or 0) != (self.device, self._device.index or 0):
@@ -168,15 +174,36 @@ class TorchDelegate:
         return _as_tensor(array)
 
     def empty(self, model: Block, items: int) -> Block:
-        """See Delegate."""
         return model.new_empty(items)
 
     def begin(self, request: LibraryCall) -> Pending:
-        """See Delegate."""
-        return self._begin[request.collective](request)
+        collective = request.collective
+        name, options_type = _CALLS[collective]
+        method, options = method_of(self._group, name), options_type()
+        options.timeout = timedelta(seconds=request.timeout_s)
+        if collective.has_root:
+            options.rootRank = request.root
+        if request.operator is not None:
+            options.reduceOp = _operator(request.operator, request.dtype)
+        if collective is Collective.BARRIER:
+            if self.device != "cpu":
+                options.device_ids = [self._device.index or 0]
+                options.device = self._device
+            return self._pending(method(options))
+        form = _as_real if collective.reduces else _as_bytes
+        inputs, outputs = list(map(form, request.inputs)), list(map(form, request.outputs))
+        if collective is Collective.ALL_TO_ALL:
+            return self._all_to_all(method, inputs, outputs, options)
+        has_lists = not collective.has_root or request.root == self._rank
+        if collective in (Collective.ALL_GATHER, Collective.GATHER):
+            work = method([outputs] if has_lists else [], inputs, options)
+        elif collective in (Collective.REDUCE_SCATTER, Collective.SCATTER):
+            work = method(outputs, [inputs] if has_lists else [], options)
+        else:
+            work = method(outputs, options)
+        return self._pending(work)
 
     def transfer(self, *, sends: bool, peer: int, tag: int, block: Block) -> Pending:
-        """See Delegate."""
         block = _as_bytes(block)
         pending = _GlooTransfer if self.name == "gloo" else self._pending_transfer
         if sends:
@@ -190,39 +217,27 @@ class TorchDelegate:
         return pending(self._group.recv([block], peer, tag))
 
     def open_batch(self) -> None:
-        """See Delegate: only NCCL's transfers wait for others that are begun later."""
-        if self.name == "nccl":
+        if self.name == "nccl":  # whose transfers wait for others that are begun later
             self._group._start_coalescing(self._device)
             self._batch = _Batch()
 
     def close_batch(self) -> None:
-        """See Delegate."""
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.work = self._group._end_coalescing(self._device)
 
     def trouble(self, error: Exception) -> LibraryFailure:
-        """See Delegate: recognised by PyTorch's text."""
-        words = str(error).lower()
-        if any(each in words for each in ("timed out", "timeout", "did not complete within")):
+        text = str(error).lower()  # PyTorch's errors differ in nothing else
+        if any(words in text for words in _LATE):
             return LibraryFailure.LATE
-        lost = (
-            "connection closed",
-            "connection reset",
-            "broken pipe",
-            "connection refused",
-            "peer",
-        )
-        if any(each in words for each in (*lost, "remote process exited", "socket")):
+        if any(words in text for words in _LOST):
             return LibraryFailure.LOST
         return LibraryFailure.OTHER
 
     def close(self) -> None:
-        """See Delegate."""
         self._group.shutdown()
 
     def abort(self) -> None:
-        """See Delegate."""
         self._group.abort()
 
     def _pending(self, work: Any, finish: Callable[[], None] | None = None) -> Pending:
@@ -231,74 +246,23 @@ class TorchDelegate:
     def _pending_transfer(self, work: Any) -> Pending:
         return self._pending(work if self._batch is None else self._batch)
 
-    def _all_reduce(self, request: LibraryCall) -> Pending:
-        blocks = _parts(request.outputs)
-        return self._one(self._group.allreduce, request, c10d.AllreduceOptions(), blocks)
-
-    def _reduce(self, request: LibraryCall) -> Pending:
-        options = c10d.ReduceOptions()
-        options.rootRank = request.root
-        return self._one(self._group.reduce, request, options, _parts(request.outputs))
-
-    def _broadcast(self, request: LibraryCall) -> Pending:
-        options = c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = request.root, 0
-        return self._one(self._group.broadcast, request, options, _bytes(request.outputs))
-
-    def _all_gather(self, request: LibraryCall) -> Pending:
-        options = c10d.AllgatherOptions()
-        blocks = [_bytes(request.outputs)], _bytes(request.inputs)
-        return self._one(self._group.allgather, request, options, *blocks)
-
-    def _gather(self, request: LibraryCall) -> Pending:
-        options = c10d.GatherOptions()
-        options.rootRank = request.root
-        outputs = [_bytes(request.outputs)] if request.root == self._rank else []
-        return self._one(self._group.gather, request, options, outputs, _bytes(request.inputs))
-
-    def _scatter(self, request: LibraryCall) -> Pending:
-        options = c10d.ScatterOptions()
-        options.rootRank = request.root
-        inputs = [_bytes(request.inputs)] if request.root == self._rank else []
-        return self._one(self._group.scatter, request, options, _bytes(request.outputs), inputs)
-
-    def _reduce_scatter(self, request: LibraryCall) -> Pending:
-        options = c10d.ReduceScatterOptions()
-        blocks = _parts(request.outputs), [_parts(request.inputs)]
-        return self._one(self._group.reduce_scatter, request, options, *blocks)
-
-    def _all_to_all(self, request: LibraryCall) -> Pending:
-        inputs, outputs = _bytes(request.inputs), _bytes(request.outputs)
+    def _all_to_all(
+        self,
+        method: Callable[..., Any],
+        inputs: Sequence[Block],
+        outputs: Sequence[Block],
+        options: Any,
+    ) -> Pending:
         source = torch.cat(inputs)
-        target = source.new_empty(sum(map(len, outputs)))
+        sizes = [len(each) for each in outputs]
+        target = source.new_empty(sum(sizes))
 
         def spread() -> None:
-            for block, part in zip(
-                outputs, target.split([len(each) for each in outputs]), strict=True
-            ):
+            for block, part in zip(outputs, target.split(sizes), strict=True):
                 block.copy_(part)
 
-        options = c10d.AllToAllOptions()
-        options.timeout = timedelta(seconds=request.timeout_s)
-        sizes = [len(each) for each in outputs], [len(each) for each in inputs]
-        exchange = getattr(self._group, "all_to_all_single", None) or self._group.alltoall_base
-        return self._pending(exchange(target, source, *sizes, options), spread)
-
-    def _barrier(self, request: LibraryCall) -> Pending:
-        options = c10d.BarrierOptions()
-        options.timeout = timedelta(seconds=request.timeout_s)
-        if self.device != "cpu":
-            options.device_ids = [self._device.index or 0]
-            options.device = self._device
-        return self._pending(self._group.barrier(options))
-
-    def _one(
-        self, method: Callable[..., Any], request: LibraryCall, options: Any, *blocks: Any
-    ) -> Pending:
-        options.timeout = timedelta(seconds=request.timeout_s)
-        if request.operator is not None:
-            options.reduceOp = _operator(request.operator, request.dtype)
-        return self._pending(method(*blocks, options))
+        input_sizes = [len(each) for each in inputs]
+        return self._pending(method(target, source, sizes, input_sizes, options), spread)
 
 
 def _operator(operator: Operator, dtype: str) -> Any:
@@ -309,13 +273,9 @@ def _operator(operator: Operator, dtype: str) -> Any:
     return getattr(dist.ReduceOp, operator.name)
 
 
-def _parts(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks as real numbers: both parts of complex ones."""
-    return [torch.view_as_real(each).view(-1) if each.is_complex() else each for each in blocks]
-
-
-def _bytes(blocks: Sequence[Block]) -> list[Block]:
-    return [_as_bytes(block) for block in blocks]
+def _as_real(block: Block) -> Block:
+    """The block as real numbers: both parts of complex ones."""
+    return torch.view_as_real(block).view(-1) if block.is_complex() else block
 
 
 def _as_bytes(block: Block) -> Block:
