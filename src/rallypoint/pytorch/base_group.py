@@ -27,8 +27,9 @@ from rallypoint.pytorch.torch_work import DoneWork, RunningWork, RunningWorks, j
 class BaseGroup(Operations):
     """A group of ranks; its classes also derive from torch's."""
 
-    def enter(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
-        """The common part of construction."""
+    is_watched = False  # whether all calls are to pass torch's tools
+
+    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
         self.engine_group = group
         self.store = store
         self.devices = DeviceGroups(group, store, self.adopt)
@@ -38,8 +39,8 @@ class BaseGroup(Operations):
         shared_buckets.enter()
 
     def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
-        """Make a group of one of torch's backends, which takes calls with tensors on one kind of
-        device.
+        """Have one of torch's backends take calls with tensors on a kind of device; returns the
+        group for them.
         """
         raise NotImplementedError
 
@@ -81,8 +82,7 @@ class BaseGroup(Operations):
             name=name,
             global_ranks=[own.ranks[rank] for rank in new_ranks],
         )
-        shape: Any = type(self)
-        group = shape(formed, store)
+        group: Any = type(self)(formed, store)
         group._set_group_name(name)
         group._set_group_desc(group_desc or "undefined")
         return group
@@ -109,7 +109,7 @@ class BaseGroup(Operations):
             group._start_coalescing(device)
             return
         self._coalesced = []
-        self.is_watched = True
+        self._update_watched()
 
     def _end_coalescing(self, device: Any) -> Any:  # noqa: ANN401
         group = self._group_for(device)
@@ -122,7 +122,7 @@ class BaseGroup(Operations):
     def forget_coalesced(self) -> None:
         """Calls are no longer coalesced; those begun go on."""
         self._coalesced = None
-        self.is_watched = self.has_watchers()
+        self._update_watched()
 
     # The names by which C++ calls them.
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
@@ -131,7 +131,10 @@ class BaseGroup(Operations):
         """Whether a tool of torch's must see all calls."""
         return False
 
-    def kept(self, work: Any) -> Any:  # noqa: ANN401 - a Work
+    def _update_watched(self) -> None:
+        self.is_watched = self._coalesced is not None or self.has_watchers()
+
+    def note_work(self, work: Any) -> Any:  # noqa: ANN401 - a Work
         """Note a work that has just begun, in case _end_coalescing must wait for it."""
         if self._coalesced is not None and isinstance(work, DoneWork | RunningWork | RunningWorks):
             self._coalesced.append(work)

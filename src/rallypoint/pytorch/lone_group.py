@@ -1,6 +1,6 @@
 """The process group for PyTorch before 2.14: it *is* the group, with no backend below it.
 
-Calls do not pass torch's dispatcher then, because it requires a backend in C++. For a profiler, we
+Calls then do not pass torch's dispatcher, which requires a backend in C++. For a profiler, we
 record our own events.
 """
 
@@ -26,11 +26,10 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
     supports_coalescing = False
     supports_shrinking = False
     supports_time_estimate = False
-    is_watched = False
 
     def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
         dist.ProcessGroup.__init__(self, group.own_rank, group.size())
-        self.enter(group, store)
+        BaseGroup.__init__(self, group, store)
         self._name = group.group_name
         self._description = "undefined"
 
@@ -46,21 +45,11 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
     def detour(
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
-        """Pass the call to the group of another device, or record it as an event for the
-        profiler.
-        """
-        name = method.__name__
+        """Make the call on the group of its tensors' device, or record it for the profiler."""
         kind = kind_given(given)
         if kind is not None and (group := self.devices.group_for(kind)) is not None:
-            return method_of(group, name)(*given, **named)
-        return self.kept(
-            recorded(
-                self.engine_group,
-                name,
-                given,
-                lambda: method(self, *given, **named),
-            )
-        )
+            return method_of(group, method.__name__)(*given, **named)
+        return self.note_work(recorded(method, self, given, named))
 
     # What torch asks for, and would otherwise ask a backend in C++ for.
 
@@ -90,7 +79,7 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
         return [torch.device("cpu")]
 
     def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
-        # torch also asks when no GPU is used, and when peers may be gone: create nothing for that.
+        # torch also asks when no GPU is used, or peers may be gone: make no group for that.
         group = self.devices.group_made(torch.device(device).type)
         return self if group is None else group._get_backend(device)
 

@@ -29,7 +29,7 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.operations import Operations
-from rallypoint.pytorch.tools import hand, handed, kind_given, recorded, untraced
+from rallypoint.pytorch.tools import kind_given, publish_work, published_work, recorded, untraced
 from rallypoint.pytorch.torch_work import DoneWork
 from rallypoint.pytorch.versions import (
     attach_flight_recorder,
@@ -44,8 +44,7 @@ from rallypoint.store.server import StoreServer
 
 @untraced
 class RallypointBackend(Operations, c10d.Backend):
-    """The backend of one group, for C++; for versions of torch in which it can be written in
-    Python.
+    """The backend of one group, for C++; torch has it in Python from 2.14 on.
 
     Calls arrive from c10d's operators in C++, and from code that has no group in Python. C++ uses
     only `wait` and `get_future` of a Work, so the result of a call is passed to the calling group
@@ -62,7 +61,7 @@ class RallypointBackend(Operations, c10d.Backend):
     supports_completion_hooks = False
     supports_time_estimate = False
     _supports_time_estimate = False
-    is_watched = True  # calls that come this way want to be seen
+    is_watched = True  # a tool sees the calls that come here
 
     def __init__(self, group: ProcessGroup, devices: DeviceGroups, above: Any) -> None:  # noqa: ANN401
         c10d.Backend.__init__(self, group.own_rank, group.size())
@@ -74,14 +73,7 @@ class RallypointBackend(Operations, c10d.Backend):
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
         """Record the call as an event for the profiler, if one runs."""
-        return hand(
-            recorded(
-                self.engine_group,
-                method.__name__,
-                given,
-                lambda: method(self, *given, **named),
-            )
-        )
+        return publish_work(recorded(method, self, given, named))
 
     @property
     def options(self) -> Any:  # noqa: ANN401 - of torch
@@ -121,8 +113,7 @@ class RallypointBackend(Operations, c10d.Backend):
     def start_coalescing(self) -> None:
         """Nothing to do: the group does that."""
 
-    def end_coalescing(self) -> None:
-        """Nothing to do: the group does that."""
+    end_coalescing = start_coalescing
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: ANN401
         """Wait until all ranks have called this; see BaseGroup."""
@@ -153,8 +144,8 @@ class Reconfiguring:
             host = network.address if network.is_own else "0.0.0.0"
             self._server = StoreServer(host, token=token.encode())
             self._process = os.getpid()
-            place = {"host": network.address, "port": self._server.port, "token": token}
-            self._handle = json.dumps({"id": uuid.uuid4().hex, **place})
+            endpoint = {"host": network.address, "port": self._server.port, "token": token}
+            self._handle = json.dumps({"id": uuid.uuid4().hex, **endpoint})
         return self._handle
 
     def form(self, number: int, handles: Sequence[str] | set[str], timeout: timedelta) -> None:
@@ -169,17 +160,17 @@ class Reconfiguring:
                 "reconfigure: the handles must hold this group's own once; get_reconfigure_handle "
                 "returns it"
             )
-        place = _read(ordered[0])
+        endpoint = _read(ordered[0])
         self._used.add(number)
         group = self._group
         group.world.group = group  # also that of a subgroup, which keeps no ranks of the old round
         group.world.is_across_jobs = True
         store = TCPStore(
-            place["host"],
-            place["port"],
+            endpoint["host"],
+            endpoint["port"],
             timeout=timeout,
             wait_for_workers=False,
-            token=place["token"].encode(),
+            token=endpoint["token"].encode(),
         )
         try:
             reform_world(
@@ -203,14 +194,14 @@ class Reconfiguring:
 
 def _read(handle: str) -> dict[str, Any]:
     try:
-        place = json.loads(handle)
-        endpoint_of(place["host"], place["port"])
-        place["token"].encode()
+        endpoint = json.loads(handle)
+        endpoint_of(endpoint["host"], endpoint["port"])
+        endpoint["token"].encode()
     except (ValueError, TypeError, KeyError, AttributeError):
         raise InvalidArgumentError(
             f"reconfigure: {handle[:80]!r} is not a handle of a rallypoint group"
         ) from None
-    return dict(place)
+    return dict(endpoint)
 
 
 _TYPES = dist.ProcessGroup.BackendType
@@ -225,17 +216,13 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         group: as the engine knows it.
         store: at which the members met.
         torchs: a group that torch has made for the same ranks; one is made unless given.
-
-    Attributes:
-        is_watched: all calls are to go by way of torch.
     """
 
-    is_watched = False
     supports_reconfigure = True
 
     def __init__(self, group: ProcessGroup, store: Any, torchs: Any = None) -> None:  # noqa: ANN401
         dist.ProcessGroup.__init__(self, store, group.own_rank, group.size())
-        self.enter(group, store)
+        BaseGroup.__init__(self, group, store)
         self.torchs = torchs or dist.ProcessGroup(store, group.own_rank, group.size())
         self._set_default_backend(_TYPES.CUSTOM)
         self.bound_device_id = self.torchs.bound_device_id
@@ -249,7 +236,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
         self._recorder: Any = None
         self._reconfiguring = Reconfiguring(group)
-        self.is_watched = self.has_watchers()
+        self._update_watched()
 
     def _make_backend(self) -> None:
         group = self.engine_group
@@ -267,13 +254,13 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
     def detour(
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
-        """By way of torch's dispatcher to the backend of the tensors' device, as tools.py says."""
+        """Make the call through torch's dispatcher, on the backend of the tensors' device."""
         name = method.__name__
         kind = kind_given(given)
         group = self.torchs if kind is None else self.devices.group_for(kind)
         if group is None or name in _NOT_OF_BACKENDS:
-            return self.kept(self.backend.detour(method, given, named))
-        return self.kept(handed(lambda: getattr(group, name)(*given, **named)))
+            return self.note_work(self.backend.detour(method, given, named))
+        return self.note_work(published_work(lambda: getattr(group, name)(*given, **named)))
 
     def has_watchers(self) -> bool:
         return bool(self._hooks or self._recorder or self._is_wrapped or is_nan_check_asked_for())
@@ -321,9 +308,9 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         self._make_backend()
         self.torchs._register_backend(torch.device("cpu"), _TYPES.CUSTOM, self._below)
         self.torchs._set_group_name(self.group_name)
-        self._attach(self.group_desc)
-        for (kind, hook_id), hook in self._hooks.items():
-            getattr(self.torchs, f"register_{kind}_hook")(hook_id, hook)
+        self._attach_tools(self.group_desc)
+        for (kind, hook_id), hook in list(self._hooks.items()):
+            self._register_hook(kind, hook_id, hook)
         known = dist.distributed_c10d._world.pg_group_ranks
         if self in known:
             known[self] = {rank: rank for rank in group.ranks}
@@ -342,48 +329,47 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         """Called after the name, and before the first call."""
         dist.ProcessGroup._set_group_desc(self, description)
-        self._attach(description)
+        self._attach_tools(description)
 
-    def _attach(self, description: str) -> None:
+    def _attach_tools(self, description: str) -> None:
         self.torchs._set_group_desc(description)
         ranks = list(self.engine_group.ranks)
         self._recorder = attach_flight_recorder(self.torchs, ranks)
         attach_nan_check(self.torchs)
-        self.is_watched = self.has_watchers()
+        self._update_watched()
 
     def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
-        # torch asks also where no GPU is used, and when peers may be gone: make nothing for that.
+        # torch also asks when no GPU is used, or peers may be gone: make no group for that.
         group = self.devices.group_made(torch.device(device).type)
         return self._below if group is None else group._get_backend(torch.device(device))
 
     get_backend = _get_backend
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have all calls seen before they begin; they go by way of torch from now on."""
-        self.torchs.register_pre_hook(hook_id, hook)
-        self._hook("pre", hook_id, hook)
+        """Have all calls seen before they begin; they pass torch's dispatcher from now on."""
+        self._register_hook("pre", hook_id, hook)
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         """Undo register_pre_hook."""
-        self.torchs.unregister_pre_hook(hook_id)
-        self._hook("pre", hook_id)
+        self._unregister_hook("pre", hook_id)
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have all calls seen once they have begun; they go by way of torch from now on."""
-        self.torchs.register_post_hook(hook_id, hook)
-        self._hook("post", hook_id, hook)
+        """Have all calls seen once they have begun; they pass torch's dispatcher from now on."""
+        self._register_hook("post", hook_id, hook)
 
     def unregister_post_hook(self, hook_id: int) -> None:
         """Undo register_post_hook."""
-        self.torchs.unregister_post_hook(hook_id)
-        self._hook("post", hook_id)
+        self._unregister_hook("post", hook_id)
 
-    def _hook(self, kind: str, hook_id: int, hook: Callable[[Any], None] | None = None) -> None:
-        if hook is None:
-            self._hooks.pop((kind, hook_id), None)
-        else:
-            self._hooks[kind, hook_id] = hook
-        self.is_watched = self._coalesced is not None or self.has_watchers()
+    def _register_hook(self, kind: str, hook_id: int, hook: Callable[[Any], None]) -> None:
+        getattr(self.torchs, f"register_{kind}_hook")(hook_id, hook)
+        self._hooks[kind, hook_id] = hook
+        self._update_watched()
+
+    def _unregister_hook(self, kind: str, hook_id: int) -> None:
+        getattr(self.torchs, f"unregister_{kind}_hook")(hook_id)
+        self._hooks.pop((kind, hook_id), None)
+        self._update_watched()
 
 
 def _type_of(backend: Any) -> Any:  # noqa: ANN401 - of torch

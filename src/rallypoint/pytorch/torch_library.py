@@ -37,7 +37,7 @@ from rallypoint.pytorch.libraries import why_not
 from rallypoint.pytorch.versions import method_of
 
 # Each collective's method of a group of PyTorch's, and the type of its options.
-_CALLS = {
+_CALLS: dict[Collective, tuple[str, type[Any]]] = {
     Collective.ALL_REDUCE: ("allreduce", c10d.AllreduceOptions),
     Collective.REDUCE: ("reduce", c10d.ReduceOptions),
     Collective.BROADCAST: ("broadcast", c10d.BroadcastOptions),

@@ -28,7 +28,7 @@ from rallypoint.elastic.values import UpdateParticipant
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.backend import wrapped
+from rallypoint.pytorch.backend import wrap_group
 from rallypoint.pytorch.elastic.buffers import Buffers
 
 _BACKEND = "rallypoint_replica"  # among PyTorch's backends
@@ -69,7 +69,7 @@ def _create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
             "torch.distributed's groups of some ranks of a replica are not formed again after a "
             "loss; use rallypoint.new_group, in elastic.State.on_reset"
         )
-    return wrapped(_worlds[0], options)
+    return wrap_group(_worlds[0], options)
 
 
 class HybridShard(UpdateParticipant):
