@@ -73,7 +73,7 @@ def collective_of_arrays(
         async_op=opts.asyncOp,
         timeout=_timeout(opts),
         results=results,
-        then=memory.finish if memory.has_copies else None,
+        then=memory.completion,
         kind=RunningWork,
     )
     return DoneWork(results) if work is None else work
@@ -93,7 +93,7 @@ def message_of_array(
         memory.reads(tensor) if sends else memory.writes(tensor),
         timeout=None,
         results=[] if sends else [tensor],
-        then=memory.finish if memory.has_copies else None,
+        then=memory.completion,
         kind=RunningWork,
     )
 

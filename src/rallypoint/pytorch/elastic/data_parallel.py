@@ -24,7 +24,6 @@ import torch
 import torch._dynamo  # as DDP's constructor does; a spare does it here, before it is needed
 import torch.distributed as dist
 from torch.autograd import Variable
-from torch.futures import Future
 from torch.nn import parallel
 
 from rallypoint.base.errors import InvalidArgumentError, RallypointError
@@ -35,7 +34,7 @@ from rallypoint.process_group.groups.default import resolve
 from rallypoint.pytorch.elastic.buffers import Buffers
 from rallypoint.pytorch.memory import host_memory
 from rallypoint.pytorch.tools import untraced
-from rallypoint.pytorch.torch_work import DoneWork
+from rallypoint.pytorch.torch_work import DoneWork, future_of
 
 
 class Reduction:
@@ -153,11 +152,6 @@ class _Reduced:
             self._departure.synchronize()
 
 
-def future_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - of torch
-    """A future for a tensor; whoever waits for it waits for the tensor's device, too."""
-    return Future(devices=[tensor.device]) if tensor.is_cuda else Future()
-
-
 def _on_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Where a tensor's present items are on the host, and the event after which they are there."""
     if not tensor.is_cuda:
@@ -176,11 +170,9 @@ def _copying_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-__all__ = ["DistributedDataParallel"]
-
 _FIRST_BUCKET_MB = 1  # PyTorch's, for a bucket that is on its way early
 _BUCKET_MB = 25
-_NOT_TAKEN = {
+_REFUSED = {
     "process_group": "it always uses the default group of rallypoint",
     "device_mesh": "it always uses the default group of rallypoint",
     "static_graph": "it lays out the buckets again after the first step, on newcomers later",
@@ -264,25 +256,23 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
             **_limits(bucket_cap_mb),
         )
         self.broadcast_buffers = False  # before forward: `prepare` does it
-        self._has_equal_buffers = broadcast_buffers
         self._reduction = reduction
-        self._kept_buffers = Buffers()
+        self._buffers_at_update = Buffers(are_broadcast=broadcast_buffers)
         dist._register_comm_hook(self.reducer, reduction, _reduce)
 
     def prepare(self) -> None:
         self._assign_modules_buffers()
-        if self._has_equal_buffers:
-            self._kept_buffers.make_equal(self.modules_buffers, resolve(None))
+        self._buffers_at_update.prepare(self.modules_buffers, resolve(None))
 
     def commit(self) -> None:
-        self._kept_buffers.keep(self.modules_buffers)
+        self._buffers_at_update.commit(self.modules_buffers)
 
     def rollback(self) -> None:
         self._reduction.abandon()
         self.reducer._reset_state()
         for parameter in self._module_parameters:
             parameter.grad = None
-        self._kept_buffers.undo(self.modules_buffers)
+        self._buffers_at_update.rollback(self.modules_buffers)
 
     def register_comm_hook(self, state: object, hook: object) -> Never:
         """Refused: there is one already.
@@ -310,26 +300,21 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
         )
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if torch.is_grad_enabled():
-            if not self._kept_buffers.has_copy:
-                raise InvalidArgumentError(
-                    "this model trains before it is part of a state: pass it to elastic.State, "
-                    "and call it in the function that elastic.run decorates"
-                )
-            # Else PyTorch asks the group to rebuild buckets, also where it does not synchronize;
-            # with unused parameters it does not.
-            if not self.find_unused_parameters:
-                self.reducer._check_reducer_finalized()
-                self.reducer._reset_state()
+        self._buffers_at_update.check_committed()
+        # Else PyTorch asks the group to rebuild buckets, even where it does not synchronize; with
+        # unused parameters it does not.
+        if torch.is_grad_enabled() and not self.find_unused_parameters:
+            self.reducer._check_reducer_finalized()
+            self.reducer._reset_state()
         return super()._pre_forward(*inputs, **kwargs)
 
 
 def _check(module: torch.nn.Module, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value not in (None, False) or name == "init_sync":
-            why = _NOT_TAKEN.get(name, "it is not known to go on after a loss")
+            reason = _REFUSED.get(name, "it is not known to go on after a loss")
             raise InvalidArgumentError(
-                f"elastic DistributedDataParallel does not take {name}: {why}"
+                f"elastic DistributedDataParallel does not take {name}: {reason}"
             )
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.SyncBatchNorm):
@@ -365,7 +350,7 @@ def _limits(bucket_cap_mb: float | None) -> dict[str, Any]:
 
 def _reduce(reduction: Reduction, bucket: Any) -> Any:  # noqa: ANN401 - of torch
     gradients = bucket.buffer()
-    future: Any = future_of(gradients)
+    future = future_of([gradients])
     reduction.begin(gradients, reduction.op, future)
     return future
 

@@ -132,8 +132,7 @@ class HybridShard(UpdateParticipant):
         self.module = module
         self._replicas = replicas
         self._op = ReduceOp.AVG if average else ReduceOp.SUM
-        self._has_equal_buffers = broadcast_buffers
-        self._kept_buffers = Buffers()
+        self._buffers_at_update = Buffers(are_broadcast=broadcast_buffers)
         self._has_begun = False  # to train; before, there is nothing to undo
         for each in _sharded(module):
             each.set_all_reduce_hook(self._reduce)
@@ -156,11 +155,10 @@ class HybridShard(UpdateParticipant):
         self.module.load_state_dict(state)
 
     def prepare(self) -> None:
-        if self._has_equal_buffers:
-            self._kept_buffers.make_equal(list(self.module.buffers()), self._replicas.group)
+        self._buffers_at_update.prepare(self.module.buffers(), self._replicas.group)
 
     def commit(self) -> None:
-        self._kept_buffers.keep(list(self.module.buffers()))
+        self._buffers_at_update.commit(self.module.buffers())
 
     def rollback(self) -> None:
         if self._has_begun:
@@ -172,14 +170,10 @@ class HybridShard(UpdateParticipant):
                 _forget_gradients(each)
         for parameter in self.module.parameters():
             parameter.grad = None
-        self._kept_buffers.undo(list(self.module.buffers()))
+        self._buffers_at_update.rollback(self.module.buffers())
 
     def _begin(self, *_: object) -> None:
-        if torch.is_grad_enabled() and not self._kept_buffers.has_copy:
-            raise InvalidArgumentError(
-                "this model trains before it is part of a state: pass it to elastic.State, and "
-                "call it in the function that elastic.run decorates"
-            )
+        self._buffers_at_update.check_committed()
         self._has_begun = True
 
     def _reduce(self, gradients: torch.Tensor) -> None:
