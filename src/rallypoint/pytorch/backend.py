@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.base_group import BaseGroup
+from rallypoint.pytorch.base_group import BaseGroup, LoneGroup
 from rallypoint.pytorch.formation import form, without_members
-from rallypoint.pytorch.lone_group import LoneGroup
 from rallypoint.pytorch.tools import untraced_function
 from rallypoint.pytorch.versions import HAS_BACKENDS, attach_recorders_ourselves, check
 
@@ -57,10 +56,12 @@ def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
     them together only for groups whose type is its own or, from 2.15 on, after a first call on a
     GPU.
     """
-    below = _group_below(p2p_op_list)
+    distributed_c10d._check_p2p_op_list(p2p_op_list)
+    group = p2p_op_list[0].group or distributed_c10d._get_default_group()
+    device = p2p_op_list[0].tensor.device
+    below = group.group_for(device) if isinstance(group, BaseGroup) else None
     if below is None:
         return list(_original_batch(p2p_op_list))
-    device = p2p_op_list[0].tensor.device
     below._start_coalescing(device)
     try:
         for one in p2p_op_list:
@@ -69,15 +70,6 @@ def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
     finally:
         whole = below._end_coalescing(device)
     return [whole]
-
-
-def _group_below(p2p_op_list: list[Any]) -> Any:  # noqa: ANN401 - of torch
-    """The group of another library that takes the batch; None: none of ours, or the engine."""
-    distributed_c10d._check_p2p_op_list(p2p_op_list)
-    group = p2p_op_list[0].group or distributed_c10d._get_default_group()
-    if not isinstance(group, BaseGroup) or p2p_op_list[0].tensor.is_cpu:
-        return None
-    return group.devices.group_for(p2p_op_list[0].tensor.device.type)
 
 
 def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch

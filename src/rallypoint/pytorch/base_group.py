@@ -1,11 +1,11 @@
-"""What our process groups have in common in all versions of PyTorch: creation, subgroups, shutdown.
+"""Our process groups: what they have in common, and the form for PyTorch before 2.14.
 
-rallypoint_group.py and lone_group.py define the two forms.
+rallypoint_group.py has the form for newer versions, where a backend lies below the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,8 +19,9 @@ from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.operations import Operations
-from rallypoint.pytorch.tools import untraced
+from rallypoint.pytorch.tools import kind_given, recorded, untraced
 from rallypoint.pytorch.torch_work import DoneWork, RunningWork, RunningWorks, joined
+from rallypoint.pytorch.versions import method_of
 
 
 @untraced
@@ -28,6 +29,7 @@ class BaseGroup(Operations):
     """A group of ranks; its classes also derive from torch's."""
 
     is_watched = False  # whether all calls are to pass torch's tools
+    _below: Any = None  # torch's backend, if the group itself is none
 
     def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
         self.engine_group = group
@@ -36,7 +38,7 @@ class BaseGroup(Operations):
         self._coalesced: list[Any] | None = None
         self._splits = 0
         self._is_over = False
-        shared_buckets.enter()
+        shared_buckets.add_group()
 
     def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
         """Have one of torch's backends take calls with tensors on a kind of device; returns the
@@ -97,14 +99,10 @@ class BaseGroup(Operations):
         """
         monitored_barrier(self.engine_group, timeout, wait_all_ranks)
 
-    def share_bucket(self, tensor: Any) -> None:  # noqa: ANN401 - of torch
-        """Let the ranks of this host read one of DDP's buckets in place from now on."""
-        shared_buckets.share(tensor, self.engine_group.communicator)
-
     # Coalesced calls.
 
     def _start_coalescing(self, device: Any) -> None:  # noqa: ANN401
-        group = self._group_for(device)
+        group = self.group_for(device)
         if group is not None:
             group._start_coalescing(device)
             return
@@ -112,7 +110,7 @@ class BaseGroup(Operations):
         self._update_watched()
 
     def _end_coalescing(self, device: Any) -> Any:  # noqa: ANN401
-        group = self._group_for(device)
+        group = self.group_for(device)
         if group is not None:
             return group._end_coalescing(device)
         works = self._coalesced or []
@@ -140,10 +138,16 @@ class BaseGroup(Operations):
             self._coalesced.append(work)
         return work
 
-    def _group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
+    def group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
         """The group that takes calls with tensors on a device; None if it is this one."""
         kind = torch.device(device).type
         return None if kind == "cpu" else self.devices.group_for(kind)
+
+    def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
+        # torch also asks when no GPU is used, or peers may be gone: make no group for that.
+        device = torch.device(device)
+        group = self.devices.group_made(device.type)
+        return (self._below or self) if group is None else group._get_backend(device)
 
     # Its end.
 
@@ -167,4 +171,72 @@ class BaseGroup(Operations):
         if not self._is_over:
             self._is_over = True
             self.devices.close()
-            shared_buckets.leave()
+            shared_buckets.remove_group()
+
+
+@untraced
+class LoneGroup(BaseGroup, dist.ProcessGroup):
+    """A group before PyTorch 2.14, which also answers what torch asks of a backend.
+
+    Calls then do not pass torch's dispatcher, which requires a backend in C++. For a profiler, we
+    record our own events.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_time_estimate = False
+
+    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+        dist.ProcessGroup.__init__(self, group.own_rank, group.size())
+        BaseGroup.__init__(self, group, store)
+        self._name = group.group_name
+        self._description = "undefined"
+
+    def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
+        """See BaseGroup; returns a group of torch's on top of the backend."""
+        group = self.engine_group
+        whole = dist.ProcessGroup(self.store, group.own_rank, group.size())
+        whole._set_default_backend(backend_type)
+        whole._register_backend(torch.device(kind), backend_type, backend)
+        whole._set_group_name(f"{group.group_name}:{kind}")
+        return whole
+
+    def detour(
+        self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - a Work
+        """Make the call on the group of its tensors' device, or record it for the profiler."""
+        kind = kind_given(given)
+        if kind is not None and (group := self.devices.group_for(kind)) is not None:
+            return method_of(group, method.__name__)(*given, **named)
+        return self.note_work(recorded(method, self, given, named))
+
+    # What torch asks for, and would otherwise ask a backend in C++ for.
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's names, here and below
+        """The name by which the members found each other."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called once by torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """The caller's description of the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Called once by torch."""
+        self._description = description
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu")]
+
+    def _has_hooks(self) -> bool:
+        return False

@@ -219,7 +219,7 @@ def form(
 
     prefix, communicator, algorithms = beside_handlers(meet)
     world = World(
-        shared, prefix, algorithms.options, _nothing, title=title, is_across_jobs=is_beside
+        shared, prefix, algorithms.options, shared.close, title=title, is_across_jobs=is_beside
     )
     group = _group_of(world, communicator, algorithms, rank, members, timeout, name)
     if not global_ranks:
@@ -238,7 +238,8 @@ def without_members(
 ) -> ProcessGroup:
     """A group that serves no call until it has been reconfigured, of this rank and size so far."""
     options = _options()
-    world = World(TorchStore(store), "", options, _nothing, is_across_jobs=True)
+    shared = TorchStore(store)
+    world = World(shared, "", options, shared.close, is_across_jobs=True)
     group = _group_of(world, None, Algorithms(options), rank, range(size), timeout, name)
     world.group = group
     group.forms_again = True
@@ -275,7 +276,3 @@ def _group_of(
 
 def _options() -> AlgorithmOptions:
     return AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", ""))
-
-
-def _nothing() -> None:
-    """The store is torch's to close."""

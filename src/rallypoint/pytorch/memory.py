@@ -21,7 +21,7 @@ from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
 from rallypoint.process_group.memory.arrays import Array, as_array, describe
 
-_LEAST_BYTES = 1 << 20  # below this, a copy costs little
+LEAST_BYTES = 1 << 20  # below this, a copy costs little
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts
 _CLASSES_PER_DOUBLING = 8
 
@@ -32,7 +32,7 @@ def host_memory(tensor: torch.Tensor) -> torch.Tensor:
     Keep it until copies in the background to and from it are done.
     """
     nbytes = tensor.nbytes
-    memory = _pool.take(nbytes) if nbytes >= _LEAST_BYTES else None
+    memory = _pool.take(nbytes) if nbytes >= LEAST_BYTES else None
     if memory is None:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return torch.from_numpy(memory)[:nbytes].view(tensor.dtype).view(tensor.shape)

@@ -321,18 +321,18 @@ class Operations:
     # Messages from one rank to another.
 
     @routed
-    def send(self, tensors: list[Any], dst: int, tag: int = 0) -> Any:  # noqa: ANN401
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Work:
         """Begin to send a tensor, which must not be changed before the work has completed."""
         return self._post("isend", only(tensors, "send"), self._peer(dst, "send"), tag)
 
     @routed
-    def recv(self, tensors: list[Any], src: int, tag: int = 0) -> Any:  # noqa: ANN401
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Work:
         """Begin to receive a tensor."""
         tensor = only(tensors, "recv")
         return self._post("irecv", tensor, src if src == _ANY else self._peer(src, "recv"), tag)
 
     @routed
-    def recv_anysource(self, tensors: list[Any], tag: int = 0) -> Any:  # noqa: ANN401
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         """Begin to receive a tensor from any rank."""
         return self._post("irecv", only(tensors, "recv"), _ANY, tag)
 

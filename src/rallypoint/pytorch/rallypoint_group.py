@@ -1,4 +1,4 @@
-"""The process group for PyTorch 2.14 and newer; lone_group.py has that of earlier versions.
+"""The process group for PyTorch 2.14 and newer; base_group.py has that for earlier versions.
 
 Two groups share one backend. Programs hold ours: its calls go directly to the engine while no tool
 observes. `torchs`, one of torch's own, leads through torch's dispatcher to the backend, or to those
@@ -229,10 +229,10 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         self._make_backend()
         for device in self.torchs._device_types:  # of another backend, named before ours
             theirs = self.torchs._get_backend(device)
-            self._register_backend(device, _type_of(theirs), theirs)
+            kind = getattr(_TYPES, theirs.name().upper(), _TYPES.CUSTOM)
+            self._register_backend(device, kind, theirs)
             self.devices.add(device.type, self.torchs)
-        for each in (self, self.torchs):
-            each._register_backend(torch.device("cpu"), _TYPES.CUSTOM, self._below)
+        self.adopt("cpu", _TYPES.CUSTOM, self._below)
         self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
         self._recorder: Any = None
         self._reconfiguring = Reconfiguring(group)
@@ -338,12 +338,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         attach_nan_check(self.torchs)
         self._update_watched()
 
-    def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
-        # torch also asks when no GPU is used, or peers may be gone: make no group for that.
-        group = self.devices.group_made(torch.device(device).type)
-        return self._below if group is None else group._get_backend(torch.device(device))
-
-    get_backend = _get_backend
+    get_backend = BaseGroup._get_backend
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Have all calls seen before they begin; they pass torch's dispatcher from now on."""
@@ -370,8 +365,3 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         getattr(self.torchs, f"unregister_{kind}_hook")(hook_id)
         self._hooks.pop((kind, hook_id), None)
         self._update_watched()
-
-
-def _type_of(backend: Any) -> Any:  # noqa: ANN401 - of torch
-    """What torch calls the type of one of its backends."""
-    return getattr(_TYPES, backend.name().upper(), _TYPES.CUSTOM)

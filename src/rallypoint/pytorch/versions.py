@@ -20,7 +20,7 @@ from rallypoint.process_group.groups.group import ProcessGroup
 NEWEST_TESTED = (2, 15)
 
 # From 2.14 on, a Backend can be written in Python, and lie below a group (rallypoint_group.py).
-# Before, the group is all there is (lone_group.py). It came with means to reconfigure groups.
+# Before, the group is all there is (base_group.py). It came with means to reconfigure groups.
 HAS_BACKENDS = hasattr(c10d.Backend, "get_reconfigure_handle")
 
 # Methods' names before 2.13, the only ones that groups of earlier versions have.

@@ -162,12 +162,10 @@ class HybridShard(UpdateParticipant):
 
     def rollback(self) -> None:
         if self._has_begun:
-            for each in _sharded(self.module):
-                _end_gathers(each)
+            _end_gathers(self.module)
             root: Any = self.module
             root.reset_iter_state()
-            for each in _sharded(self.module):
-                _forget_gradients(each)
+            _forget_gradients(self.module)
         for parameter in self.module.parameters():
             parameter.grad = None
         self._buffers_at_update.rollback(self.module.buffers())
@@ -185,9 +183,14 @@ def _sharded(module: torch.nn.Module) -> Iterator[Any]:
     return (each for each in module.modules() if isinstance(each, FSDPModule))
 
 
-def _end_gathers(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
+def _parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
+    for each in _sharded(module):
+        yield from each._get_fsdp_state()._fsdp_param_groups
+
+
+def _end_gathers(module: torch.nn.Module) -> None:
     """Of a pass that failed: PyTorch would wait for these works once more, and they raise again."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:
+    for group in _parameter_groups(module):
         result = group._all_gather_result
         if result is not None and result.all_gather_work is not None:
             with suppress(RallypointError):
@@ -195,9 +198,9 @@ def _end_gathers(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
             group._all_gather_result = result._replace(all_gather_work=None)
 
 
-def _forget_gradients(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
+def _forget_gradients(module: torch.nn.Module) -> None:
     """Of parameters that were whole when the pass failed: the next one would add to them."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:
+    for group in _parameter_groups(module):
         for each in group.fsdp_params:
             if "unsharded_accumulated_grad" in vars(each):  # before PyTorch 2.15
                 each.unsharded_accumulated_grad = None
