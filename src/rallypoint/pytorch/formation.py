@@ -192,8 +192,6 @@ def form(
 
     Args:
         global_ranks: the members' ranks in the default group; empty for that group itself.
-
-    Raises as process_group.formation.connecting.form_communicator.
     """
     shared = TorchStore(store)
     members = global_ranks or list(range(size))
@@ -202,7 +200,7 @@ def form(
     is_cloned = may_run_handlers()
 
     def meet() -> tuple[str, Communicator, Algorithms]:
-        # Each of its waits keeps a client of torch's to itself; handlers have the other.
+        # Each wait blocks the client that makes it, so signal handlers have another one.
         own = shared.clone() if is_cloned else shared
         prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
         communicator, algorithms = form_communicator(

@@ -1,8 +1,8 @@
 """The process group for PyTorch 2.14 and newer; base_group.py has that for earlier versions.
 
-Two groups share one backend. Programs hold ours: its calls go directly to the engine while no tool
-observes. `torchs`, one of torch's own, leads through torch's dispatcher to the backend, or to those
-of other devices, so that hooks, recorders and dispatch modes see the call.
+Two groups share one backend. Programs have ours, whose calls go directly to the engine while no
+tool observes them. Otherwise they pass `torchs`, a group of torch's own, whose dispatcher shows
+them to hooks, recorders and dispatch modes, and calls the backend of the tensors' device.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RallypointBackend(Operations, c10d.Backend):
         return options
 
     def get_reconfigure_handle(self) -> str:
-        """That of the group above."""
+        """The handle of the group above."""
         return self._group_above().get_reconfigure_handle()
 
     def reconfigure(self, opts: Any) -> Any:  # noqa: ANN401 - of torch
@@ -121,12 +121,12 @@ class RallypointBackend(Operations, c10d.Backend):
         monitored_barrier(self.engine_group, opts.timeout if is_set else None, wait_all_ranks)
 
 
-class Reconfiguring:
-    """What a group needs to be reconfigured: its handle, and the rounds that it has seen.
+class Reconfiguration:
+    """A group's handle, and the rounds that it has had.
 
-    Each group has a handle, which programs exchange by themselves: where its own store is, and the
-    token that it asks for. The members of a round meet at the store of the first handle, so no
-    store must outlive its process: the next round begins with another handle.
+    Programs exchange handles by themselves. A handle says where its group's own store is, and which
+    token that asks for. The members of a round meet at the store of the first handle, so no store
+    has to outlive its process: the next round begins with another handle.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -137,7 +137,7 @@ class Reconfiguring:
         self._used: set[int] = set()
 
     def handle(self) -> str:
-        """Text by which the other members find this one; its store is served from now on."""
+        """Text by which the other members find this one; starts its store."""
         if self._server is None or self._process != os.getpid():
             network = network_of(self._group.world.store, self._group.backend)
             token = secrets.token_hex(16)
@@ -235,7 +235,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         self.adopt("cpu", _TYPES.CUSTOM, self._below)
         self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
         self._recorder: Any = None
-        self._reconfiguring = Reconfiguring(group)
+        self._reconfiguration = Reconfiguration(group)
         self._update_watched()
 
     def _make_backend(self) -> None:
@@ -283,7 +283,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         It contains an address of this process, and a token. Any process that has it can join rounds
         that begin with it: exchange it in a place that you trust.
         """
-        return self._reconfiguring.handle()
+        return self._reconfiguration.handle()
 
     def reconfigure(self, opts: Any) -> DoneWork:  # noqa: ANN401 - of torch
         """Give the group the members of `opts.handles`, in their order; all of them call it.
@@ -302,7 +302,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
                 "other devices"
             )
         group = self.engine_group
-        self._reconfiguring.form(opts.uuid, opts.handles, opts.timeout or group.timeout)
+        self._reconfiguration.form(opts.uuid, opts.handles, opts.timeout or group.timeout)
         self.torchs = dist.ProcessGroup(self.store, group.own_rank, group.size())
         self.devices = DeviceGroups(group, self.store, self.adopt)
         self._make_backend()
@@ -318,7 +318,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
 
     def _end(self) -> None:
         super()._end()
-        self._reconfiguring.close()
+        self._reconfiguration.close()
 
     # What torch tells the group of, and asks it for.
 

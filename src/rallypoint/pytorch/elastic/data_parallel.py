@@ -46,16 +46,16 @@ class Reduction:
         copying stream           copied to the host
         engine                                   reduced with the other ranks'
 
-    They begin one after the other, in the order of the buckets, which is that of all ranks; each as
-    soon as its gradients are in the host's memory.
+    They begin in the order of the buckets, which is the same on all ranks; each as soon as its
+    gradients are in the host's memory.
     """
 
     def __init__(self, op: ReduceOp) -> None:
         self.op = op
         self._pass = -1
-        self._coming: deque[_Reduced] = deque()  # to the host
-        self._under_way: list[_Reduced] = []
-        self._fetched: list[_Reduced] = []  # by their device, perhaps still
+        self._to_host: deque[_HostReduction] = deque()
+        self._running: list[_HostReduction] = []
+        self._to_device: list[_HostReduction] = []  # perhaps still being copied
         self._failure: RallypointError | None = None
 
     def begin(self, tensor: torch.Tensor, op: ReduceOp, future: Any = None) -> None:  # noqa: ANN401
@@ -64,105 +64,99 @@ class Reduction:
         if current != self._pass:  # the first of its pass, before DDP's own callback
             self._pass = current
             Variable._execution_engine.queue_callback(self._end)
-            self._release()
+            while self._to_device:  # it was copied long ago
+                self._to_device.pop().await_device()
         if self._failure is None:
-            self._coming.append(_Reduced(tensor, op, future))
-            self._begin_those_here(waits=False)
+            self._to_host.append(_HostReduction(tensor, op, future))
+            self._begin_copied(waits=False)
 
-    def _begin_those_here(self, *, waits: bool) -> None:
-        while self._coming and (waits or self._coming[0].is_here()):
-            one = self._coming.popleft()
+    def _begin_copied(self, *, waits: bool) -> None:
+        while self._to_host and (waits or self._to_host[0].is_on_host()):
+            one = self._to_host.popleft()
             try:
                 one.begin()
             except RallypointError as error:  # C++, which calls us, would make it a RuntimeError
                 self._failure = error
                 return
-            self._under_way.append(one)
+            self._running.append(one)
 
     def _end(self) -> None:
         """In Python and before DDP waits in C++, so that errors are raised as what they are."""
         if self._failure is None:
-            self._begin_those_here(waits=True)
-        under_way, failure = self._taken()
-        for one in under_way:
+            self._begin_copied(waits=True)
+        running, failure = self._take()
+        for one in running:
             try:
                 one.end()
             except RallypointError as error:
                 failure = failure or error
-        self._fetched = under_way
+        self._to_device = running
         if failure is not None:
             raise failure
 
     def abandon(self) -> None:
-        """Forget a pass that did not come to its end; nothing uses its buckets afterwards."""
-        for one in self._taken()[0]:
+        """Forget a pass that failed; nothing uses its buckets afterwards."""
+        for one in self._take()[0]:
             with suppress(RallypointError):
                 one.wait()
 
-    def _taken(self) -> tuple[list[_Reduced], RallypointError | None]:
-        under_way, self._under_way = self._under_way, []
+    def _take(self) -> tuple[list[_HostReduction], RallypointError | None]:
+        running, self._running = self._running, []
         failure, self._failure = self._failure, None
-        while self._coming:
-            self._coming.popleft().arrive()
-        return under_way, failure
-
-    def _release(self) -> None:
-        """Give memory of the host back, which the devices have left long ago."""
-        while self._fetched:
-            self._fetched.pop().leave()
+        while self._to_host:
+            self._to_host.popleft().await_host()
+        return running, failure
 
 
-class _Reduced:
-    """A tensor, its items in the host's memory, and whom to tell."""
+class _HostReduction:
+    """The reduction of one tensor in the host's memory, and the future of its result."""
 
     def __init__(self, tensor: torch.Tensor, op: ReduceOp, future: Any) -> None:  # noqa: ANN401
         self._tensor, self._op, self._future = tensor, op, future
-        self._here, self._arrival = _on_host(tensor)
-        self._departure: Any = None
+        self._items, self._copied_to_host = _on_host(tensor)
+        self._copied_to_device: Any = None
         self._work: Any = None
 
-    def is_here(self) -> bool:
-        return self._arrival is None or self._arrival.query()
+    def is_on_host(self) -> bool:
+        return self._copied_to_host is None or self._copied_to_host.query()
 
-    def arrive(self) -> None:
-        """Wait until the items are here."""
-        if self._arrival is not None:
-            self._arrival.synchronize()
+    def await_host(self) -> None:
+        if self._copied_to_host is not None:
+            self._copied_to_host.synchronize()
 
     def begin(self) -> None:
-        """Start the reduction, once the items are here."""
-        self.arrive()
-        self._work = all_reduce(self._here, self._op, async_op=True)
+        self.await_host()
+        self._work = all_reduce(self._items, self._op, async_op=True)
 
     def wait(self) -> None:
         self._work.wait()
 
     def end(self) -> None:
         """Have the result in the tensor, for what its device does from now on."""
-        self._work.wait()
-        if self._arrival is not None:
-            self._tensor.copy_(self._here, non_blocking=True)
-            self._departure = torch.cuda.current_stream(self._tensor.device).record_event()
+        self.wait()
+        if self._copied_to_host is not None:
+            self._tensor.copy_(self._items, non_blocking=True)
+            self._copied_to_device = torch.cuda.current_stream(self._tensor.device).record_event()
         if self._future is not None:
             self._future.set_result(self._tensor)
 
-    def leave(self) -> None:
-        """Wait until the result has left the host's memory."""
-        if self._departure is not None:
-            self._departure.synchronize()
+    def await_device(self) -> None:
+        """Wait until the host's memory can be used again."""
+        if self._copied_to_device is not None:
+            self._copied_to_device.synchronize()
 
 
 def _on_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Where a tensor's present items are on the host, and the event after which they are there."""
+    """A tensor on the host for the items of another, and the event after which it has them."""
     if not tensor.is_cuda:
         return tensor, None
-    here = host_memory(tensor)
+    items = host_memory(tensor)
     stream = _copying_stream(tensor.device)
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     with torch.cuda.stream(stream):
-        here.copy_(tensor, non_blocking=True)
+        items.copy_(tensor, non_blocking=True)
         tensor.record_stream(stream)
-        return here, stream.record_event()
+        return items, stream.record_event()
 
 
 @cache
