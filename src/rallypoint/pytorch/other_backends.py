@@ -46,7 +46,6 @@ class _Watched(NamedTuple):
 _groups: dict[int, _Watched] = {}  # by id of a process group
 # By id of a Work: its group's number, its own, and what forgets it when it is freed.
 _transfers: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
-_dtypes: dict[Any, str] = {}
 
 
 def install() -> None:
@@ -169,7 +168,7 @@ def _beginning(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
             tensor, tag = arguments[0][0], arguments[-1]
             if number == _BY_DEVICE:
                 number = watched.by_device[tensor.device.type]
-            dtype = _dtypes.get(tensor.dtype) or _named(tensor.dtype)
+            dtype = _dtype_name(tensor.dtype)
             peer = arguments[1] if has_peer else _ANY
             which = begin_foreign_transfer(number, sends, peer, tag, tensor.numel(), dtype)
         except Exception:  # the original raises a better error
@@ -205,7 +204,6 @@ def _ending(original: Callable[..., Any], forget: _Forget) -> Callable[..., Any]
     return wait
 
 
-def _named(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    _dtypes[dtype] = name
-    return name
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

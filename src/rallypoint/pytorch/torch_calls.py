@@ -32,7 +32,6 @@ Tensors = Any  # a tensor, a list with one for each rank, or None
 Options = Any  # of torch, a class for each collective
 Work = Any  # DoneWork, RunningWork or RunningWorks
 
-PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
 UNSET = timedelta(milliseconds=-1)
 _NOTHING = np.empty(0, np.uint8)
 
@@ -229,7 +228,7 @@ def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: 
 def operator_of(op: Any) -> Operator:  # noqa: ANN401 - torch's ReduceOp
     """The engine's operator for one of torch's."""
     code = int(op.op)
-    return PremulSum(factor_of(op)) if code == PREMUL_SUM else ReduceOp(code)
+    return PremulSum(factor_of(op)) if code == ReduceOp.PREMUL_SUM else ReduceOp(code)
 
 
 def only(tensors: Sequence[Any], operation: str) -> Any:  # noqa: ANN401 - a tensor, or a list of them

@@ -26,6 +26,10 @@ from rallypoint.pytorch.tools import tensors_in, untraced
 if TYPE_CHECKING:
     from rallypoint import _native
 
+    _Base = OneWork  # of _Running, which is mixed into it, and into ManyWorks
+else:
+    _Base = object
+
 _NO_TIMEOUT = timedelta(0)
 _NO_GRAPH = -1
 _init = dist.Work.__init__  # in which each fraction of a microsecond counts
@@ -84,7 +88,7 @@ class DoneWork(dist.Work):
         return future
 
 
-class _Running:
+class _Running(_Base):
     """What PyTorch asks of works that may still be running: of one operation, and of several."""
 
     # Most works are only waited for: attributes that are rarely needed are created on demand.
@@ -93,15 +97,10 @@ class _Running:
     _is_complete: threading.Event | None = None  # the future, its callbacks included
     _followers: list[Any] | None = None  # works begun by callbacks of this one
 
-    if TYPE_CHECKING:  # methods of the work that this is mixed into
-        _outputs: Sequence[Any]
-
-        def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
-
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is complete; PyTorch passes a timeout of 0 for none."""
         try:
-            super().wait(timeout or None)  # type: ignore[misc]
+            super().wait(timeout or None)
         finally:
             if self._signal is not None:
                 self._complete_future()
@@ -109,7 +108,7 @@ class _Running:
 
     def is_completed(self) -> bool:
         """Whether the operation has ended, successfully or not; never waits."""
-        if not super().is_completed():  # type: ignore[misc]
+        if not super().is_completed():
             return False
         if self._signal is not None:
             self._complete_future()
@@ -165,14 +164,14 @@ class _Running:
             self._is_complete.wait()
 
     def _value(self, _: object) -> list[Any]:
-        error = super().exception()  # type: ignore[misc]
+        error = super().exception()
         if error is not None:
             raise error
         return self.result()
 
     def _complete_future(self) -> None:
         """Complete the future once the operation has ended, and only once."""
-        if not super().is_completed():  # type: ignore[misc]
+        if not super().is_completed():
             return
         with _of_futures:
             signal, self._signal = self._signal, None
@@ -202,7 +201,6 @@ class RunningWork(_Running, OneWork, dist.Work):
         OneWork.__init__(self, native, group, called, outputs, finish)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See _Running."""
         # Most works are of this kind, and every step counts.
         is_plain = self._finish is None and self._signal is None and not timeout
         if is_plain and self._native.wait(-1.0) == 0 and self._unfinished is None:
@@ -222,7 +220,7 @@ class RunningWorks(_Running, ManyWorks, dist.Work):
 
     def __init__(self, works: Sequence[RunningWork], outputs: Sequence[Any]) -> None:
         _init(self)
-        super().__init__(works)
+        ManyWorks.__init__(self, works)
         self._outputs = outputs
 
     _source_rank = ManyWorks.source_rank
