@@ -1,4 +1,4 @@
-"""Collectives of the PyTorch backend against torch's own arithmetic, in every form of tensor."""
+"""Operations of the PyTorch backend against torch's own arithmetic, in every form of tensor."""
 
 from __future__ import annotations
 
