@@ -58,7 +58,7 @@ def collective_of_arrays(
     if in_place:
         inputs, outputs = _one_block(memory, collective, source, is_root=root == group.own_rank)
     elif collective is not Collective.BARRIER:
-        _check_sizes(group, collective, operation, source, target)
+        _check_sizes(group.size(), collective, operation, source, target)
         inputs, outputs = _blocks(memory.reads, source), _blocks(memory.writes, target)
     work = run(
         group,
@@ -114,22 +114,15 @@ def _one_block(
 
 
 def _blocks(array_of: Callable[[Tensor], Array], tensors: Tensors) -> Blocks:
-    if tensors is None or isinstance(tensors, torch.Tensor):
-        return None if tensors is None else array_of(tensors)
-    return [array_of(each) for each in tensors]
+    if isinstance(tensors, torch.Tensor):
+        return array_of(tensors)
+    return None if tensors is None else [array_of(each) for each in tensors]
 
 
 def _check_sizes(
-    group: ProcessGroup,
-    collective: Collective,
-    operation: str,
-    source: Tensors,
-    target: Tensors,
+    ranks: int, collective: Collective, operation: str, source: Tensors, target: Tensors
 ) -> None:
-    """Refuse lists that do not have a tensor for each rank, and a tensor of all blocks that does
-    not have as many items as they do.
-    """
-    ranks = group.size()
+    """Refuse lists without a tensor for each rank, and tensors of all blocks of another size."""
     for tensors, side in ((target, "output"), (source, "input")):
         if tensors is not None and not isinstance(tensors, torch.Tensor):
             check_count(tensors, ranks, operation, side)
