@@ -10,14 +10,14 @@ import importlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rallypoint.pytorch.autoload import register
-    from rallypoint.pytorch.hooks import ddp_comm_hook
+    from rallypoint.pytorch.buckets import ddp_comm_hook
 
 __all__ = ["ddp_comm_hook", "register"]
 
-_PLACES = {"register": "autoload", "ddp_comm_hook": "hooks"}
+_MODULES = {"register": "autoload", "ddp_comm_hook": "buckets"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

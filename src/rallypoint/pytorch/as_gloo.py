@@ -20,7 +20,7 @@ from rallypoint.base.worker_env import AS_GLOO
 REAL_GLOO = "torch_gloo"  # a second name for PyTorch's own gloo
 _GLOO, _OURS = "gloo", "rallypoint"
 
-_has_told = False
+_has_printed = False
 
 
 def install() -> None:
@@ -29,17 +29,17 @@ def install() -> None:
     if value in ("", "0"):
         return
     if value != "1":
-        _tell(f"{AS_GLOO}={value!r} must be 0 or 1; gloo stays PyTorch's")
+        _print(f"{AS_GLOO}={value!r} must be 0 or 1; gloo stays PyTorch's")
         return
     import torch.distributed.distributed_c10d as c10d
 
     make = getattr(c10d, "_new_process_group_helper", None)
     if make is None or not {"backend", "group_rank"} <= inspect.signature(make).parameters.keys():
-        _tell(f"{AS_GLOO}=1 has no effect with this version of PyTorch; gloo stays PyTorch's")
+        _print(f"{AS_GLOO}=1 has no effect with this version of PyTorch; gloo stays PyTorch's")
         return
     if hasattr(c10d, "ProcessGroupGloo"):
         c10d.Backend.register_backend(REAL_GLOO, _real_gloo, devices=["cpu"])
-    c10d._new_process_group_helper = _wrapped(make)
+    c10d._new_process_group_helper = _wrap(make)
 
 
 def ours_for(backend: str, devices: str) -> str | None:
@@ -57,10 +57,8 @@ def ours_for(backend: str, devices: str) -> str | None:
     return ",".join(f"{device}:{_OURS if name == _GLOO else name}" for device, _, name in pairs)
 
 
-def _wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
-    """PyTorch's function, which returns a group and its store, given our name in place of
-    gloo's.
-    """
+def _wrap(make: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's function, which makes a group and its store, with our name in place of gloo's."""
     import torch.distributed.distributed_c10d as c10d
 
     signature = inspect.signature(make)
@@ -78,7 +76,7 @@ def _wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
         if group in c10d._world.pg_map:  # otherwise this rank is not in it
             c10d._world.pg_map[group] = (asked, store)
             c10d._world.pg_backend_config[group] = devices
-        _tell_once(call.arguments["group_rank"])
+        _print_once(call.arguments["group_rank"])
         return group, store
 
     return make_group
@@ -90,14 +88,14 @@ def _real_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:  # noqa: 
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
-def _tell_once(group_rank: int | None) -> None:
-    global _has_told  # noqa: PLW0603 - one line in each job
+def _print_once(group_rank: int | None) -> None:
+    global _has_printed  # noqa: PLW0603 - one line in each job
     import torch.distributed as dist
 
-    if not _has_told and (dist.get_rank() if dist.is_initialized() else group_rank) == 0:
-        _tell(f"{AS_GLOO}=1: process groups of gloo run on Rallypoint's engine")
-    _has_told = True
+    if not _has_printed and (dist.get_rank() if dist.is_initialized() else group_rank) == 0:
+        _print(f"{AS_GLOO}=1: process groups of gloo run on Rallypoint's engine")
+    _has_printed = True
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(f"rallypoint: {line}", file=sys.stderr, flush=True)

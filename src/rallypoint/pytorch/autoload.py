@@ -11,7 +11,6 @@ import os
 import sys
 
 BACKEND = "rallypoint"
-DEVICES = ("cpu",)
 # Each process started by another launcher has one of these variables (cluster/places).
 STARTERS = (
     "OMPI_COMM_WORLD_RANK",
@@ -43,7 +42,7 @@ def register() -> None:
 
     if not dist.is_available() or hasattr(dist.Backend, BACKEND.upper()):
         return
-    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=list(DEVICES))
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
     if os.environ.get("RALLYPOINT_AS_GLOO"):
         from rallypoint.pytorch import as_gloo
 

@@ -11,26 +11,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.base_group import BaseGroup
+from rallypoint.pytorch.base_group import BaseGroup, LoneGroup
 from rallypoint.pytorch.formation import form, without_members
-from rallypoint.pytorch.lone_group import LoneGroup
 from rallypoint.pytorch.tools import untraced_function
 from rallypoint.pytorch.versions import HAS_BACKENDS, attach_recorders_ourselves, check
 
-_original = dist.batch_isend_irecv
+_original_batch = dist.batch_isend_irecv
 _original_manager = distributed_c10d._coalescing_manager
 
 
 def install() -> None:
-    """Have PyTorch's functions do this for our groups, from now on.
-
-    batch_isend_irecv on GPUs, where NCCL must begin all of a batch together: begun one after the
-    other, ranks that all send first wait for each other. PyTorch has NCCL begin them together only
-    for groups whose type is its own or, from 2.15 on, after a first call on a GPU.
-
-    _coalescing_manager, whose block may end with an exception: PyTorch's would then keep all later
-    calls for the end of the block, and carry out none.
-    """
+    """Put the functions below in the place of PyTorch's, for all groups from now on."""
     dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = batch_isend_irecv
     dist._coalescing_manager = distributed_c10d._coalescing_manager = coalescing_manager
 
@@ -41,7 +32,10 @@ def coalescing_manager(
     device: Any = None,  # noqa: ANN401
     async_ops: bool = False,
 ) -> Iterator[Any]:
-    """See PyTorch's."""
+    """PyTorch's, whose block may end with an exception.
+
+    PyTorch's own would then keep all later calls for the end of the block, and carry out none.
+    """
     try:
         with _original_manager(group, device, async_ops) as manager:
             yield manager
@@ -54,13 +48,20 @@ def coalescing_manager(
 
 
 @untraced_function
-@functools.wraps(_original)
+@functools.wraps(_original_batch)
 def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
-    """See PyTorch's."""
-    below = _group_below(p2p_op_list)
-    if below is None:
-        return list(_original(p2p_op_list))
+    """PyTorch's, which also has NCCL below our groups begin all of a batch together.
+
+    Begun one after the other, ranks that all send first wait for each other. PyTorch has NCCL begin
+    them together only for groups whose type is its own or, from 2.15 on, after a first call on a
+    GPU.
+    """
+    distributed_c10d._check_p2p_op_list(p2p_op_list)
+    group = p2p_op_list[0].group or distributed_c10d._get_default_group()
     device = p2p_op_list[0].tensor.device
+    below = group.group_for(device) if isinstance(group, BaseGroup) else None
+    if below is None:
+        return list(_original_batch(p2p_op_list))
     below._start_coalescing(device)
     try:
         for one in p2p_op_list:
@@ -71,47 +72,30 @@ def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
     return [whole]
 
 
-def _group_below(p2p_op_list: list[Any]) -> Any:  # noqa: ANN401 - of torch
-    """The group of another library that takes the batch; None: none of ours, or the engine."""
-    distributed_c10d._check_p2p_op_list(p2p_op_list)
-    group = p2p_op_list[0].group or distributed_c10d._get_default_group()
-    if not isinstance(group, BaseGroup) or p2p_op_list[0].tensor.is_cpu:
-        return None
-    return group.devices.group_for(p2p_op_list[0].tensor.device.type)
-
-
 def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
-    """Create a group from the arguments that PyTorch gives to the creator of a backend; all members
-    call it.
-    """
+    """Create a group from the options that PyTorch gives a backend; all members call it."""
     check()
     attach_recorders_ourselves()
     install()
+    arguments: dict[str, Any] = {
+        "rank": options.group_rank,
+        "size": options.group_size,
+        "timeout": options.timeout,
+        "name": str(options.group_id),
+    }
     if HAS_BACKENDS and options.enable_reconfigure:
-        formed = without_members(
-            options.store,
-            rank=options.group_rank,
-            size=options.group_size,
-            timeout=options.timeout,
-            name=str(options.group_id),
-        )
-        return wrapped(formed, options)
-    group = form(
-        options.store,
-        rank=options.group_rank,
-        size=options.group_size,
-        timeout=options.timeout,
-        name=str(options.group_id),
-        global_ranks=list(options.global_ranks_in_group),
-    )
-    return wrapped(group, options)
+        group = without_members(options.store, **arguments)
+    else:
+        global_ranks = list(options.global_ranks_in_group)
+        group = form(options.store, **arguments, global_ranks=global_ranks)
+    return wrap_group(group, options)
 
 
-def wrapped(group: ProcessGroup, options: Any) -> Any:  # noqa: ANN401 - of torch
+def wrap_group(group: ProcessGroup, options: Any) -> Any:  # noqa: ANN401 - of torch
     """PyTorch's group over one of the engine."""
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)
-    # Its backend's class does not exist before.
+    # Earlier versions do not have the class that its backend derives from.
     from rallypoint.pytorch.rallypoint_group import RallypointGroup
 
     return RallypointGroup(group, options.store, options.process_group)

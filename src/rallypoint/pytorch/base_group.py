@@ -1,12 +1,11 @@
-"""What our process groups have in common in all versions of PyTorch, apart from their calls:
-creation, subgroups and shutdown.
+"""Our process groups: what they have in common, and the form for PyTorch before 2.14.
 
-rallypoint_group.py and lone_group.py define the two forms.
+rallypoint_group.py has the form for newer versions, where a backend lies below the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,98 +18,31 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.formation import form
-from rallypoint.pytorch.tools import routed, untraced
-from rallypoint.pytorch.torch_calls import only
-from rallypoint.pytorch.torch_collectives import Collectives
+from rallypoint.pytorch.operations import Operations
+from rallypoint.pytorch.tools import kind_given, recorded, untraced
 from rallypoint.pytorch.torch_work import DoneWork, RunningWork, RunningWorks, joined
-
-_ANY = -1
-
-
-@untraced
-class Operations(Collectives):
-    """All operations of a group; Collectives has those of all ranks together.
-
-    The group and the backend below it share them: both use one group of the engine, which holds all
-    mutable state.
-    """
-
-    def name(self) -> str:
-        """The backend's name."""
-        return self.engine_group.backend
-
-    getBackendName = name  # noqa: N815 - torch's
-    _get_backend_name = name
-
-    # Messages from one rank to another.
-
-    @routed
-    def send(self, tensors: list[Any], dst: int, tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to send a tensor, which must not be changed before the work has completed."""
-        return self._send(only(tensors, "send"), self._peer(dst, "send"), tag)
-
-    @routed
-    def recv(self, tensors: list[Any], src: int, tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to receive a tensor."""
-        tensor = only(tensors, "recv")
-        return self._receive(tensor, src if src == _ANY else self._peer(src, "recv"), tag)
-
-    @routed
-    def recv_anysource(self, tensors: list[Any], tag: int = 0) -> Any:  # noqa: ANN401
-        """Begin to receive a tensor from any rank."""
-        return self._receive(only(tensors, "recv"), _ANY, tag)
-
-    def _peer(self, rank: int, operation: str) -> int:
-        if rank == self.engine_group.own_rank:
-            raise InvalidArgumentError(f"{operation}: {rank} is this rank itself; name another one")
-        return self._rank(rank, operation)
-
-    # Its state and its end.
-
-    def _get_sequence_number_for_group(self) -> int:
-        """The number of collectives that this rank has begun."""
-        return self.engine_group.communicator.begun
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: the engine counts by itself."""
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long operations that begin from now on may wait for a peer."""
-        self.engine_group.set_timeout(timeout)
-        for group in self.devices.made():
-            group.set_timeout(timeout)
-
-    def abort(self) -> None:
-        """End the waits of all ranks of the group with an error, and leave it."""
-        self.engine_group.abort()
-
-    def shutdown(self) -> None:
-        """Leave the group; peers that wait for this rank are told."""
-        self.engine_group.destroy()
+from rallypoint.pytorch.versions import method_of
 
 
 @untraced
 class BaseGroup(Operations):
-    """A group of ranks, whose classes also derive from torch's.
+    """A group of ranks; its classes also derive from torch's."""
 
-    Attributes:
-        engine_group: the group as the engine knows it.
-        devices: the groups that take calls with tensors on other devices.
-    """
+    is_watched = False  # whether all calls are to pass torch's tools
+    _below: Any = None  # torch's backend, if the group itself is none
 
-    def enter(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
-        """The common part of construction."""
+    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
         self.engine_group = group
         self.store = store
         self.devices = DeviceGroups(group, store, self.adopt)
         self._coalesced: list[Any] | None = None
         self._splits = 0
         self._is_over = False
-        shared_buckets.enter()
+        shared_buckets.add_group()
 
     def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
-        """Make a group of one of torch's backends, which takes calls with tensors on one kind of
-        device.
+        """Have one of torch's backends take calls with tensors on a kind of device; returns the
+        group for them.
         """
         raise NotImplementedError
 
@@ -152,8 +84,7 @@ class BaseGroup(Operations):
             name=name,
             global_ranks=[own.ranks[rank] for rank in new_ranks],
         )
-        shape: Any = type(self)
-        group = shape(formed, store)
+        group: Any = type(self)(formed, store)
         group._set_group_name(name)
         group._set_group_desc(group_desc or "undefined")
         return group
@@ -171,15 +102,15 @@ class BaseGroup(Operations):
     # Coalesced calls.
 
     def _start_coalescing(self, device: Any) -> None:  # noqa: ANN401
-        group = self._group_for(device)
+        group = self.group_for(device)
         if group is not None:
             group._start_coalescing(device)
             return
         self._coalesced = []
-        self.is_watched = True
+        self._update_watched()
 
     def _end_coalescing(self, device: Any) -> Any:  # noqa: ANN401
-        group = self._group_for(device)
+        group = self.group_for(device)
         if group is not None:
             return group._end_coalescing(device)
         works = self._coalesced or []
@@ -189,7 +120,7 @@ class BaseGroup(Operations):
     def forget_coalesced(self) -> None:
         """Calls are no longer coalesced; those begun go on."""
         self._coalesced = None
-        self.is_watched = self.has_watchers()
+        self._update_watched()
 
     # The names by which C++ calls them.
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
@@ -198,16 +129,25 @@ class BaseGroup(Operations):
         """Whether a tool of torch's must see all calls."""
         return False
 
-    def kept(self, work: Any) -> Any:  # noqa: ANN401 - a Work
+    def _update_watched(self) -> None:
+        self.is_watched = self._coalesced is not None or self.has_watchers()
+
+    def note_work(self, work: Any) -> Any:  # noqa: ANN401 - a Work
         """Note a work that has just begun, in case _end_coalescing must wait for it."""
         if self._coalesced is not None and isinstance(work, DoneWork | RunningWork | RunningWorks):
             self._coalesced.append(work)
         return work
 
-    def _group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
+    def group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
         """The group that takes calls with tensors on a device; None if it is this one."""
         kind = torch.device(device).type
         return None if kind == "cpu" else self.devices.group_for(kind)
+
+    def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
+        # torch also asks when no GPU is used, or peers may be gone: make no group for that.
+        device = torch.device(device)
+        group = self.devices.group_made(device.type)
+        return (self._below or self) if group is None else group._get_backend(device)
 
     # Its end.
 
@@ -231,4 +171,72 @@ class BaseGroup(Operations):
         if not self._is_over:
             self._is_over = True
             self.devices.close()
-            shared_buckets.leave()
+            shared_buckets.remove_group()
+
+
+@untraced
+class LoneGroup(BaseGroup, dist.ProcessGroup):
+    """A group before PyTorch 2.14, which also answers what torch asks of a backend.
+
+    Calls then do not pass torch's dispatcher, which requires a backend in C++. For a profiler, we
+    record our own events.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_time_estimate = False
+
+    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+        dist.ProcessGroup.__init__(self, group.own_rank, group.size())
+        BaseGroup.__init__(self, group, store)
+        self._name = group.group_name
+        self._description = "undefined"
+
+    def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
+        """See BaseGroup; returns a group of torch's on top of the backend."""
+        group = self.engine_group
+        whole = dist.ProcessGroup(self.store, group.own_rank, group.size())
+        whole._set_default_backend(backend_type)
+        whole._register_backend(torch.device(kind), backend_type, backend)
+        whole._set_group_name(f"{group.group_name}:{kind}")
+        return whole
+
+    def detour(
+        self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - a Work
+        """Make the call on the group of its tensors' device, or record it for the profiler."""
+        kind = kind_given(given)
+        if kind is not None and (group := self.devices.group_for(kind)) is not None:
+            return method_of(group, method.__name__)(*given, **named)
+        return self.note_work(recorded(method, self, given, named))
+
+    # What torch asks for, and would otherwise ask a backend in C++ for.
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's names, here and below
+        """The name by which the members found each other."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called once by torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """The caller's description of the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Called once by torch."""
+        self._description = description
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu")]
+
+    def _has_hooks(self) -> bool:
+        return False

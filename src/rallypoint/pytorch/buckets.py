@@ -1,4 +1,4 @@
-"""DDP's gradient buckets, placed where the other ranks of the host can read them without a copy.
+"""DDP's gradient buckets: averaged by a hook, where the other ranks of the host read them in place.
 
 DDP allocates them in private memory. When `ddp_comm_hook` first sees a bucket, its storage moves to
 an unnamed file in /dev/shm, as PyTorch does for tensors that processes share: all views follow, and
@@ -6,19 +6,19 @@ the engine learns the location. A storage stays there, kept alive here, until no
 or the last group has ended. See docs/decisions/061.
 """
 
-from __future__ import annotations
-
+# DDP cannot evaluate a hook's annotations if they are strings: no annotations from __future__.
 import os
 import threading
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rallypoint._native import abandon, adopt
 from rallypoint.engine.communicator import Communicator, PeerMemoryAccess
+from rallypoint.pytorch.memory import LEAST_BYTES
 
 _DIRECTORY = "/dev/shm"
-_LEAST_BYTES = 1 << 20  # below this, a copy costs little
 
 
 class SharedBuckets:
@@ -29,12 +29,12 @@ class SharedBuckets:
         self._storages: dict[int, Any] = {}  # by address
         self._groups = 0
 
-    def enter(self) -> None:
+    def add_group(self) -> None:
         """Note that a group has been formed."""
         with self._lock:
             self._groups += 1
 
-    def leave(self) -> None:
+    def remove_group(self) -> None:
         """Note that a group has ended."""
         with self._lock:
             self._groups -= 1
@@ -74,10 +74,42 @@ class SharedBuckets:
 shared_buckets = SharedBuckets()
 
 
+def ddp_comm_hook(
+    state: Any,  # noqa: ANN401
+    bucket: dist.GradBucket,
+) -> torch.futures.Future[torch.Tensor]:
+    """Average gradients, in fewer bits if `state` says so, without DDP's own pass over them.
+
+    In full precision, the ranks of a host read them in place (docs/decisions/061-buckets.md).
+
+        model.register_comm_hook(torch.bfloat16, rallypoint.pytorch.ddp_comm_hook)
+
+    Args:
+        state: None, or the dtype in which gradients travel: torch.bfloat16 or torch.float16. They
+            are rounded, averaged as float32, and rounded again, so that float16 overflows only if
+            the average does. If the model's group is not the default one: a pair of the group and
+            one of these.
+        bucket: gradients, side by side.
+    """
+    group, dtype = state if isinstance(state, tuple) else (None, state)
+    gradients = bucket.buffer()
+    sent = gradients if dtype in (None, gradients.dtype) else gradients.to(dtype)
+    ours = getattr(dist.group.WORLD if group is None else group, "engine_group", None)
+    if sent is gradients and ours is not None:
+        shared_buckets.share(gradients, ours.communicator)
+    work = dist.all_reduce(sent, dist.ReduceOp.AVG, group=group, async_op=True)
+
+    def received(future: Any) -> Any:  # noqa: ANN401
+        result = future.value()[0]  # raises the error, if any
+        return result if result is gradients else gradients.copy_(result)
+
+    return work.get_future().then(received)
+
+
 def _is_whole_storage(tensor: Any) -> bool:  # noqa: ANN401 - of torch
     nbytes = tensor.nbytes
     return (
-        nbytes >= _LEAST_BYTES
+        nbytes >= LEAST_BYTES
         and tensor.is_cpu
         and tensor.is_contiguous()
         and tensor.untyped_storage().nbytes() == nbytes

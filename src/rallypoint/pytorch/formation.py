@@ -12,11 +12,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -30,8 +29,6 @@ from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.fresh_round import fresh_round
 from rallypoint.store.store import Store, empty_queue
-
-Value = TypeVar("Value")
 
 
 class TorchStore(Store):
@@ -59,59 +56,55 @@ class TorchStore(Store):
         self._store.set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._call("set", key, lambda: self._store.set(key, value))
+        self._call("set", key, value)
 
     def get(self, key: str) -> bytes:
-        return self._call("get", key, lambda: bytes(self._store.get(key)))
+        return bytes(self._call("get", key))
 
     def add(self, key: str, amount: int) -> int:
-        return self._call("add", key, lambda: int(self._store.add(key, amount)))
+        return int(self._call("add", key, amount))
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._call("append", key, lambda: self._store.append(key, value))
+        self._call("append", key, value)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._call(
-            "compare_set", key, lambda: bytes(self._store.compare_set(key, expected, desired))
-        )
+        return bytes(self._call("compare_set", key, expected, desired))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._call("check", keys[0], lambda: bool(self._store.check(list(keys))))
+        return bool(self._call("check", list(keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._call("wait", keys[0], lambda: self._store.wait(list(keys), timeout or self.timeout))
+        self._call("wait", list(keys), timeout or self.timeout)
 
     def delete_key(self, key: str) -> bool:
-        return self._call("delete_key", key, lambda: bool(self._store.delete_key(key)))
+        return bool(self._call("delete_key", key))
 
     def num_keys(self) -> int:
-        return self._call("num_keys", "", lambda: int(self._store.num_keys()))
+        return int(self._call("num_keys"))
 
     def list_keys(self) -> list[str]:
-        return self._call("list_keys", "", lambda: list(self._store.list_keys()))
+        return list(self._call("list_keys"))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """See Store; one key at a time if torch's store has nothing better."""
-        if not self._has_extended_api():
+        if not hasattr(self._store, "has_extended_api") or not self._store.has_extended_api():
             return [self.get(key) for key in keys]
-        return self._call(
-            "multi_get", keys[0], lambda: [bytes(each) for each in self._store.multi_get(keys)]
-        )
+        return list(map(bytes, self._call("multi_get", list(keys))))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._call("queue_push", key, lambda: self._store.queue_push(key, value))
+        self._call("queue_push", key, value)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         if not block and self.queue_len(key) == 0:
             raise empty_queue(key, self._endpoint)
-        return self._call("queue_pop", key, lambda: bytes(self._store.queue_pop(key, block)))
+        return bytes(self._call("queue_pop", key, block))
 
     def queue_len(self, key: str) -> int:
-        return self._call("queue_len", key, lambda: int(self._store.queue_len(key)))
+        return int(self._call("queue_len", key))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         if self.add(f"{key}/count", 1) >= world_size:
@@ -128,21 +121,16 @@ class TorchStore(Store):
     def close(self) -> None:
         """The store is torch's to close."""
 
-    def _has_extended_api(self) -> bool:
-        return hasattr(self._store, "has_extended_api") and bool(self._store.has_extended_api())
-
-    def _call(self, operation: str, key: str, function: Callable[[], Value]) -> Value:
-        with self._errors(operation, key):
-            return function()
-
-    @contextmanager
-    def _errors(self, operation: str, key: str) -> Iterator[None]:
+    def _call(self, operation: str, *given: Any) -> Any:  # noqa: ANN401 - of torch
+        """Call a method of torch's store, whose first argument is a key, or a list of keys."""
         try:
-            yield
+            return getattr(self._store, operation)(*given)
         except RuntimeError as error:  # the base class of torch's DistError
             words = str(error).partition("\n")[0]
             is_late = "timeout" in words.lower() or "timed out" in words.lower()
             kind = StoreTimeoutError if is_late else StoreConnectionError
+            first = given[0] if given else ""
+            key = first if isinstance(first, str) else next(iter(first), "")
             raise kind(
                 f"{operation} of {key!r} at torch's store {self._endpoint} failed: {words}",
                 endpoint=self._endpoint,
@@ -151,28 +139,28 @@ class TorchStore(Store):
             ) from error
 
 
-_MOST_S = 2.0  # without any that has come back: they may wait in calls of another backend, too
-_LOOK_EVERY_S = 0.001
+_MOST_S = 2.0  # without any thread that returns: they may be in calls of another backend, too
+_CHECK_EVERY_S = 0.001
 _CALLS = "torch.distributed."
 
 
 def _await_other_threads() -> None:
-    left, until = _in_calls(), time.monotonic() + _MOST_S
-    while left and time.monotonic() < until:
-        time.sleep(_LOOK_EVERY_S)
-        before, left = left, _in_calls()
-        if left < before:
-            until = time.monotonic() + _MOST_S
-
-
-def _in_calls() -> int:
-    """How many other threads are in one.
+    """At exit, wait for the threads that are in calls.
 
     A daemon thread that waits in a call has an error as soon as its group is left, which happens at
     exit, and passes PyTorch's C++ code on its way back. If it asks for the GIL there when the
     interpreter ends, Python before 3.14 unwinds it, which aborts the process; our own code survives
     that (native/python/gil.h).
     """
+    left, until = _threads_in_calls(), time.monotonic() + _MOST_S
+    while left and time.monotonic() < until:
+        time.sleep(_CHECK_EVERY_S)
+        before, left = left, _threads_in_calls()
+        if left < before:
+            until = time.monotonic() + _MOST_S
+
+
+def _threads_in_calls() -> int:
     own = threading.get_ident()
     frames = sys._current_frames().items()
     return sum(_is_in_a_call(frame) for thread, frame in frames if thread != own)
@@ -204,8 +192,6 @@ def form(
 
     Args:
         global_ranks: the members' ranks in the default group; empty for that group itself.
-
-    Raises as process_group.formation.communicator.form_communicator.
     """
     shared = TorchStore(store)
     members = global_ranks or list(range(size))
@@ -214,7 +200,7 @@ def form(
     is_cloned = may_run_handlers()
 
     def meet() -> tuple[str, Communicator, Algorithms]:
-        # Each of its waits keeps a client of torch's to itself; handlers have the other.
+        # Each wait blocks the client that makes it, so signal handlers have another one.
         own = shared.clone() if is_cloned else shared
         prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
         communicator, algorithms = form_communicator(
@@ -223,7 +209,7 @@ def form(
             rank=rank,
             members=members,
             timeout=timeout,
-            options=AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", "")),
+            options=_options(),
             name=title,
             is_across_jobs=is_beside,
         )
@@ -231,20 +217,9 @@ def form(
 
     prefix, communicator, algorithms = beside_handlers(meet)
     world = World(
-        shared, prefix, algorithms.options, _nothing, title=title, is_across_jobs=is_beside
+        shared, prefix, algorithms.options, shared.close, title=title, is_across_jobs=is_beside
     )
-    group = ProcessGroup(
-        communicator,
-        algorithms,
-        rank=rank,
-        world=world,
-        prefix=prefix,
-        ranks=members,
-        group_name=name,
-        group_desc="",
-        backend="rallypoint",
-        timeout=timeout,
-    )
+    group = _group_of(world, communicator, algorithms, rank, members, timeout, name)
     if not global_ranks:
         world.group = group
     leave_at_exit(group)
@@ -260,20 +235,10 @@ def without_members(
     name: str,
 ) -> ProcessGroup:
     """A group that serves no call until it has been reconfigured, of this rank and size so far."""
-    options = AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", ""))
-    world = World(TorchStore(store), "", options, _nothing, is_across_jobs=True)
-    group = ProcessGroup(
-        None,
-        Algorithms(options),
-        rank=rank,
-        world=world,
-        prefix="",
-        ranks=range(size),
-        group_name=name,
-        group_desc="",
-        backend="rallypoint",
-        timeout=timeout,
-    )
+    options = _options()
+    shared = TorchStore(store)
+    world = World(shared, "", options, shared.close, is_across_jobs=True)
+    group = _group_of(world, None, Algorithms(options), rank, range(size), timeout, name)
     world.group = group
     group.forms_again = True
     group.withdraw(
@@ -284,5 +249,28 @@ def without_members(
     return group
 
 
-def _nothing() -> None:
-    """The store is torch's to close."""
+def _group_of(
+    world: World,
+    communicator: Communicator | None,
+    algorithms: Algorithms,
+    rank: int,
+    ranks: Sequence[int],
+    timeout: timedelta,
+    name: str,
+) -> ProcessGroup:
+    return ProcessGroup(
+        communicator,
+        algorithms,
+        rank=rank,
+        world=world,
+        prefix=world.prefix,
+        ranks=ranks,
+        group_name=name,
+        group_desc="",
+        backend="rallypoint",
+        timeout=timeout,
+    )
+
+
+def _options() -> AlgorithmOptions:
+    return AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", ""))

@@ -30,26 +30,24 @@ def install() -> None:
     if not isinstance(table, dict) or "env" not in table:
         return
     if not hasattr(table["env"], "is_rallypoints"):
-        table["env"] = before(table["env"])
+        table["env"] = call_first(table["env"])
 
 
-def before(theirs: Handler) -> Handler:
-    """A function that calls ours, then PyTorch's."""
+def call_first(theirs: Handler) -> Handler:
+    """A function that sets the variables, then calls PyTorch's."""
 
     @functools.wraps(theirs)
     def handler(url: str, *args: Any, **named: Any) -> Iterator[Any]:  # noqa: ANN401 - of torch
-        held = _set_variables(url, named.get("timeout") or _TIMEOUT)
+        server = _set_variables(url, named.get("timeout") or _TIMEOUT)
         yield from theirs(url, *args, **named)
-        del held
+        del server
 
     vars(handler)["is_rallypoints"] = True
     return handler
 
 
 def _set_variables(url: str, timeout: timedelta) -> object:
-    """Set the variables that PyTorch's function reads; returns what must live until it has read
-    them.
-    """
+    """Set the variables that PyTorch's function reads; keep what this returns until it has."""
     from rallypoint.cluster.pmi.meeting import announce, meet, process_to_meet, withdraw
 
     # Each default group has its own store: an early rank would find the previous one's.

@@ -21,29 +21,29 @@ from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
 from rallypoint.process_group.memory.arrays import Array, as_array, describe
 
-_LEAST_BYTES = 1 << 20  # below this, a copy costs little
+LEAST_BYTES = 1 << 20  # below this, a copy costs little
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts
 _CLASSES_PER_DOUBLING = 8
 
 
 def host_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor on the host for the items of one on a GPU, whose own are not specified.
+    """A contiguous tensor on the host, of the shape of one on a GPU; its items are undefined.
 
-    Whoever has a device copy to or from it in the background keeps it until that is done.
+    Keep it until copies in the background to and from it are done.
     """
     nbytes = tensor.nbytes
-    memory = _pool.take(nbytes) if nbytes >= _LEAST_BYTES else None
+    memory = _pool.take(nbytes) if nbytes >= LEAST_BYTES else None
     if memory is None:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return torch.from_numpy(memory)[:nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 class Pool:
-    """Page-locked arenas, in use and kept.
+    """Page-locked arenas, in use and free.
 
-    It is page-locked, which the GPU copies to and from several times as fast, and from 1 MiB on it
-    is an arena: the other ranks of the host read it in place. Locking pages takes long, so memory
-    that nothing refers to any more is kept for the next call, up to what was in use at one time.
+    The GPU copies to and from page-locked memory several times as fast, and the other ranks of the
+    host read an arena in place. Locking pages takes long, so memory that nothing refers to any more
+    stays locked for the next call, up to what was in use at one time.
 
     Args:
         lock, unlock: pages, by address and length in bytes; whether they could.
@@ -54,8 +54,8 @@ class Pool:
     ) -> None:
         self._lock_pages, self._unlock_pages = lock, unlock
         self._mutex = threading.Lock()
-        self._kept: list[Any] = []  # the arena that came back last is the last one
-        self._coming_back: deque[Any] = deque()  # from any thread, at any moment
+        self._free: list[Any] = []  # in the order in which they were returned
+        self._returned: deque[Any] = deque()  # by any thread, at any moment
         self._used = self._most_used = 0
         self._has_failed = False
 
@@ -68,11 +68,11 @@ class Pool:
         with self._mutex:
             if self._has_failed:
                 return None
-            while self._coming_back:
-                arena = self._coming_back.popleft()
+            while self._returned:
+                arena = self._returned.popleft()
                 self._used -= arena.nbytes
-                self._kept.append(arena)
-            arena = self._kept_of(size)
+                self._free.append(arena)
+            arena = self._free_of(size)
             if arena is None:
                 arena = allocate(size)
                 if arena is None:
@@ -82,33 +82,33 @@ class Pool:
                     return None
             self._used += size
             self._most_used = max(self._most_used, self._used)
-            self._let_go()
-        return numpy.asarray(_Lease(arena, self._coming_back))
+            self._trim()
+        return numpy.asarray(_Lease(arena, self._returned))
 
-    def _kept_of(self, size: int) -> Any | None:  # noqa: ANN401
-        for place in reversed(range(len(self._kept))):
-            if self._kept[place].nbytes == size:
-                return self._kept.pop(place)
+    def _free_of(self, size: int) -> Any | None:  # noqa: ANN401
+        for index in reversed(range(len(self._free))):
+            if self._free[index].nbytes == size:
+                return self._free.pop(index)
         return None
 
-    def _let_go(self) -> None:
-        """Free what came back first, as long as more is kept than was used at one time."""
-        kept = sum(arena.nbytes for arena in self._kept)
-        while kept > self._most_used:
-            arena = self._kept.pop(0)
-            kept -= arena.nbytes
+    def _trim(self) -> None:
+        """Unlock what was returned first, while more is free than was in use at one time."""
+        free = sum(arena.nbytes for arena in self._free)
+        while free > self._most_used:
+            arena = self._free.pop(0)
+            free -= arena.nbytes
             self._unlock_pages(_address(arena), arena.nbytes)
 
 
 class _Lease:
     """An arena in use, as NumPy sees it."""
 
-    def __init__(self, arena: Any, coming_back: deque[Any]) -> None:  # noqa: ANN401
-        self._arena, self._coming_back = arena, coming_back
+    def __init__(self, arena: Any, returned: deque[Any]) -> None:  # noqa: ANN401
+        self._arena, self._returned = arena, returned
         self.__array_interface__ = arena.__array_interface__
 
     def __del__(self) -> None:
-        self._coming_back.append(self._arena)
+        self._returned.append(self._arena)
 
 
 def _class_of(nbytes: int) -> int:
@@ -155,9 +155,9 @@ class Memory:
         self._back: list[tuple[Any, Any]] = []
 
     @property
-    def has_copies(self) -> bool:
-        """Whether `finish` has something to do."""
-        return bool(self._back)
+    def completion(self) -> Callable[[], None] | None:
+        """`finish`, if it has something to do."""
+        return self.finish if self._back else None
 
     def reads(self, tensor: Any) -> Array:  # noqa: ANN401 - of torch
         """An array of the tensor's present contents."""
@@ -167,12 +167,10 @@ class Memory:
         """An array whose items the tensor has after `finish`.
 
         Args:
-            in_place: it has the present ones before. Each item's new value depends on its old one,
+            in_place: it begins with the present ones. Each item's new value depends on its old one,
                 so items that share memory stay equal.
-
-        Raises what `reads` raises; InvalidArgumentError also if several items share memory.
         """
-        # Equal items may share memory, but nothing can be copied there.
+        # Equal items may share memory, but no copy can be put there.
         if _is_expanded(tensor) and not (in_place and tensor.is_cpu):
             raise InvalidArgumentError(
                 f"{self._operation} cannot write into {describe(tensor)}, which is expanded: many "

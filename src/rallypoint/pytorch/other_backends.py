@@ -15,7 +15,7 @@ import functools
 import json
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rallypoint.base import worker_hook
 
@@ -28,14 +28,24 @@ _DEFAULT = "default_pg"
 _ANY = -1
 _BY_DEVICE = -1  # querying each tensor takes 0.4 us, which only groups of several backends need
 
-_groups: dict[int, int] = {}  # by id of a process group: its index in the record, or _BY_DEVICE
-# By the same id: indices by the type of device whose backend has it.
-_places: dict[int, dict[str, int]] = {}
-_alive: dict[int, Any] = {}  # by the same id: a weak reference
-_transfers: dict[
-    int, tuple[int, int, Any]
-] = {}  # by id of a Work: its group, its index, a weak reference
-_dtypes: dict[Any, str] = {}
+
+class _Watched(NamedTuple):
+    """A group whose calls are recorded.
+
+    Attributes:
+        number: its place in the record, or _BY_DEVICE.
+        by_device: such numbers by the type of device whose backend has them.
+        reference: removes this when the group is freed.
+    """
+
+    number: int
+    by_device: dict[str, int]
+    reference: weakref.ref[Any]
+
+
+_groups: dict[int, _Watched] = {}  # by id of a process group
+# By id of a Work: its group's number, its own, and what forgets it when it is freed.
+_transfers: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
 
 
 def install() -> None:
@@ -50,15 +60,11 @@ def install() -> None:
     def made(*arguments: Any, **named: Any) -> Any:
         result = make(*arguments, **named)
         with contextlib.suppress(Exception):
-            _watch(result[0], arguments, named)
+            ranks = named.get("global_ranks_in_group", arguments[2] if len(arguments) > 2 else ())
+            watch(result[0], ranks)
         return result
 
     c10d._new_process_group_helper = made
-
-
-def _watch(group: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    ranks = named.get("global_ranks_in_group", arguments[2] if len(arguments) > 2 else ())
-    watch(group, ranks)
 
 
 def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
@@ -81,28 +87,30 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
         return
     keep_record_of_others()
     members = list(ranks) or range(group.size())
-    places = {}
+    numbers = {}
     for backend in others:  # each counts its own calls
         name, key = title or _title(group.group_name, group.group_desc), f"torch {group.group_name}"
         if len(others) > 1:
             name, key = f"{name} ({backend})", f"{key} {backend}"
-        said = json.loads(describe(name, key, members))
-        said |= {"backend": backend, "is_complete": True}
-        place = _native.open_foreign_group(json.dumps(said))
-        if place < 0:
+        description = json.loads(describe(name, key, members))
+        description |= {"backend": backend, "is_complete": True}
+        number = _native.open_foreign_group(json.dumps(description))
+        if number < 0:
             continue
-        places[backend] = place
+        numbers[backend] = number
         if backend in _RECORD_THEMSELVES or _has_recording_hook(group):
             signal = worker_hook.stacks_signal
-            _native.record_foreign_calls(place, backend, group.group_name, signal)
-    if not places:
+            _native.record_foreign_calls(number, backend, group.group_name, signal)
+    if not numbers:
         return
     if not hasattr(dist.Work.wait, "__wrapped__"):
         _wrap_transfers(dist)
-    _groups[id(group)] = min(places.values()) if len(set(backends.values())) == 1 else _BY_DEVICE
-    _places[id(group)] = {kind: places[name] for kind, name in backends.items() if name in places}
     left = functools.partial(_leave, _native.leave_foreign_group, id(group))
-    _alive[id(group)] = weakref.ref(group, left)
+    _groups[id(group)] = _Watched(
+        min(numbers.values()) if len(set(backends.values())) == 1 else _BY_DEVICE,
+        {kind: numbers[name] for kind, name in backends.items() if name in numbers},
+        weakref.ref(group, left),
+    )
 
 
 def _has_recording_hook(group: Any) -> bool:
@@ -114,10 +122,8 @@ def _has_recording_hook(group: Any) -> bool:
 
 def _leave(leave: Callable[[int], None], key: int, _: object) -> None:
     with contextlib.suppress(Exception):  # the interpreter may be shutting down
-        del _alive[key]
-        del _groups[key]
-        for place in set(_places.pop(key).values()):
-            leave(place)
+        for number in set(_groups.pop(key).by_device.values()):
+            leave(number)
 
 
 def _title(name: str, description: str) -> str:
@@ -128,12 +134,10 @@ def _title(name: str, description: str) -> str:
 
 def _wrap_transfers(dist: Any) -> None:
     """Observe the sends, receives and waits of all groups that Python calls."""
-    kind, work = dist.ProcessGroup, dist.Work
     forget = _forgetting()
-    kind.send = _beginning(kind, "send", forget, sends=True, has_peer=True)
-    kind.recv = _beginning(kind, "recv", forget, sends=False, has_peer=True)
-    kind.recv_anysource = _beginning(kind, "recv_anysource", forget, sends=False, has_peer=False)
-    work.wait = _ending(work, "wait", forget)
+    for name in ("send", "recv", "recv_anysource"):
+        setattr(dist.ProcessGroup, name, _beginning(dist.ProcessGroup, name, forget))
+    dist.Work.wait = _ending(dist.Work.wait, forget)
 
 
 def _forgetting() -> _Forget:
@@ -141,31 +145,30 @@ def _forgetting() -> _Forget:
 
     def forget(key: int, _: object = None, has_failed: bool = False) -> None:
         """Forget a Work that is done, or that nobody can wait for any more."""
-        held = _transfers.pop(key, None)
-        if held is not None:
-            end_foreign_transfer(held[0], held[1], has_failed)
+        transfer = _transfers.pop(key, None)
+        if transfer is not None:
+            end_foreign_transfer(transfer[0], transfer[1], has_failed)
 
     return forget
 
 
-def _beginning(
-    kind: Any, name: str, forget: _Forget, *, sends: bool, has_peer: bool
-) -> Callable[..., Any]:
+def _beginning(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
     from rallypoint._native import begin_foreign_transfer, withdraw_foreign_transfer
 
     original = getattr(kind, name)
+    sends, has_peer = name == "send", name != "recv_anysource"
 
     @functools.wraps(vars(kind)[name])  # so that the original can be restored
     def transfer(group: Any, *arguments: Any, **named: Any) -> Any:
-        number = _groups.get(id(group))
-        if number is None or named:
+        watched = _groups.get(id(group))
+        if watched is None or named:
             return original(group, *arguments, **named)
-        which = -1
+        number, which = watched.number, -1
         try:
             tensor, tag = arguments[0][0], arguments[-1]
             if number == _BY_DEVICE:
-                number = _places[id(group)][tensor.device.type]
-            dtype = _dtypes.get(tensor.dtype) or _named(tensor.dtype)
+                number = watched.by_device[tensor.device.type]
+            dtype = _dtype_name(tensor.dtype)
             peer = arguments[1] if has_peer else _ANY
             which = begin_foreign_transfer(number, sends, peer, tag, tensor.numel(), dtype)
         except Exception:  # the original raises a better error
@@ -184,10 +187,8 @@ def _beginning(
     return transfer
 
 
-def _ending(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
-    original = getattr(kind, name)
-
-    @functools.wraps(vars(kind)[name])
+def _ending(original: Callable[..., Any], forget: _Forget) -> Callable[..., Any]:
+    @functools.wraps(original)
     def wait(work: Any, *arguments: Any, **named: Any) -> Any:
         key = id(work)
         if key not in _transfers:
@@ -203,7 +204,6 @@ def _ending(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
     return wait
 
 
-def _named(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    _dtypes[dtype] = name
-    return name
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,8 +1,8 @@
-"""The process group for PyTorch 2.14 and newer; lone_group.py has that of earlier versions.
+"""The process group for PyTorch 2.14 and newer; base_group.py has that for earlier versions.
 
-Two groups share one backend. Programs hold ours: its calls go directly to the engine while no tool
-observes. `torchs`, one of torch's own, leads through torch's dispatcher to the backend, or to those
-of other devices, so that hooks, recorders and dispatch modes see the call.
+Two groups share one backend. Programs have ours, whose calls go directly to the engine while no
+tool observes them. Otherwise they pass `torchs`, a group of torch's own, whose dispatcher shows
+them to hooks, recorders and dispatch modes, and calls the backend of the tensors' device.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.formation.host_network import network_of
 from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.base_group import BaseGroup, Operations
+from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.device_groups import DeviceGroups
-from rallypoint.pytorch.tools import hand, handed, kind_given, recorded, untraced
+from rallypoint.pytorch.operations import Operations
+from rallypoint.pytorch.tools import kind_given, publish_work, published_work, recorded, untraced
 from rallypoint.pytorch.torch_work import DoneWork
 from rallypoint.pytorch.versions import (
     attach_flight_recorder,
@@ -43,8 +44,7 @@ from rallypoint.store.server import StoreServer
 
 @untraced
 class RallypointBackend(Operations, c10d.Backend):
-    """The backend of one group, for C++; for versions of torch in which it can be written in
-    Python.
+    """The backend of one group, for C++; torch has it in Python from 2.14 on.
 
     Calls arrive from c10d's operators in C++, and from code that has no group in Python. C++ uses
     only `wait` and `get_future` of a Work, so the result of a call is passed to the calling group
@@ -61,7 +61,7 @@ class RallypointBackend(Operations, c10d.Backend):
     supports_completion_hooks = False
     supports_time_estimate = False
     _supports_time_estimate = False
-    is_watched = True  # calls that come this way want to be seen
+    is_watched = True  # a tool sees the calls that come here
 
     def __init__(self, group: ProcessGroup, devices: DeviceGroups, above: Any) -> None:  # noqa: ANN401
         c10d.Backend.__init__(self, group.own_rank, group.size())
@@ -73,14 +73,7 @@ class RallypointBackend(Operations, c10d.Backend):
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
         """Record the call as an event for the profiler, if one runs."""
-        return hand(
-            recorded(
-                self.engine_group,
-                method.__name__,
-                given,
-                lambda: method(self, *given, **named),
-            )
-        )
+        return publish_work(recorded(method, self, given, named))
 
     @property
     def options(self) -> Any:  # noqa: ANN401 - of torch
@@ -91,7 +84,7 @@ class RallypointBackend(Operations, c10d.Backend):
         return options
 
     def get_reconfigure_handle(self) -> str:
-        """That of the group above."""
+        """The handle of the group above."""
         return self._group_above().get_reconfigure_handle()
 
     def reconfigure(self, opts: Any) -> Any:  # noqa: ANN401 - of torch
@@ -120,8 +113,7 @@ class RallypointBackend(Operations, c10d.Backend):
     def start_coalescing(self) -> None:
         """Nothing to do: the group does that."""
 
-    def end_coalescing(self) -> None:
-        """Nothing to do: the group does that."""
+    end_coalescing = start_coalescing
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: ANN401
         """Wait until all ranks have called this; see BaseGroup."""
@@ -129,12 +121,12 @@ class RallypointBackend(Operations, c10d.Backend):
         monitored_barrier(self.engine_group, opts.timeout if is_set else None, wait_all_ranks)
 
 
-class Reconfiguring:
-    """What a group needs to be reconfigured: its handle, and the rounds that it has seen.
+class Reconfiguration:
+    """A group's handle, and the rounds that it has had.
 
-    Each group has a handle, which programs exchange by themselves: where its own store is, and the
-    token that it asks for. The members of a round meet at the store of the first handle, so no
-    store must outlive its process: the next round begins with another handle.
+    Programs exchange handles by themselves. A handle says where its group's own store is, and which
+    token that asks for. The members of a round meet at the store of the first handle, so no store
+    has to outlive its process: the next round begins with another handle.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -145,15 +137,15 @@ class Reconfiguring:
         self._used: set[int] = set()
 
     def handle(self) -> str:
-        """Text by which the other members find this one; its store is served from now on."""
+        """Text by which the other members find this one; starts its store."""
         if self._server is None or self._process != os.getpid():
             network = network_of(self._group.world.store, self._group.backend)
             token = secrets.token_hex(16)
             host = network.address if network.is_own else "0.0.0.0"
             self._server = StoreServer(host, token=token.encode())
             self._process = os.getpid()
-            place = {"host": network.address, "port": self._server.port, "token": token}
-            self._handle = json.dumps({"id": uuid.uuid4().hex, **place})
+            endpoint = {"host": network.address, "port": self._server.port, "token": token}
+            self._handle = json.dumps({"id": uuid.uuid4().hex, **endpoint})
         return self._handle
 
     def form(self, number: int, handles: Sequence[str] | set[str], timeout: timedelta) -> None:
@@ -168,17 +160,17 @@ class Reconfiguring:
                 "reconfigure: the handles must hold this group's own once; get_reconfigure_handle "
                 "returns it"
             )
-        place = _read(ordered[0])
+        endpoint = _read(ordered[0])
         self._used.add(number)
         group = self._group
         group.world.group = group  # also that of a subgroup, which keeps no ranks of the old round
         group.world.is_across_jobs = True
         store = TCPStore(
-            place["host"],
-            place["port"],
+            endpoint["host"],
+            endpoint["port"],
             timeout=timeout,
             wait_for_workers=False,
-            token=place["token"].encode(),
+            token=endpoint["token"].encode(),
         )
         try:
             reform_world(
@@ -202,14 +194,14 @@ class Reconfiguring:
 
 def _read(handle: str) -> dict[str, Any]:
     try:
-        place = json.loads(handle)
-        endpoint_of(place["host"], place["port"])
-        place["token"].encode()
+        endpoint = json.loads(handle)
+        endpoint_of(endpoint["host"], endpoint["port"])
+        endpoint["token"].encode()
     except (ValueError, TypeError, KeyError, AttributeError):
         raise InvalidArgumentError(
             f"reconfigure: {handle[:80]!r} is not a handle of a rallypoint group"
         ) from None
-    return dict(place)
+    return dict(endpoint)
 
 
 _TYPES = dist.ProcessGroup.BackendType
@@ -224,31 +216,27 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         group: as the engine knows it.
         store: at which the members met.
         torchs: a group that torch has made for the same ranks; one is made unless given.
-
-    Attributes:
-        is_watched: all calls are to go by way of torch.
     """
 
-    is_watched = False
     supports_reconfigure = True
 
     def __init__(self, group: ProcessGroup, store: Any, torchs: Any = None) -> None:  # noqa: ANN401
         dist.ProcessGroup.__init__(self, store, group.own_rank, group.size())
-        self.enter(group, store)
+        BaseGroup.__init__(self, group, store)
         self.torchs = torchs or dist.ProcessGroup(store, group.own_rank, group.size())
         self._set_default_backend(_TYPES.CUSTOM)
         self.bound_device_id = self.torchs.bound_device_id
         self._make_backend()
         for device in self.torchs._device_types:  # of another backend, named before ours
             theirs = self.torchs._get_backend(device)
-            self._register_backend(device, _type_of(theirs), theirs)
+            kind = getattr(_TYPES, theirs.name().upper(), _TYPES.CUSTOM)
+            self._register_backend(device, kind, theirs)
             self.devices.add(device.type, self.torchs)
-        for each in (self, self.torchs):
-            each._register_backend(torch.device("cpu"), _TYPES.CUSTOM, self._below)
+        self.adopt("cpu", _TYPES.CUSTOM, self._below)
         self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
         self._recorder: Any = None
-        self._reconfiguring = Reconfiguring(group)
-        self.is_watched = self.has_watchers()
+        self._reconfiguration = Reconfiguration(group)
+        self._update_watched()
 
     def _make_backend(self) -> None:
         group = self.engine_group
@@ -266,13 +254,13 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
     def detour(
         self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - a Work
-        """By way of torch's dispatcher to the backend of the tensors' device, as tools.py says."""
+        """Make the call through torch's dispatcher, on the backend of the tensors' device."""
         name = method.__name__
         kind = kind_given(given)
         group = self.torchs if kind is None else self.devices.group_for(kind)
         if group is None or name in _NOT_OF_BACKENDS:
-            return self.kept(self.backend.detour(method, given, named))
-        return self.kept(handed(lambda: getattr(group, name)(*given, **named)))
+            return self.note_work(self.backend.detour(method, given, named))
+        return self.note_work(published_work(lambda: getattr(group, name)(*given, **named)))
 
     def has_watchers(self) -> bool:
         return bool(self._hooks or self._recorder or self._is_wrapped or is_nan_check_asked_for())
@@ -295,7 +283,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         It contains an address of this process, and a token. Any process that has it can join rounds
         that begin with it: exchange it in a place that you trust.
         """
-        return self._reconfiguring.handle()
+        return self._reconfiguration.handle()
 
     def reconfigure(self, opts: Any) -> DoneWork:  # noqa: ANN401 - of torch
         """Give the group the members of `opts.handles`, in their order; all of them call it.
@@ -314,15 +302,15 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
                 "other devices"
             )
         group = self.engine_group
-        self._reconfiguring.form(opts.uuid, opts.handles, opts.timeout or group.timeout)
+        self._reconfiguration.form(opts.uuid, opts.handles, opts.timeout or group.timeout)
         self.torchs = dist.ProcessGroup(self.store, group.own_rank, group.size())
         self.devices = DeviceGroups(group, self.store, self.adopt)
         self._make_backend()
         self.torchs._register_backend(torch.device("cpu"), _TYPES.CUSTOM, self._below)
         self.torchs._set_group_name(self.group_name)
-        self._attach(self.group_desc)
-        for (kind, hook_id), hook in self._hooks.items():
-            getattr(self.torchs, f"register_{kind}_hook")(hook_id, hook)
+        self._attach_tools(self.group_desc)
+        for (kind, hook_id), hook in list(self._hooks.items()):
+            self._register_hook(kind, hook_id, hook)
         known = dist.distributed_c10d._world.pg_group_ranks
         if self in known:
             known[self] = {rank: rank for rank in group.ranks}
@@ -330,7 +318,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
 
     def _end(self) -> None:
         super()._end()
-        self._reconfiguring.close()
+        self._reconfiguration.close()
 
     # What torch tells the group of, and asks it for.
 
@@ -341,50 +329,39 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         """Called after the name, and before the first call."""
         dist.ProcessGroup._set_group_desc(self, description)
-        self._attach(description)
+        self._attach_tools(description)
 
-    def _attach(self, description: str) -> None:
+    def _attach_tools(self, description: str) -> None:
         self.torchs._set_group_desc(description)
         ranks = list(self.engine_group.ranks)
         self._recorder = attach_flight_recorder(self.torchs, ranks)
         attach_nan_check(self.torchs)
-        self.is_watched = self.has_watchers()
+        self._update_watched()
 
-    def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
-        # torch asks also where no GPU is used, and when peers may be gone: make nothing for that.
-        group = self.devices.group_made(torch.device(device).type)
-        return self._below if group is None else group._get_backend(torch.device(device))
-
-    get_backend = _get_backend
+    get_backend = BaseGroup._get_backend
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have all calls seen before they begin; they go by way of torch from now on."""
-        self.torchs.register_pre_hook(hook_id, hook)
-        self._hook("pre", hook_id, hook)
+        """Have all calls seen before they begin; they pass torch's dispatcher from now on."""
+        self._register_hook("pre", hook_id, hook)
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         """Undo register_pre_hook."""
-        self.torchs.unregister_pre_hook(hook_id)
-        self._hook("pre", hook_id)
+        self._unregister_hook("pre", hook_id)
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have all calls seen once they have begun; they go by way of torch from now on."""
-        self.torchs.register_post_hook(hook_id, hook)
-        self._hook("post", hook_id, hook)
+        """Have all calls seen once they have begun; they pass torch's dispatcher from now on."""
+        self._register_hook("post", hook_id, hook)
 
     def unregister_post_hook(self, hook_id: int) -> None:
         """Undo register_post_hook."""
-        self.torchs.unregister_post_hook(hook_id)
-        self._hook("post", hook_id)
+        self._unregister_hook("post", hook_id)
 
-    def _hook(self, kind: str, hook_id: int, hook: Callable[[Any], None] | None = None) -> None:
-        if hook is None:
-            self._hooks.pop((kind, hook_id), None)
-        else:
-            self._hooks[kind, hook_id] = hook
-        self.is_watched = self._coalesced is not None or self.has_watchers()
+    def _register_hook(self, kind: str, hook_id: int, hook: Callable[[Any], None]) -> None:
+        getattr(self.torchs, f"register_{kind}_hook")(hook_id, hook)
+        self._hooks[kind, hook_id] = hook
+        self._update_watched()
 
-
-def _type_of(backend: Any) -> Any:  # noqa: ANN401 - of torch
-    """What torch calls the type of one of its backends."""
-    return getattr(_TYPES, backend.name().upper(), _TYPES.CUSTOM)
+    def _unregister_hook(self, kind: str, hook_id: int) -> None:
+        getattr(self.torchs, f"unregister_{kind}_hook")(hook_id)
+        self._hooks.pop((kind, hook_id), None)
+        self._update_watched()

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from rallypoint.process_group.groups.group import ProcessGroup
-
 Kind = TypeVar("Kind", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -53,7 +51,8 @@ def _skip(function: Any) -> None:  # noqa: ANN401 - it has __code__
     compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(skip, skip))
 
 
-_is_profiled = torch._C._autograd._profiler_enabled
+_has_modes = torch._C._len_torch_dispatch_stack
+_has_profiler = torch._C._autograd._profiler_enabled
 _Event = torch._C._profiler._RecordFunctionFast
 _NAMES = {  # names of functions that differ from those of the methods
     "allreduce": "all_reduce",
@@ -69,21 +68,26 @@ _NAMES = {  # names of functions that differ from those of the methods
 }
 
 
-def recorded(group: ProcessGroup, name: str, given: Sequence[Any], call: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """Call `call` and return its result, recorded as an event if a profiler runs.
+def recorded(
+    method: Callable[..., Any],
+    group: Any,  # noqa: ANN401 - of operations.py
+    given: Sequence[Any],
+    named: dict[str, Any],
+) -> Any:  # noqa: ANN401
+    """Call a method of one of our groups, recorded as an event if a profiler runs.
 
-    It is called `rallypoint:all_reduce` or the like, with sizes and group. The names of the details
-    are those of torch's own `record_param_comms`, which trace readers know.
+    The event is called `rallypoint:all_reduce` or the like, with sizes and group. The names of the
+    details are those of torch's own `record_param_comms`, which trace readers know.
 
     Args:
-        name: the name of the method that was called.
         given: its arguments: outputs and inputs, or the tensors that are both.
     """
-    if not _is_profiled():
-        return call()
-    name = _NAMES.get(name, name)
-    outputs = list(_tensors(given[:1]))
-    inputs = list(_tensors(given[1:2])) or outputs
+    if not _has_profiler():
+        return method(group, *given, **named)
+    name = _NAMES.get(method.__name__, method.__name__)
+    engine_group = group.engine_group
+    outputs = list(tensors_in(given[:1]))
+    inputs = list(tensors_in(given[1:2])) or outputs
     details = {
         "Collective name": name,
         "dtype": str(inputs[0].dtype).removeprefix("torch.") if inputs else "",
@@ -91,29 +95,24 @@ def recorded(group: ProcessGroup, name: str, given: Sequence[Any], call: Callabl
         "Out msg nelems": sum(tensor.numel() for tensor in outputs),
         "In msg size": sum(tensor.numel() * tensor.element_size() for tensor in inputs),
         "Out msg size": sum(tensor.numel() * tensor.element_size() for tensor in outputs),
-        "Group size": group.size(),
-        "Process Group Name": group.group_name,
-        "Process Group Ranks": str(list(group.ranks)),
+        "Group size": engine_group.size(),
+        "Process Group Name": engine_group.group_name,
+        "Process Group Ranks": str(list(engine_group.ranks)),
     }
     with _Event(f"rallypoint:{name}", [*inputs, *outputs], details):
-        return call()
+        return method(group, *given, **named)
 
 
-def _tensors(given: Iterable[Any]) -> Iterator[Any]:
-    for each in given:
+def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
+    """The tensors among these values, and in lists among them."""
+    for each in values:
         if isinstance(each, torch.Tensor):
             yield each
         elif isinstance(each, list | tuple):
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-_has_modes = torch._C._len_torch_dispatch_stack
-_has_profiler = torch._C._autograd._profiler_enabled
-
-
-def routed(method: Method) -> Method:
+def routed(method: Function) -> Function:
     """Make a method whose first argument contains tensors take the detour where necessary.
 
     Its class has an attribute `is_watched`, and `detour(method, given, named)`.
@@ -133,7 +132,7 @@ def routed(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-def routed_alone(method: Method) -> Method:
+def routed_alone(method: Function) -> Function:
     """The same for a method that takes no tensors except in its options."""
 
     @functools.wraps(method)
@@ -163,33 +162,31 @@ def kind_elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: 
     return None if first.is_cpu else str(first.device.type)
 
 
-class _Handed(threading.local):
-    """Thread-local: the work of the last call that reached a backend, for the calling group.
-
-    torch returns its own Work around it, which offers little more than `wait`.
-    """
+class _Published(threading.local):
+    """The work of this thread's last call that reached a backend, for the group that made it."""
 
     work: Any = None
 
 
-_handed = _Handed()
+_published = _Published()
 
 
-def hand(work: Any) -> Any:  # noqa: ANN401 - a Work
-    """Called by a backend with the work that it returns."""
-    _handed.work = work
+def publish_work(work: Any) -> Any:  # noqa: ANN401 - a Work
+    """Leave a backend's work for `published_work`: torch returns to the group its own Work around
+    it, which offers little more than `wait`.
+    """
+    _published.work = work
     return work
 
 
-def handed(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - a Work
-    """The work that a call by way of torch began, as the backend returned it.
+def published_work(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - a Work
+    """Make a call that passes torch; returns the work that the backend published.
 
-    If it did not reach the backend, a dispatch mode or another backend took the call: then what
-    these returned.
+    If a dispatch mode or another backend took the call: what these returned.
     """
-    _handed.work = None
+    _published.work = None
     try:
         result = call()
-        return result if _handed.work is None else _handed.work
+        return result if _published.work is None else _published.work
     finally:
-        _handed.work = None
+        _published.work = None

@@ -1,261 +1,214 @@
-"""The common part of calls from PyTorch: from its options to the engine, and on to a Work.
+"""Calls that the engine cannot take as they are: their tensors become arrays first.
 
-Each call tries `_at_once` first: dense CPU tensors go directly to the engine, which checks them. A
-call that the engine cannot take as it is goes through process_group.calls.call, which also words
-the errors.
+operations.py tries the engine with a call's own tensors, which it takes if they are dense and on
+the CPU. All other calls are made here, by process_group.calls, which also words the errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import torch
+
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, MismatchError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.point_to_point import post_message
-from rallypoint.process_group.groups.accounts import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import (
-    Blocks,
-    part_sizes,
-)
+from rallypoint.process_group.memory.arrays import Array, Blocks, check_items
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.process_group.work import CollectiveCall, ended_on_error
-from rallypoint.pytorch.buckets import shared_buckets
-from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.memory import Memory
-from rallypoint.pytorch.tools import untraced
 from rallypoint.pytorch.torch_work import DoneWork, RunningWork, joined
 from rallypoint.pytorch.versions import factor_of
-from rallypoint.store.store import seconds_of
 
 Tensor = Any  # torch.Tensor, which type checkers do not see
+Tensors = Any  # a tensor, a list with one for each rank, or None
 Options = Any  # of torch, a class for each collective
 Work = Any  # DoneWork, RunningWork or RunningWorks
 
-PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
 UNSET = timedelta(milliseconds=-1)
-_OURS = 3  # frames from Site.of_caller's to that of tools.py
+_NOTHING = np.empty(0, np.uint8)
 
 
-@untraced
-class Calls:
-    """The way in which a group makes a call.
+def collective_of_arrays(
+    group: ProcessGroup,
+    collective: Collective,
+    operation: str,
+    source: Tensors,
+    target: Tensors,
+    opts: Options,
+    results: Sequence[Any],
+    *,
+    root: int,
+    in_place: bool,
+) -> Work:
+    """Make a collective call with arrays in place of its tensors; arguments as Operations._call."""
+    if collective is Collective.ALL_REDUCE and source.is_sparse:
+        all_reduce_sparse(group, source, operator_of(opts.reduceOp), _timeout(opts))
+        return DoneWork(results)
+    memory = Memory(operation, moves=not collective.reduces)
+    inputs: Blocks = _NOTHING
+    outputs: Blocks = _NOTHING
+    if in_place:
+        inputs, outputs = _one_block(memory, collective, source, is_root=root == group.own_rank)
+    elif collective is not Collective.BARRIER:
+        _check_sizes(group.size(), collective, operation, source, target)
+        inputs, outputs = _blocks(memory.reads, source), _blocks(memory.writes, target)
+    call = CollectiveCall(
+        collective,
+        operation,
+        inputs,
+        outputs,
+        op=operator_of(opts.reduceOp) if collective.reduces else None,
+        root=root,
+        uneven=collective is Collective.ALL_TO_ALL and not isinstance(source, torch.Tensor),
+        async_op=opts.asyncOp,
+        timeout=_timeout(opts),
+        results=results,
+        then=memory.completion,
+        work_type=RunningWork,
+    )
+    work = run(group, call)
+    return DoneWork(results) if work is None else work
 
-    Attributes:
-        engine_group: the group as the engine knows it.
-        devices: the groups for calls whose tensors are not on the CPU.
+
+def message_of_array(
+    group: ProcessGroup, operation: str, tensor: Tensor, peer: int, tag: int
+) -> Work:
+    """Begin an "isend" or "irecv" with an array in place of the tensor."""
+    sends = operation == "isend"
+    memory = Memory(operation.removeprefix("i"), moves=True)
+    return post_message(
+        group,
+        operation,
+        peer,
+        tag,
+        memory.reads(tensor) if sends else memory.writes(tensor),
+        timeout=None,
+        results=[] if sends else [tensor],
+        then=memory.completion,
+        work_type=RunningWork,
+    )
+
+
+def _timeout(opts: Options) -> timedelta | None:
+    return None if opts.timeout == UNSET else opts.timeout
+
+
+def _one_block(
+    memory: Memory, collective: Collective, tensor: Tensor, *, is_root: bool
+) -> tuple[Blocks, Blocks]:
+    """Input and output of a collective whose one tensor is both."""
+    target = None
+    if collective is not Collective.REDUCE or is_root:
+        target = memory.writes(tensor, in_place=collective.reduces or is_root)
+    if collective is Collective.BROADCAST and not is_root:
+        return None, target
+    return memory.reads(tensor) if target is None else target, target
+
+
+def _blocks(array_of: Callable[[Tensor], Array], tensors: Tensors) -> Blocks:
+    if isinstance(tensors, torch.Tensor):
+        return array_of(tensors)
+    return None if tensors is None else [array_of(each) for each in tensors]
+
+
+def _check_sizes(
+    ranks: int, collective: Collective, operation: str, source: Tensors, target: Tensors
+) -> None:
+    """Refuse lists without a tensor for each rank, and tensors of all blocks of another size."""
+    for tensors, side in ((target, "output"), (source, "input")):
+        if tensors is not None and not isinstance(tensors, torch.Tensor):
+            check_count(tensors, ranks, operation, side)
+    if not isinstance(source, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return
+    if collective is Collective.REDUCE_SCATTER:
+        check_items(source, target.numel() * ranks, operation, "input")
+    else:
+        blocks = 1 if collective is Collective.ALL_TO_ALL else ranks
+        check_items(target, source.numel() * blocks, operation, "output")
+
+
+def all_reduce_sparse(
+    group: ProcessGroup, tensor: Tensor, op: Operator, timeout: timedelta | None = None
+) -> None:
+    """Combine the sparse COO tensors of all ranks, in place; their shapes must be equal.
+
+    It is complete when the call returns, because the ranks must first learn the numbers of entries.
+
+    Args:
+        timeout: how long each step may wait for a peer; None for the timeout of the group's calls.
     """
-
-    engine_group: ProcessGroup
-    devices: DeviceGroups
-
-    def share_bucket(self, tensor: Tensor) -> None:
-        """Let the ranks of this host read one of DDP's buckets in place from now on."""
-        shared_buckets.share(tensor, self.engine_group.communicator)
-
-    def _at_once(
-        self,
-        collective: int,
-        operation: str,
-        source: Tensor | list[Tensor] | None,
-        target: Tensor | list[Tensor] | None,
-        opts: Options,
-        results: Sequence[Any],
-        *,
-        op: int = 0,
-        root: int = 0,
-        in_place: bool = False,
-    ) -> Work | None:
-        """Make the call with the tensors as they are; None, with nothing done, if the engine cannot
-        take them.
-
-        In that case, their devices, dtypes, sizes and layouts remain to be checked.
-
-        Args:
-            collective: a plain int: adding to an enum's members is slow.
-            source, target: all input blocks and all output blocks, each as one tensor or as a list
-                with one for each rank.
-            in_place: source and target may be the same tensor.
-        """
-        group = self.engine_group
-        timeout = opts.timeout
-        if opts.asyncOp:
-            timeout_s = -1.0 if timeout == UNSET else seconds_of(timeout)
-            native = group.communicator.submit(
-                collective, op, root, source, target, -1, 1.0, False, timeout_s, True, in_place
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise InvalidTypeError(f"all_reduce of sparse tensors takes SUM or AVG, not {op}")
+    own = tensor.detach().coalesce()
+    positions, values = own.indices().t().contiguous(), own.values().contiguous()
+    sizes = torch.empty(group.size(), 1 + tensor.dim(), dtype=torch.int64)
+    _all_gather(group, torch.tensor([positions.shape[0], *tensor.shape]), list(sizes), timeout)
+    counts, shapes = sizes[:, 0], sizes[:, 1:].tolist()
+    for rank, shape in zip(group.ranks, shapes, strict=True):
+        if shape != shapes[0]:
+            raise MismatchError(
+                f"all_reduce of sparse tensors: the tensor of rank {rank} has the shape {shape}, "
+                f"that of rank {group.ranks[0]} {shapes[0]}; their shapes must be equal",
+                rank=rank,
+                operation="all_reduce",
             )
-            if isinstance(native, int):
-                return None
-            what = source if type(target) is not list or type(source) is list else target
-            called = CallDetails(operation, what, op, root, 0, Site.of_caller(_OURS))
-            return RunningWork(native, group, called, results)
-        if timeout != UNSET:
-            return None
-        code = (group.run if in_place else group.run_apart)(collective, op, root, source, target)
-        if code == 0:
-            return DoneWork(results)
-        if code < 0:
-            return None
-        what = source if type(target) is not list or type(source) is list else target
-        raise CallDetails(operation, what, op, root).error(group, code)
-
-    def _send(self, tensor: Tensor, to: int, tag: int) -> Work:
-        work = self._post(True, to, tag, tensor)
-        if work is not None:
-            return work
-        array = Memory("send", moves=True).reads(tensor)
-        return post_message(
-            self.engine_group, "isend", to, tag, array, timeout=None, work_type=RunningWork
-        )
-
-    def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
-        work = self._post(False, source, tag, tensor)
-        if work is not None:
-            return work
-        memory = Memory("recv", moves=True)
-        array = memory.writes(tensor)
-        return post_message(
-            self.engine_group,
-            "irecv",
-            source,
-            tag,
-            array,
-            timeout=None,
-            results=[tensor],
-            then=memory.finish if memory.has_copies else None,
-            work_type=RunningWork,
-        )
-
-    def _post(self, sends: bool, peer: int, tag: int, tensor: Tensor) -> Work | None:
-        """Post a send or receive; like `_at_once`."""
-        group = self.engine_group
-        native = group.communicator.post(sends, peer, tag, tensor, -1, -1.0, True)
-        if isinstance(native, int):
-            return None
-        called = CallDetails("isend" if sends else "irecv", tensor)
-        return RunningWork(native, group, called, () if sends else (tensor,))
-
-    def _in_place(
-        self, collective: Collective, operation: str, tensor: Tensor, opts: Options, root: int = 0
-    ) -> Work:
-        memory = Memory(operation, moves=not collective.reduces)
-        is_root = root == self.engine_group.own_rank
-        source: Blocks = None
-        target: Blocks = None
-        if collective is not Collective.REDUCE or is_root:
-            target = memory.writes(tensor, in_place=collective.reduces or is_root)
-        if collective is not Collective.BROADCAST or is_root:
-            source = memory.reads(tensor) if target is None else target
-        return self._run(
-            collective,
-            operation,
-            source,
-            target,
-            opts,
-            op=operator_of(opts.reduceOp) if collective.reduces else None,
-            root=root,
-            memory=memory,
-            returns=[tensor],
-        )
-
-    def _run(
-        self,
-        collective: Collective,
-        operation: str,
-        inputs: Blocks,
-        outputs: Blocks,
-        opts: Options,
-        *,
-        returns: Sequence[Any],
-        op: Operator | None = None,
-        root: int = 0,
-        uneven: bool = False,
-        memory: Memory | None = None,
-    ) -> Work:
-        finish = memory.finish if memory is not None and memory.has_copies else None
-        work = run(
-            self.engine_group,
-            CollectiveCall(
-                collective,
-                operation,
-                inputs,
-                outputs,
-                async_op=opts.asyncOp,
-                timeout=None if opts.timeout == UNSET else opts.timeout,
-                op=op,
-                root=root,
-                uneven=uneven,
-                results=returns,
-                then=finish,
-                work_type=RunningWork,
-            ),
-        )
-        return DoneWork(returns) if work is None else work
-
-    def _of_root(
-        self, lists: Sequence[Sequence[Tensor]], root: int, operation: str, side: str
-    ) -> Sequence[Tensor] | None:
-        """The root's tensors, one for each rank; None on the others, which must not give any."""
-        if root == self.engine_group.own_rank:
-            given: Sequence[Tensor] = only(lists, operation)
-            return given
-        self._rank(root, operation)
-        if lists:
-            raise InvalidArgumentError(
-                f"{operation}: {side}s are only for the root, rank {root}; pass none on this rank"
-            )
-        return None
-
-    def _rank(self, rank: int, operation: str) -> int:
-        """A root or peer, checked to be a rank of the group."""
-        if not 0 <= rank < len(self.engine_group.ranks):
-            raise InvalidArgumentError(
-                f"{operation}: {rank} is not a rank of this group, which has "
-                f"{self.engine_group.size()} ranks"
-            )
-        return rank
-
-    def _check_count(self, tensors: Sequence[Any], operation: str, side: str) -> None:
-        if len(tensors) != self.engine_group.size():
-            raise InvalidArgumentError(
-                f"{operation}: {len(tensors)} {side} tensors for {self.engine_group.size()} ranks; "
-                "pass one for each"
-            )
-
-    def _parts(
-        self, tensor: Tensor, sizes: Sequence[int], operation: str, side: str
-    ) -> Sequence[Tensor]:
-        """The parts of a tensor along its first dimension, of the given sizes or evenly."""
-        sizes = part_sizes(tensor, sizes, self.engine_group.size(), operation, side)
-        return tensor.split(sizes) if tensor.dim() else [tensor]
+    all_positions = [positions.new_empty((int(count), positions.shape[1])) for count in counts]
+    all_values = [values.new_empty((int(count), *values.shape[1:])) for count in counts]
+    _all_gather(group, positions, all_positions, timeout)
+    _all_gather(group, values, all_values, timeout)
+    total = torch.sparse_coo_tensor(
+        torch.cat(all_positions).t(), torch.cat(all_values), tensor.shape, check_invariants=False
+    ).coalesce()
+    if op is ReduceOp.AVG:
+        total = total / group.size()
+    with torch.no_grad():  # a detached tensor would take over the entries
+        tensor.copy_(total)
 
 
-@contextmanager
-def side_by_side(opts: Options, outputs: Sequence[Any]) -> Iterator[Begun]:
-    """Within this context, calls with `opts` only begin; at its end, all are waited for, if
-    requested.
+def _all_gather(
+    group: ProcessGroup, source: Tensor, targets: list[Tensor], timeout: timedelta | None
+) -> None:
+    memory = Memory("all_reduce", moves=True)
+    array = memory.reads(source)
+    outputs = [memory.writes(target) for target in targets]
+    call = CollectiveCall(
+        Collective.ALL_GATHER, "all_reduce", array, outputs, timeout=timeout, uneven=True
+    )
+    run(group, call)
+    memory.finish()
+
+
+def side_by_side(calls: Iterable[Work], opts: Options, results: Sequence[Any]) -> Work:
+    """Several calls with the same `opts` as one; `calls` makes each when it is asked for it.
+
+    They only begin, and are waited for together if `opts` says so.
     """
     is_async, opts.asyncOp = opts.asyncOp, True
-    works = Begun()
+    works: list[Work] = []
     try:
         with ended_on_error(works):
-            yield works
+            works.extend(calls)  # keeps those before an error
     finally:
         opts.asyncOp = is_async
-    works.whole = joined(works, outputs)
+    whole = joined(works, results)
     if not is_async:
-        works.whole.wait()
+        whole.wait()
+    return whole
 
 
-class Begun(list[Any]):
-    """The works begun side by side; `whole` is all of them as one."""
-
-    whole: Work
+def check_count(tensors: Sequence[Any], ranks: int, operation: str, side: str) -> None:
+    """Refuse a list that does not have one element for each rank."""
+    if len(tensors) != ranks:
+        raise InvalidArgumentError(
+            f"{operation}: {len(tensors)} {side} tensors for {ranks} ranks; pass one for each"
+        )
 
 
 def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: str) -> None:
@@ -270,7 +223,7 @@ def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: 
 def operator_of(op: Any) -> Operator:  # noqa: ANN401 - torch's ReduceOp
     """The engine's operator for one of torch's."""
     code = int(op.op)
-    return PremulSum(factor_of(op)) if code == PREMUL_SUM else ReduceOp(code)
+    return PremulSum(factor_of(op)) if code == ReduceOp.PREMUL_SUM else ReduceOp(code)
 
 
 def only(tensors: Sequence[Any], operation: str) -> Any:  # noqa: ANN401 - a tensor, or a list of them

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,23 +22,27 @@ from rallypoint.engine.engine_work import EngineWork
 from rallypoint.process_group.groups.accounts import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import ManyWorks, OneWork
-from rallypoint.pytorch.tools import untraced
+from rallypoint.pytorch.tools import tensors_in, untraced
 
 if TYPE_CHECKING:
     from rallypoint import _native
+
+    _Base = OneWork  # of _Running, which is mixed into it, and into ManyWorks
+else:
+    _Base = object
 
 _NO_TIMEOUT = timedelta(0)
 _NO_GRAPH = -1
 _init = dist.Work.__init__  # in which each fraction of a microsecond counts
 
 
-class _Telling(threading.local):
-    """Thread-local, while callbacks of a work run: collects the works that they begin."""
+class _InCallbacks(threading.local):
+    """While callbacks of a work run in this thread: collects the works that they begin."""
 
     followers: list[Any] | None = None
 
 
-_telling = _Telling()
+_in_callbacks = _InCallbacks()
 # All works share it: few have futures, and it is held for microseconds. A signal handler may make
 # one in the middle of another.
 _of_futures = threading.RLock()
@@ -80,40 +84,35 @@ class DoneWork(dist.Work):
         """A future that holds `result()`."""
         if _is_for_typed_hook(self._outputs):
             return _typed(self.result())
-        return _completed(self.result())
+        future = future_of(self._outputs)
+        future.set_result(self.result())
+        return future
 
 
-class _Running:
-    """How PyTorch waits for works that may still be running, and is notified: for one operation and
-    for several.
-    """
+class _Running(_Base):
+    """What PyTorch asks of works that may still be running: of one operation, and of several."""
 
     # Most works are only waited for: attributes that are rarely needed are created on demand.
     _signal: Any = None  # completes the future
     _future: Any = None
-    _is_told: threading.Event | None = None
+    _is_complete: threading.Event | None = None  # the future, its callbacks included
     _followers: list[Any] | None = None  # works begun by callbacks of this one
-
-    if TYPE_CHECKING:  # methods of the work that this is mixed into
-        _outputs: Sequence[Any]
-
-        def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is complete; PyTorch passes a timeout of 0 for none."""
         try:
-            super().wait(timeout or None)  # type: ignore[misc]
+            super().wait(timeout or None)
         finally:
             if self._signal is not None:
-                self._tell_if_over()
+                self._complete_future()
         return True
 
     def is_completed(self) -> bool:
         """Whether the operation has ended, successfully or not; never waits."""
-        if not super().is_completed():  # type: ignore[misc]
+        if not super().is_completed():
             return False
         if self._signal is not None:
-            self._tell_if_over()
+            self._complete_future()
         return True
 
     def result(self) -> list[Any]:
@@ -141,50 +140,50 @@ class _Running:
         with _of_futures:
             is_first = self._future is None
             if is_first:
-                self._is_told = threading.Event()
+                self._is_complete = threading.Event()
                 self._followers = []
-                self._signal = _future_of(self._outputs)
+                self._signal = future_of(self._outputs)
                 self._future = self._signal.then(self._value)
         if is_first:
-            self.add_done_callback(_Running._tell_if_over)
+            self.add_done_callback(_Running._complete_future)
             if torch._C._current_graph_task_id() != _NO_GRAPH:
                 Variable._execution_engine.queue_callback(self._end_backward)
-            elif _telling.followers is not None:
-                self._followers = _telling.followers
+            elif _in_callbacks.followers is not None:
+                self._followers = _in_callbacks.followers
                 self._followers.append(self)
         return self._future
 
     def _end_backward(self) -> None:
         """Called before DDP waits in C++."""
-        self._wait_until_told()
+        self._wait_for_callbacks()
         while self._followers:
-            self._followers.pop(0)._wait_until_told()
+            self._followers.pop(0)._wait_for_callbacks()
 
-    def _wait_until_told(self) -> None:
+    def _wait_for_callbacks(self) -> None:
         self.wait()
-        if self._is_told is not None:
-            self._is_told.wait()
+        if self._is_complete is not None:
+            self._is_complete.wait()
 
     def _value(self, _: object) -> list[Any]:
-        error = super().exception()  # type: ignore[misc]
+        error = super().exception()
         if error is not None:
             raise error
         return self.result()
 
-    def _tell_if_over(self) -> None:
-        """Complete the future, only once."""
-        if not super().is_completed():  # type: ignore[misc]
+    def _complete_future(self) -> None:
+        """Complete the future once the operation has ended, and only once."""
+        if not super().is_completed():
             return
         with _of_futures:
             signal, self._signal = self._signal, None
-        if signal is None or self._is_told is None:
+        if signal is None or self._is_complete is None:
             return
-        outer, _telling.followers = _telling.followers, self._followers
+        outer, _in_callbacks.followers = _in_callbacks.followers, self._followers
         try:
             signal.set_result(None)  # outside of the lock, because callbacks run in here
         finally:
-            _telling.followers = outer
-            self._is_told.set()
+            _in_callbacks.followers = outer
+            self._is_complete.set()
 
 
 @untraced
@@ -203,7 +202,6 @@ class RunningWork(_Running, OneWork, dist.Work):
         OneWork.__init__(self, native, group, called, outputs, finish)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See _Running."""
         # Most works are of this kind, and every step counts.
         is_plain = self._finish is None and self._signal is None and not timeout
         if is_plain and self._native.wait(-1.0) == 0 and self._unfinished is None:
@@ -223,7 +221,7 @@ class RunningWorks(_Running, ManyWorks, dist.Work):
 
     def __init__(self, works: Sequence[RunningWork], outputs: Sequence[Any]) -> None:
         _init(self)
-        super().__init__(works)
+        ManyWorks.__init__(self, works)
         self._outputs = outputs
 
     _source_rank = ManyWorks.source_rank
@@ -242,27 +240,13 @@ def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
     return RunningWorks(running, outputs) if running else DoneWork(outputs)
 
 
-def _completed(outputs: list[Any]) -> Any:  # noqa: ANN401 - of torch
-    future = _future_of(outputs)
-    future.set_result(outputs)
-    return future
-
-
-def _future_of(outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - of torch
+def future_of(outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - of torch
     """A future that knows on which GPUs its value will be.
 
     Callbacks then run on streams for which those who wait for the future wait too, as with NCCL.
     """
-    gpus = {each.device for each in _tensors(outputs) if each.is_cuda}
+    gpus = {each.device for each in tensors_in(outputs) if each.is_cuda}
     return Future(devices=sorted(gpus, key=str)) if gpus else Future()
-
-
-def _tensors(outputs: Sequence[Any]) -> Iterator[Any]:
-    for each in outputs:
-        if isinstance(each, list | tuple):
-            yield from _tensors(each)
-        elif isinstance(each, torch.Tensor):
-            yield each
 
 
 def _is_for_typed_hook(outputs: Sequence[Any]) -> bool:

@@ -20,10 +20,10 @@ from rallypoint.process_group.groups.group import ProcessGroup
 NEWEST_TESTED = (2, 15)
 
 # From 2.14 on, a Backend can be written in Python, and lie below a group (rallypoint_group.py).
-# Before, the group is all there is (lone_group.py). It came with means to reconfigure groups.
+# Before, the group is all there is (base_group.py). It came with means to reconfigure groups.
 HAS_BACKENDS = hasattr(c10d.Backend, "get_reconfigure_handle")
 
-# What methods were called before 2.13; groups of earlier versions know these names only.
+# Methods' names before 2.13, the only ones that groups of earlier versions have.
 NAMES_BEFORE = {
     "all_gather_single": "_allgather_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
@@ -62,7 +62,7 @@ def method_of(group: Any, name: str) -> Any:  # noqa: ANN401 - of torch
 
 
 def wrapped_for_debugging(backend: Any, store: Any, group: ProcessGroup) -> Any:  # noqa: ANN401
-    """A backend as TORCH_DISTRIBUTED_DEBUG=DETAIL has it: within one that compares calls by gloo.
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, the backend within one that compares calls by gloo.
 
     torch does this for backends, not for groups in Python.
     """
@@ -105,8 +105,8 @@ def attach_recorders_ourselves() -> None:
 
 def attach_nan_check(group: Any) -> None:  # noqa: ANN401 - of torch
     """torch's check for NaN in what goes out, if it is asked for; it is of 2.14."""
-    hook = getattr(c10d, "NanCheckHook", None)
-    if hook is not None and is_nan_check_asked_for():
+    if is_nan_check_asked_for():
+        hook: Any = vars(c10d)["NanCheckHook"]
         hook.attach(group)
 
 

@@ -32,9 +32,9 @@ class Neighbours:
 @pytest.fixture
 def buckets() -> Iterator[SharedBuckets]:
     shared = SharedBuckets()
-    shared.enter()
+    shared.add_group()
     yield shared
-    shared.leave()
+    shared.remove_group()
 
 
 def share(buckets: SharedBuckets, tensor: Any, neighbours: Any = Neighbours) -> bool:
@@ -105,15 +105,15 @@ def test_memory_goes_with_the_last_user(buckets: SharedBuckets) -> None:
 
 def test_what_is_still_used_outlives_the_last_group() -> None:
     buckets = SharedBuckets()
-    buckets.enter()
-    buckets.enter()
+    buckets.add_group()
+    buckets.add_group()
     tensor = torch.ones(ITEMS)
     assert share(buckets, tensor)
     where = tensor.data_ptr()
     descriptor = tensor.untyped_storage()._share_fd_cpu_()[0]
-    buckets.leave()
+    buckets.remove_group()
     assert not adopt(where, 4 * ITEMS, descriptor)  # as it is known
-    buckets.leave()
+    buckets.remove_group()
     assert adopt(where, 4 * ITEMS, descriptor)
     abandon(where, True)
     assert bool((tensor == 1).all())

@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.cluster.pmi import meeting
-from rallypoint.pytorch.launched import before, install
+from rallypoint.pytorch.launched import call_first, install
 
 ALONE = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -43,7 +43,7 @@ def theirs(url: str, **named: Any) -> Iterator[Any]:
 def test_whoever_has_set_all_is_left_alone(environ: pytest.MonkeyPatch) -> None:
     said = {"RANK": "5", "WORLD_SIZE": "6", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     os.environ.update(said)
-    url, named, found = next(before(theirs)("env://", timeout=None))
+    url, named, found = next(call_first(theirs)("env://", timeout=None))
     assert (url, named) == ("env://", {"timeout": None})
     assert found == {**dict.fromkeys(NAMES), **said}
     assert meeting._meeting is None
@@ -51,13 +51,13 @@ def test_whoever_has_set_all_is_left_alone(environ: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_done_where_nothing_is_recognised(environ: pytest.MonkeyPatch) -> None:
     os.environ["RALLYPOINT_CLUSTER"] = "none"
-    _, _, found = next(before(theirs)("env://"))
+    _, _, found = next(call_first(theirs)("env://"))
     assert found == dict.fromkeys(NAMES)
 
 
 def test_what_the_caller_gives_must_agree(environ: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgumentError, match="RANK is 3, but Hydra's mpiexec says 0"):
-        next(before(theirs)("env://?rank=3&world_size=4"))
+        next(call_first(theirs)("env://?rank=3&world_size=4"))
 
 
 @pytest.mark.needs_torch

@@ -41,10 +41,13 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
         longer[own] = three
         away = c10d.BroadcastOptions()
         away.rootRank = 2
+        at_own = c10d.GatherOptions()
+        at_own.rootRank = own
         nowhere = c10d.ReduceOptions()
         nowhere.rootRank = -1
         calls: list[tuple[str, Callable[[], Any]]] = [
             ("needed", lambda: group.all_gather_single(torch.ones(5), torch.ones(2))),
+            ("needed", lambda: group.gather_single(three, one, at_own)),
             ("split_sizes", lambda: group.all_to_all_single(whole, whole, [1, 1], [2, 2])),
             ("one tensor", lambda: group.allreduce([one, one])),
             ("one tensor", lambda: group.allreduce([], c10d.AllreduceOptions())),

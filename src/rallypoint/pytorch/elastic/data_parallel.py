@@ -24,7 +24,6 @@ import torch
 import torch._dynamo  # as DDP's constructor does; a spare does it here, before it is needed
 import torch.distributed as dist
 from torch.autograd import Variable
-from torch.futures import Future
 from torch.nn import parallel
 
 from rallypoint.base.errors import InvalidArgumentError, RallypointError
@@ -35,7 +34,7 @@ from rallypoint.process_group.groups.default import resolve
 from rallypoint.pytorch.elastic.buffers import Buffers
 from rallypoint.pytorch.memory import host_memory
 from rallypoint.pytorch.tools import untraced
-from rallypoint.pytorch.torch_work import DoneWork
+from rallypoint.pytorch.torch_work import DoneWork, future_of
 
 
 class Reduction:
@@ -47,16 +46,16 @@ class Reduction:
         copying stream           copied to the host
         engine                                   reduced with the other ranks'
 
-    They begin one after the other, in the order of the buckets, which is that of all ranks; each as
-    soon as its gradients are in the host's memory.
+    They begin in the order of the buckets, which is the same on all ranks; each as soon as its
+    gradients are in the host's memory.
     """
 
     def __init__(self, op: ReduceOp) -> None:
         self.op = op
         self._pass = -1
-        self._coming: deque[_Reduced] = deque()  # to the host
-        self._under_way: list[_Reduced] = []
-        self._fetched: list[_Reduced] = []  # by their device, perhaps still
+        self._to_host: deque[_HostReduction] = deque()
+        self._running: list[_HostReduction] = []
+        self._to_device: list[_HostReduction] = []  # perhaps still being copied
         self._failure: RallypointError | None = None
 
     def begin(self, tensor: torch.Tensor, op: ReduceOp, future: Any = None) -> None:  # noqa: ANN401
@@ -65,110 +64,99 @@ class Reduction:
         if current != self._pass:  # the first of its pass, before DDP's own callback
             self._pass = current
             Variable._execution_engine.queue_callback(self._end)
-            self._release()
+            while self._to_device:  # it was copied long ago
+                self._to_device.pop().await_device()
         if self._failure is None:
-            self._coming.append(_Reduced(tensor, op, future))
-            self._begin_those_here(waits=False)
+            self._to_host.append(_HostReduction(tensor, op, future))
+            self._begin_copied(waits=False)
 
-    def _begin_those_here(self, *, waits: bool) -> None:
-        while self._coming and (waits or self._coming[0].is_here()):
-            one = self._coming.popleft()
+    def _begin_copied(self, *, waits: bool) -> None:
+        while self._to_host and (waits or self._to_host[0].is_on_host()):
+            one = self._to_host.popleft()
             try:
                 one.begin()
             except RallypointError as error:  # C++, which calls us, would make it a RuntimeError
                 self._failure = error
                 return
-            self._under_way.append(one)
+            self._running.append(one)
 
     def _end(self) -> None:
         """In Python and before DDP waits in C++, so that errors are raised as what they are."""
         if self._failure is None:
-            self._begin_those_here(waits=True)
-        under_way, failure = self._taken()
-        for one in under_way:
+            self._begin_copied(waits=True)
+        running, failure = self._take()
+        for one in running:
             try:
                 one.end()
             except RallypointError as error:
                 failure = failure or error
-        self._fetched = under_way
+        self._to_device = running
         if failure is not None:
             raise failure
 
     def abandon(self) -> None:
-        """Forget a pass that did not come to its end; nothing uses its buckets afterwards."""
-        for one in self._taken()[0]:
+        """Forget a pass that failed; nothing uses its buckets afterwards."""
+        for one in self._take()[0]:
             with suppress(RallypointError):
                 one.wait()
 
-    def _taken(self) -> tuple[list[_Reduced], RallypointError | None]:
-        under_way, self._under_way = self._under_way, []
+    def _take(self) -> tuple[list[_HostReduction], RallypointError | None]:
+        running, self._running = self._running, []
         failure, self._failure = self._failure, None
-        while self._coming:
-            self._coming.popleft().arrive()
-        return under_way, failure
-
-    def _release(self) -> None:
-        """Give memory of the host back, which the devices have left long ago."""
-        while self._fetched:
-            self._fetched.pop().leave()
+        while self._to_host:
+            self._to_host.popleft().await_host()
+        return running, failure
 
 
-class _Reduced:
-    """A tensor, its items in the host's memory, and whom to tell."""
+class _HostReduction:
+    """The reduction of one tensor in the host's memory, and the future of its result."""
 
     def __init__(self, tensor: torch.Tensor, op: ReduceOp, future: Any) -> None:  # noqa: ANN401
         self._tensor, self._op, self._future = tensor, op, future
-        self._here, self._arrival = _on_host(tensor)
-        self._departure: Any = None
+        self._items, self._copied_to_host = _on_host(tensor)
+        self._copied_to_device: Any = None
         self._work: Any = None
 
-    def is_here(self) -> bool:
-        return self._arrival is None or self._arrival.query()
+    def is_on_host(self) -> bool:
+        return self._copied_to_host is None or self._copied_to_host.query()
 
-    def arrive(self) -> None:
-        """Wait until the items are here."""
-        if self._arrival is not None:
-            self._arrival.synchronize()
+    def await_host(self) -> None:
+        if self._copied_to_host is not None:
+            self._copied_to_host.synchronize()
 
     def begin(self) -> None:
-        """Start the reduction, once the items are here."""
-        self.arrive()
-        self._work = all_reduce(self._here, self._op, async_op=True)
+        self.await_host()
+        self._work = all_reduce(self._items, self._op, async_op=True)
 
     def wait(self) -> None:
         self._work.wait()
 
     def end(self) -> None:
         """Have the result in the tensor, for what its device does from now on."""
-        self._work.wait()
-        if self._arrival is not None:
-            self._tensor.copy_(self._here, non_blocking=True)
-            self._departure = torch.cuda.current_stream(self._tensor.device).record_event()
+        self.wait()
+        if self._copied_to_host is not None:
+            self._tensor.copy_(self._items, non_blocking=True)
+            self._copied_to_device = torch.cuda.current_stream(self._tensor.device).record_event()
         if self._future is not None:
             self._future.set_result(self._tensor)
 
-    def leave(self) -> None:
-        """Wait until the result has left the host's memory."""
-        if self._departure is not None:
-            self._departure.synchronize()
-
-
-def future_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - of torch
-    """A future for a tensor; whoever waits for it waits for the tensor's device, too."""
-    return Future(devices=[tensor.device]) if tensor.is_cuda else Future()
+    def await_device(self) -> None:
+        """Wait until the host's memory can be used again."""
+        if self._copied_to_device is not None:
+            self._copied_to_device.synchronize()
 
 
 def _on_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Where a tensor's present items are on the host, and the event after which they are there."""
+    """A tensor on the host for the items of another, and the event after which it has them."""
     if not tensor.is_cuda:
         return tensor, None
-    here = host_memory(tensor)
+    items = host_memory(tensor)
     stream = _copying_stream(tensor.device)
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     with torch.cuda.stream(stream):
-        here.copy_(tensor, non_blocking=True)
+        items.copy_(tensor, non_blocking=True)
         tensor.record_stream(stream)
-        return here, stream.record_event()
+        return items, stream.record_event()
 
 
 @cache
@@ -176,11 +164,9 @@ def _copying_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-__all__ = ["DistributedDataParallel"]
-
 _FIRST_BUCKET_MB = 1  # PyTorch's, for a bucket that is on its way early
 _BUCKET_MB = 25
-_NOT_TAKEN = {
+_REFUSED = {
     "process_group": "it always uses the default group of rallypoint",
     "device_mesh": "it always uses the default group of rallypoint",
     "static_graph": "it lays out the buckets again after the first step, on newcomers later",
@@ -264,25 +250,23 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
             **_limits(bucket_cap_mb),
         )
         self.broadcast_buffers = False  # before forward: `prepare` does it
-        self._has_equal_buffers = broadcast_buffers
         self._reduction = reduction
-        self._kept_buffers = Buffers()
+        self._buffers_at_update = Buffers(are_broadcast=broadcast_buffers)
         dist._register_comm_hook(self.reducer, reduction, _reduce)
 
     def prepare(self) -> None:
         self._assign_modules_buffers()
-        if self._has_equal_buffers:
-            self._kept_buffers.make_equal(self.modules_buffers, resolve(None))
+        self._buffers_at_update.prepare(self.modules_buffers, resolve(None))
 
     def commit(self) -> None:
-        self._kept_buffers.keep(self.modules_buffers)
+        self._buffers_at_update.commit(self.modules_buffers)
 
     def rollback(self) -> None:
         self._reduction.abandon()
         self.reducer._reset_state()
         for parameter in self._module_parameters:
             parameter.grad = None
-        self._kept_buffers.undo(self.modules_buffers)
+        self._buffers_at_update.rollback(self.modules_buffers)
 
     def register_comm_hook(self, state: object, hook: object) -> Never:
         """Refused: there is one already.
@@ -310,26 +294,21 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
         )
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if torch.is_grad_enabled():
-            if not self._kept_buffers.has_copy:
-                raise InvalidArgumentError(
-                    "this model trains before it is part of a state: pass it to elastic.State, "
-                    "and call it in the function that elastic.run decorates"
-                )
-            # Else PyTorch asks the group to rebuild buckets, also where it does not synchronize;
-            # with unused parameters it does not.
-            if not self.find_unused_parameters:
-                self.reducer._check_reducer_finalized()
-                self.reducer._reset_state()
+        self._buffers_at_update.check_committed()
+        # Else PyTorch asks the group to rebuild buckets, even where it does not synchronize; with
+        # unused parameters it does not.
+        if torch.is_grad_enabled() and not self.find_unused_parameters:
+            self.reducer._check_reducer_finalized()
+            self.reducer._reset_state()
         return super()._pre_forward(*inputs, **kwargs)
 
 
 def _check(module: torch.nn.Module, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value not in (None, False) or name == "init_sync":
-            why = _NOT_TAKEN.get(name, "it is not known to go on after a loss")
+            reason = _REFUSED.get(name, "it is not known to go on after a loss")
             raise InvalidArgumentError(
-                f"elastic DistributedDataParallel does not take {name}: {why}"
+                f"elastic DistributedDataParallel does not take {name}: {reason}"
             )
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.SyncBatchNorm):
@@ -365,7 +344,7 @@ def _limits(bucket_cap_mb: float | None) -> dict[str, Any]:
 
 def _reduce(reduction: Reduction, bucket: Any) -> Any:  # noqa: ANN401 - of torch
     gradients = bucket.buffer()
-    future: Any = future_of(gradients)
+    future = future_of([gradients])
     reduction.begin(gradients, reduction.op, future)
     return future
 

@@ -28,7 +28,7 @@ from rallypoint.elastic.values import UpdateParticipant
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.backend import wrapped
+from rallypoint.pytorch.backend import wrap_group
 from rallypoint.pytorch.elastic.buffers import Buffers
 
 _BACKEND = "rallypoint_replica"  # among PyTorch's backends
@@ -69,7 +69,7 @@ def _create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
             "torch.distributed's groups of some ranks of a replica are not formed again after a "
             "loss; use rallypoint.new_group, in elastic.State.on_reset"
         )
-    return wrapped(_worlds[0], options)
+    return wrap_group(_worlds[0], options)
 
 
 class HybridShard(UpdateParticipant):
@@ -132,8 +132,7 @@ class HybridShard(UpdateParticipant):
         self.module = module
         self._replicas = replicas
         self._op = ReduceOp.AVG if average else ReduceOp.SUM
-        self._has_equal_buffers = broadcast_buffers
-        self._kept_buffers = Buffers()
+        self._buffers_at_update = Buffers(are_broadcast=broadcast_buffers)
         self._has_begun = False  # to train; before, there is nothing to undo
         for each in _sharded(module):
             each.set_all_reduce_hook(self._reduce)
@@ -156,30 +155,23 @@ class HybridShard(UpdateParticipant):
         self.module.load_state_dict(state)
 
     def prepare(self) -> None:
-        if self._has_equal_buffers:
-            self._kept_buffers.make_equal(list(self.module.buffers()), self._replicas.group)
+        self._buffers_at_update.prepare(self.module.buffers(), self._replicas.group)
 
     def commit(self) -> None:
-        self._kept_buffers.keep(list(self.module.buffers()))
+        self._buffers_at_update.commit(self.module.buffers())
 
     def rollback(self) -> None:
         if self._has_begun:
-            for each in _sharded(self.module):
-                _end_gathers(each)
+            _end_gathers(self.module)
             root: Any = self.module
             root.reset_iter_state()
-            for each in _sharded(self.module):
-                _forget_gradients(each)
+            _forget_gradients(self.module)
         for parameter in self.module.parameters():
             parameter.grad = None
-        self._kept_buffers.undo(list(self.module.buffers()))
+        self._buffers_at_update.rollback(self.module.buffers())
 
     def _begin(self, *_: object) -> None:
-        if torch.is_grad_enabled() and not self._kept_buffers.has_copy:
-            raise InvalidArgumentError(
-                "this model trains before it is part of a state: pass it to elastic.State, and "
-                "call it in the function that elastic.run decorates"
-            )
+        self._buffers_at_update.check_committed()
         self._has_begun = True
 
     def _reduce(self, gradients: torch.Tensor) -> None:
@@ -191,9 +183,14 @@ def _sharded(module: torch.nn.Module) -> Iterator[Any]:
     return (each for each in module.modules() if isinstance(each, FSDPModule))
 
 
-def _end_gathers(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
+def _parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
+    for each in _sharded(module):
+        yield from each._get_fsdp_state()._fsdp_param_groups
+
+
+def _end_gathers(module: torch.nn.Module) -> None:
     """Of a pass that failed: PyTorch would wait for these works once more, and they raise again."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:
+    for group in _parameter_groups(module):
         result = group._all_gather_result
         if result is not None and result.all_gather_work is not None:
             with suppress(RallypointError):
@@ -201,9 +198,9 @@ def _end_gathers(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
             group._all_gather_result = result._replace(all_gather_work=None)
 
 
-def _forget_gradients(module: Any) -> None:  # noqa: ANN401 - an FSDPModule
+def _forget_gradients(module: torch.nn.Module) -> None:
     """Of parameters that were whole when the pass failed: the next one would add to them."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:
+    for group in _parameter_groups(module):
         for each in group.fsdp_params:
             if "unsharded_accumulated_grad" in vars(each):  # before PyTorch 2.15
                 each.unsharded_accumulated_grad = None

@@ -1,4 +1,4 @@
-"""Collectives of the PyTorch backend against torch's own arithmetic, in every form of tensor."""
+"""Operations of the PyTorch backend against torch's own arithmetic, in every form of tensor."""
 
 from __future__ import annotations
 
@@ -321,6 +321,13 @@ def test_roots(ranks: int) -> None:
         ).wait()
         if rank == root:
             assert [float(each[0]) for each in gathered] == [other + 1.0 for other in range(ranks)]
+        whole = torch.zeros(4, ranks).t()[:, ::2]  # strided
+        group.gather_single(whole, torch.full((2,), rank + 1.0), options).wait()
+        dense = torch.zeros(2 * ranks)
+        group.gather_into_tensor(dense, torch.full((2,), rank + 1.0), options).wait()
+        wanted = [other + 1.0 if rank == root else 0.0 for other in range(ranks)]
+        assert whole.tolist() == [[each] * 2 for each in wanted]
+        assert dense.view(ranks, 2).tolist() == whole.tolist()
         options = c10d.ScatterOptions()
         options.rootRank = root
         own = torch.empty(2)
