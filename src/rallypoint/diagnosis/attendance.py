@@ -105,14 +105,10 @@ class Attendances:
         targets += [each for each in others if each in found.held_up]
         for each in found.behind:
             if each in others:
-                targets += self._before(self._sight.ranks[each], group)
+                theirs = self._sight.ranks[each].groups[group.key]
+                earlier = self.needed(each, theirs, theirs.calls[-1])
+                targets += [target for target in earlier if target != rank]
         return list(dict.fromkeys(targets))
-
-    def _before(self, other: Rank, group: RecordedGroup) -> list[Node]:
-        """What a member waits for in an earlier call, if it has queued a later one behind it."""
-        theirs = other.groups[group.key]
-        earlier = self.needed(other.rank, theirs, theirs.calls[-1])
-        return [target for target in earlier if target != other.rank]
 
     def _find(self, group: RecordedGroup, number: int) -> Attendance:
         ranks = self._sight.ranks

@@ -40,7 +40,7 @@ def reduce_graph(needs: Needs) -> ReducedGraph:
         for clause in clauses:
             for target in clause:
                 of_target.setdefault(target, []).append((node, clause))
-    free = [node for node in {*needs, *of_target} if not unmet.get(node)]
+    free = [node for node in dict.fromkeys([*needs, *of_target]) if not unmet.get(node)]
     ready = deque(free)
     moves = set(free)
     while ready:
