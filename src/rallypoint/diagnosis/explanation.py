@@ -28,6 +28,11 @@ class Strength(Enum):
     INFERRED = "probably"
     UNKNOWN = "cannot tell"
 
+    @property
+    def adverb(self) -> str:
+        """``"probably "``, for an inference; otherwise empty."""
+        return "probably " if self is Strength.INFERRED else ""
+
 
 class Cause(Enum):
     """What prevents a rank from arriving; in the order of reporting."""

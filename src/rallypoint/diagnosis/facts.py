@@ -89,6 +89,11 @@ class Process:
     children: tuple[Process, ...] = ()
     ended_children: tuple[str, ...] = ()
 
+    @property
+    def main_thread(self) -> Thread | None:
+        """Its first thread; None if that could not be read."""
+        return next((each for each in self.threads if each.id == self.pid), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:

@@ -33,9 +33,9 @@ def some_ranks(ranks: Iterable[int]) -> str:
 
 
 def does(words: str, count: int) -> str:
-    """A predicate for so many ranks: ``is in time.sleep``, ``are in time.sleep``."""
-    verb, _, rest = words.partition(" ")
-    return words if count == 1 else f"{_PLURALS.get(verb, verb)} {rest}"
+    """A predicate for this many ranks: ``is in time.sleep``, ``are in time.sleep``."""
+    verb, space, rest = words.partition(" ")
+    return words if count == 1 else f"{_PLURALS.get(verb, verb)}{space}{rest}"
 
 
 def seconds(duration_s: float) -> str:
@@ -46,7 +46,7 @@ def seconds(duration_s: float) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters, and an ellipsis if words are left out at the end."""
+    """At most this many characters, and an ellipsis if words are left out at the end."""
     if len(text) <= most:
         return text
     words, _, rest = text[:most].rpartition(" ")

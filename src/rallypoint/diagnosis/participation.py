@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rallypoint.base.collective import has_one_size, reduces
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.graph import Node
+from rallypoint.diagnosis.job_state import Condition, JobState, Rank, call_at, entered
 from rallypoint.diagnosis.phrases import knows_root, size
-from rallypoint.diagnosis.sight import Condition, Rank, Sight, call_at, entered, members_of
 
 Sides = list[list[tuple[int, RecordedGroup, RecordedCall]]]
 
 
-def differ(groups: Iterable[tuple[int, RecordedGroup | None]], number: int) -> bool:
-    """Whether two members called operations that cannot belong together."""
-    return len(sides(groups, number)) > 1
-
-
-def sides(groups: Iterable[tuple[int, RecordedGroup | None]], number: int) -> Sides:
-    """Ranks by what they called, the smallest side first; ranks that have not called are left
-    out.
+def sides(job: JobState, group: RecordedGroup, number: int) -> Sides:
+    """A group's members by what they called, the smallest side first; members that have not called
+    are left out.
     """
     found: Sides = []
-    for rank, group in groups:
-        call = call_at(group, number) if group else None
-        if group is None or call is None:
+    for rank in job.members(group):
+        own = job.ranks[rank].groups.get(group.key)
+        call = call_at(own, number) if own else None
+        if own is None or call is None:
             continue
         for side in found:
-            if _agree((side[0][1], side[0][2]), (group, call)):
-                side.append((rank, group, call))
+            if _agree(side[0][1:], (own, call)):
+                side.append((rank, own, call))
                 break
         else:
-            found.append([(rank, group, call)])
+            found.append([(rank, own, call)])
     return sorted(found, key=len)
 
 
@@ -55,8 +50,8 @@ def _agree(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attendance:
-    """The attendance of a group's members in one collective.
+class Participation:
+    """The participation of a group's members in one collective.
 
     Attributes:
         missing: members that have not called it; those about which nothing is known count as
@@ -64,7 +59,7 @@ class Attendance:
         held_up: members that have called it but cannot proceed: they are dead, stopped, or hold the
             GIL.
         behind: members that have queued it behind an earlier call.
-        differs: whether they called different operations.
+        differs: whether they called operations that cannot belong together.
     """
 
     members: tuple[int, ...]
@@ -74,15 +69,15 @@ class Attendance:
     differs: bool
 
 
-class Attendances:
-    """The attendance in all collectives of a job."""
+class Participations:
+    """The participation in all collectives of a job."""
 
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
-        self._known: dict[tuple[str, int], Attendance] = {}
+    def __init__(self, job: JobState) -> None:
+        self._job = job
+        self._known: dict[tuple[str, int], Participation] = {}
 
-    def at(self, group: RecordedGroup, number: int) -> Attendance:
-        """The attendance in this collective."""
+    def at(self, group: RecordedGroup, number: int) -> Participation:
+        """The participation in this collective."""
         key = (group.key, number)
         if key not in self._known:
             self._known[key] = self._find(group, number)
@@ -96,8 +91,8 @@ class Attendances:
         found = self.at(group, call.number)
         root = group.global_rank(call.root) if knows_root(call, group) else None
         others = [each for each in found.members if each != rank]
-        if root in others and (root in found.missing | found.held_up or found.differs):
-            assert root is not None
+        cannot_serve = found.missing | found.held_up
+        if root is not None and root in others and (root in cannot_serve or found.differs):
             others = [root]
         targets: list[Node] = [each for each in others if each in found.missing]
         if found.differs:
@@ -105,40 +100,30 @@ class Attendances:
         targets += [each for each in others if each in found.held_up]
         for each in found.behind:
             if each in others:
-                theirs = self._sight.ranks[each].groups[group.key]
+                theirs = self._job.ranks[each].groups[group.key]
                 earlier = self.needed(each, theirs, theirs.calls[-1])
                 targets += [target for target in earlier if target != rank]
         return list(dict.fromkeys(targets))
 
-    def _find(self, group: RecordedGroup, number: int) -> Attendance:
-        ranks = self._sight.ranks
-        members = members_in(group, self._sight)
-        theirs = {each: ranks[each].groups.get(group.key) for each in members}
-        missing = frozenset(
-            each for each, other in theirs.items() if other is None or entered(other) < number
-        )
-        here = [(each, other) for each, other in theirs.items() if other and each not in missing]
-        return Attendance(
+    def _find(self, group: RecordedGroup, number: int) -> Participation:
+        members = self._job.members(group)
+        here: list[tuple[Rank, RecordedGroup]] = []
+        for member in members:
+            rank = self._job.ranks[member]
+            own = rank.groups.get(group.key)
+            if own is not None and entered(own) >= number:
+                here.append((rank, own))
+        return Participation(
             members=members,
-            missing=missing,
-            held_up=frozenset(
-                each for each, other in here if _is_held_up(ranks[each], other, number)
-            ),
+            missing=frozenset(members) - {rank.rank for rank, _ in here},
+            held_up=frozenset(rank.rank for rank, own in here if _is_held_up(rank, own, number)),
             behind=tuple(
-                each
-                for each, other in here
-                if not ranks[each].condition.is_over and _has_queued(other, number)
+                rank.rank
+                for rank, own in here
+                if not rank.condition.is_over and _has_queued(own, number)
             ),
-            differs=differ(here, number),
+            differs=len(sides(self._job, group, number)) > 1,
         )
-
-
-def members_in(group: RecordedGroup, sight: Sight) -> tuple[int, ...]:
-    """The members of a group, or those ranks that are known to be in it."""
-    known = members_of(group)
-    if known:
-        return tuple(rank for rank in known if rank in sight.ranks)
-    return tuple(rank.rank for rank in sight if group.key in rank.groups)
 
 
 def _is_held_up(rank: Rank, group: RecordedGroup, number: int) -> bool:
