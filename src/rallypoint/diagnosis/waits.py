@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
-from rallypoint.diagnosis.activity import Activity, Doing, main_stack, of_thread, short_site
+from rallypoint.diagnosis.activity import (
+    WAITS_FOR_LOCK,
+    Activity,
+    Doing,
+    main_stack,
+    of_thread,
+    short_site,
+)
 from rallypoint.diagnosis.explanation import Strength
 from rallypoint.diagnosis.facts import Flow
 from rallypoint.diagnosis.graph import Clause, Node
@@ -165,10 +172,10 @@ def _waiting_activity(rank: Rank) -> Activity:
             return other
     main = main_stack(rank.stacks)
     is_in_python = main and main.frames and main.frames[0].file.endswith("threading.py")
-    is_users_lock = own.words.endswith("lock of its own process") and own.frame and not is_in_python
+    is_users_lock = own.words == WAITS_FOR_LOCK and own.frame and not is_in_python
     if is_users_lock and any(_goes_on(rank, group, call) for group, call in rank.calls()):
         # A work's wait looks the same: a line of the user's program that sleeps in C code.
-        return Activity(doing=Doing.CALLS, words="waits for a call", frame=own.frame)
+        return Activity(Doing.CALLS, "waits for a call", own.frame)
     return own
 
 
