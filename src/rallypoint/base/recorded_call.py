@@ -5,6 +5,7 @@ Times are of the monotonic clock of the worker's machine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from rallypoint.base.record import Record
@@ -78,6 +79,12 @@ class RecordedGroup(Record, kw_only=True):
     def global_rank(self, rank: int) -> int | None:
         """The global rank of a rank in the group, if it is known."""
         return self.ranks[rank] if 0 <= rank < len(self.ranks) else None
+
+
+def current_groups(groups: Sequence[RecordedGroup]) -> list[RecordedGroup]:
+    """A worker's groups, without those that it left and formed anew."""
+    open_names = {group.name for group in groups if not group.has_left}
+    return [group for group in groups if not (group.has_left and group.name in open_names)]
 
 
 @lru_cache(maxsize=1024)

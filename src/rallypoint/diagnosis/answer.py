@@ -16,7 +16,7 @@ from rallypoint.diagnosis.activity import Doing
 from rallypoint.diagnosis.answer_text import evidence, for_longest
 from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Root, Strength, Verdict
 from rallypoint.diagnosis.facts import Facts
-from rallypoint.diagnosis.findings import HangFinding, find
+from rallypoint.diagnosis.findings import find
 from rallypoint.diagnosis.history import Pace, pace
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank, job_state
 from rallypoint.diagnosis.phrases import does, numbered, seconds, some_ranks
@@ -51,7 +51,17 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
             kind=Verdict.UNEXPLAINED if is_unknown else Verdict.EXPLAINED,
             sentence=answer_text.sentence(told),
             evidence=lines,
-            roots=tuple(_root(each, job) for each in findings),
+            roots=tuple(
+                Root(
+                    ranks=each.ranks,
+                    cause=each.cause,
+                    text=answer_text.main_clause(each),
+                    strength=each.strength,
+                    waited_for_by=each.waiters,
+                    pids=tuple(pid for rank in each.ranks if (pid := job.ranks[rank].pid)),
+                )
+                for each in findings
+            ),
             edges=_edges(waits),
             knot=next((each.ranks for each in findings if each.cause is Cause.DEADLOCK), ()),
         )
@@ -88,17 +98,6 @@ def _unknown(reason: str) -> Explanation:
     return Explanation(
         kind=Verdict.UNEXPLAINED,
         sentence=f"cannot tell why the job stands still, because {reason}.",
-    )
-
-
-def _root(finding: HangFinding, job: JobState) -> Root:
-    return Root(
-        ranks=finding.ranks,
-        cause=finding.cause,
-        text=answer_text.main_clause(finding),
-        strength=finding.strength,
-        waited_for_by=finding.waiters,
-        pids=tuple(pid for rank in finding.ranks if (pid := job.ranks[rank].pid)),
     )
 
 

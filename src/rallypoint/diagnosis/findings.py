@@ -14,14 +14,7 @@ from rallypoint.diagnosis import headline
 from rallypoint.diagnosis.activity import Doing, is_users, main_stack
 from rallypoint.diagnosis.causes import Obstacle, explain
 from rallypoint.diagnosis.explanation import Cause, Strength
-from rallypoint.diagnosis.graph import (
-    Needs,
-    Node,
-    ReducedGraph,
-    reduce_graph,
-    waiters_of,
-    waiting_for,
-)
+from rallypoint.diagnosis.graph import Needs, Node, ReducedGraph, reduce_graph, waiting_for
 from rallypoint.diagnosis.headline import Headline
 from rallypoint.diagnosis.history import is_usual
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank
@@ -93,8 +86,11 @@ def find(job: JobState, waits: Sequence[Wait]) -> list[HangFinding]:
     for wait in waits:
         for target in dict.fromkeys(target for clause in wait.clauses for target in clause):
             by_target.setdefault(target, []).append(wait)
+    waiters: dict[Node, set[Node]] = {
+        target: {wait.rank for wait in direct} for target, direct in by_target.items()
+    }
     needs = needs_of(waits)
-    now = _Situation(job, waits, needs, reduce_graph(needs), waiters_of(needs), by_target)
+    now = _Situation(job, waits, needs, reduce_graph(needs), waiters, by_target)
     found = [*_of_ranks(now), *_of_mismatches(now), *_of_flows(now), *_of_deadlock(now)]
     return sorted(found or _of_nothing(now), key=lambda each: each.order)
 

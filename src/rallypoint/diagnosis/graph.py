@@ -53,18 +53,11 @@ def reduce_graph(needs: Needs) -> ReducedGraph:
     return ReducedGraph(roots, frozenset(needs) - moves)
 
 
-def waiters_of(needs: Needs) -> dict[Node, set[Node]]:
-    """The reverse graph: for each node, who waits for it directly."""
-    waiters: dict[Node, set[Node]] = {}
-    for node, clauses in needs.items():
-        for clause in clauses:
-            for target in clause:
-                waiters.setdefault(target, set()).add(node)
-    return waiters
-
-
 def waiting_for(waiters: Mapping[Node, set[Node]], targets: Iterable[Node]) -> frozenset[Node]:
-    """Who waits for one of these, directly or indirectly, without these themselves."""
+    """Who waits for one of these, directly or indirectly, without these themselves.
+
+    `waiters` has for each node who waits for it directly.
+    """
     given = frozenset(targets)
     found = set(given)
     ahead = list(given)

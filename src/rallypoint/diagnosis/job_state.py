@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup, current_groups
 from rallypoint.diagnosis.activity import Activity, activity, main_stack
 from rallypoint.diagnosis.facts import Facts, Node, Process, Stack, WorkerEnd, WorkerFacts
 
@@ -164,7 +164,7 @@ def _rank(
         worker=worker,
         condition=_condition(node, worker, before),
         activity=activity(worker or WorkerFacts(rank=rank, local_rank=0, process=None)),
-        groups=_current(worker.groups) if worker else {},
+        groups={group.key: group for group in current_groups(worker.groups if worker else ())},
         moved=worker is not None and before is not None and _calls(worker) != _calls(before),
         stays=worker is None or before is None or _frames(worker) == _frames(before),
     )
@@ -221,11 +221,6 @@ def _keeps_gil(worker: WorkerFacts, process: Process, before: WorkerFacts | None
 
 
 _LASTING = {"T": Condition.STOPPED, "t": Condition.TRACED, "Z": Condition.ENDED}
-
-
-def _current(groups: tuple[RecordedGroup, ...]) -> dict[str, RecordedGroup]:
-    renewed = {group.name for group in groups if not group.has_left}
-    return {group.key: group for group in groups if not (group.has_left and group.name in renewed)}
 
 
 def _frames(worker: WorkerFacts) -> object:

@@ -50,7 +50,7 @@ def _agree(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Participation:
+class _Participation:
     """The participation of a group's members in one collective.
 
     Attributes:
@@ -74,21 +74,17 @@ class Participations:
 
     def __init__(self, job: JobState) -> None:
         self._job = job
-        self._known: dict[tuple[str, int], Participation] = {}
-
-    def at(self, group: RecordedGroup, number: int) -> Participation:
-        """The participation in this collective."""
-        key = (group.key, number)
-        if key not in self._known:
-            self._known[key] = self._find(group, number)
-        return self._known[key]
+        self._known: dict[tuple[str, int], _Participation] = {}
 
     def needed(self, rank: int, group: RecordedGroup, call: RecordedCall) -> list[Node]:
         """The ranks that a rank in this collective needs; all of them.
 
         Without its root, a collective that has one cannot proceed, even if all others come.
         """
-        found = self.at(group, call.number)
+        key = (group.key, call.number)
+        if key not in self._known:
+            self._known[key] = self._find(group, call.number)
+        found = self._known[key]
         root = group.global_rank(call.root) if knows_root(call, group) else None
         others = [each for each in found.members if each != rank]
         cannot_serve = found.missing | found.held_up
@@ -105,7 +101,7 @@ class Participations:
                 targets += [target for target in earlier if target != rank]
         return list(dict.fromkeys(targets))
 
-    def _find(self, group: RecordedGroup, number: int) -> Participation:
+    def _find(self, group: RecordedGroup, number: int) -> _Participation:
         members = self._job.members(group)
         here: list[tuple[Rank, RecordedGroup]] = []
         for member in members:
@@ -113,7 +109,7 @@ class Participations:
             own = rank.groups.get(group.key)
             if own is not None and entered(own) >= number:
                 here.append((rank, own))
-        return Participation(
+        return _Participation(
             members=members,
             missing=frozenset(members) - {rank.rank for rank, _ in here},
             held_up=frozenset(rank.rank for rank, own in here if _is_held_up(rank, own, number)),

@@ -205,8 +205,7 @@ def _of_collective(
 ) -> tuple[Clause, ...]:
     needed = participations.needed(rank.rank, group, call)
     if not needed:
-        members = participations.at(group, call.number).members
-        needed = [("host", flow.peer) for flow in _stalled(job, members)]
+        needed = [("host", flow.peer) for flow in _stalled(job, job.members(group))]
     return tuple(frozenset((target,)) for target in dict.fromkeys(needed))
 
 

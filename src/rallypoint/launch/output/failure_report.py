@@ -72,14 +72,14 @@ def summary(group: WorkerGroup, report: FailureReport) -> str:
     if folds and not report.elsewhere:
         alike = folds.pop(0)
         lines.append(f"{report.title}: {alike[0].text}{_count(alike)}")
-        lines += _details(alike[0], alike, report)
+        lines += _details(alike, report)
     if folds:
         root = None if report.elsewhere else failures[0]
         lines.append(f"  also failed: {_listing(folds, root)}")
     if lines:
         if group.stopped:
             lines.append(f"  stopped by the launcher: {name_ranks(sorted(group.stopped))}")
-        if report.calls and not (failures and _tells_calls(failures[0])):
+        if report.calls and not (failures and _names_calls(failures[0])):
             lines += ["  operations at that time:", *(f"  {line}" for line in report.calls)]
         if report.because:
             lines.append(f"  {report.because}")
@@ -138,7 +138,8 @@ def _without_repeating(failure: Failure, root: Failure | None) -> str:
     return f"rank {failure.exit.rank} with the same" if is_same else failure.text
 
 
-def _details(failure: Failure, alike: Sequence[Failure], report: FailureReport) -> list[str]:
+def _details(alike: Sequence[Failure], report: FailureReport) -> list[str]:
+    failure = alike[0]
     end = failure.exit
     when = datetime.fromtimestamp(failure.time_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what = "" if end.start_error is not None else f" {failure.ending},"
@@ -149,14 +150,13 @@ def _details(failure: Failure, alike: Sequence[Failure], report: FailureReport) 
     ]
     if end.signal == 9 and not failure.killed_because:
         lines.append(f"  {_who_killed(report.oom_kills)}")
-    trace = _traceback(failure)
-    if trace:
-        lines += [f"  traceback of rank {end.rank}{_count(alike)}:"]
-        lines += ["    " + line for line in trace]
+    if trace := _traceback(failure):
+        lines.append(f"  traceback of rank {end.rank}{_count(alike)}:")
+        lines += [f"    {line}" for line in trace]
     return lines
 
 
-def _tells_calls(failure: Failure) -> bool:
+def _names_calls(failure: Failure) -> bool:
     """Whether its message names the call of each rank."""
     return failure.error is not None and failure.error.type.endswith("MismatchError")
 

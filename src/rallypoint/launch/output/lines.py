@@ -54,7 +54,7 @@ class Outlet:
         self._rests: deque[Rest] = deque()  # of dead workers; shown before anything of the living
         self._is_showing_rests = False
         self._is_sink_full = False
-        self._has_told_full = False
+        self._announced_full = False
         self._is_terminal = os.isatty(fd)
         self._room = sink.tell_room(_LOW_BYTES)
         selector.register(self._room, selectors.EVENT_READ, self._has_room)
@@ -111,7 +111,7 @@ class Outlet:
             self._rests.popleft()
             self._measure()
         self._is_showing_rests = False
-        if self.is_full != self._has_told_full:
+        if self.is_full != self._announced_full:
             self._tell_readers(self.is_full)
 
     def _measure(self) -> None:
@@ -119,11 +119,11 @@ class Outlet:
         self._is_sink_full = self._sink.pending > limit
 
     def _tell_readers(self, is_full: bool) -> None:
-        self._has_told_full = is_full
+        self._announced_full = is_full
         self.readers[:] = self.readers[1:] + self.readers[:1]  # another reader is first next time
         for reader in tuple(self.readers):
             reader.pause(is_full)
-            if self._has_told_full != is_full:
+            if self._announced_full != is_full:
                 break  # this reader's data has filled it again, and all have been told
 
 
@@ -178,10 +178,7 @@ class LineReader:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return
-        if data:
-            self._take(data)
-        else:
-            self.close()
+        self._take_or_close(data)
 
     def finish(self) -> None:
         """All writers are dead: read all that is left."""
@@ -192,10 +189,7 @@ class LineReader:
             except BlockingIOError:
                 data = b""
             left -= len(data)
-            if data:
-                self._take(data)
-            else:
-                self.close()
+            self._take_or_close(data)
 
     def pause(self, paused: bool) -> None:
         """The outlet is full, or is so no longer."""
@@ -210,6 +204,12 @@ class LineReader:
         os.close(self._fd)
         self._outlet.readers.remove(self)
         self._give(self._lines.rest())
+
+    def _take_or_close(self, data: bytes) -> None:
+        if data:
+            self._take(data)
+        else:
+            self.close()
 
     def _take(self, data: bytes) -> None:
         self._give(self._lines.take(data))

@@ -214,10 +214,11 @@ class Output:
         found = self.directory.attempt
         if local_rank is not None:
             part = self.directory.directory_of(local_rank)
-            for path in [f"{part}/{NAMES[stream]}.log" for stream in (STDOUT, STDERR)]:
+            for stream in (STDOUT, STDERR):
+                path = f"{part}/{NAMES[stream]}.log"
                 if self._ask(partial(os.path.exists, path)):
                     found = path
-        is_full_there = self._ask(partial(is_full, self.directory.path))
+        is_full_there = self._ask(partial(_is_full, self.directory.path))
         return f"{found} ({FULL})" if is_full_there else found
 
     def _ask(self, question: Callable[[], bool]) -> bool:
@@ -335,7 +336,7 @@ class Output:
             )
 
 
-def is_full(path: str) -> bool:
+def _is_full(path: str) -> bool:
     """Whether a file there cannot grow."""
     try:
         return os.statvfs(path).f_bavail == 0
