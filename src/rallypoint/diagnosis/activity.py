@@ -16,7 +16,7 @@ from rallypoint.diagnosis.explanation import Strength
 from rallypoint.diagnosis.facts import Frame, Process, Stack, WorkerFacts
 
 
-class Doing(Enum):
+class ActivityKind(Enum):
     """Kinds of activity."""
 
     COLLECTIVE = "collective"
@@ -44,7 +44,12 @@ class Doing(Enum):
     @property
     def communicates(self) -> bool:
         """Whether it waits for other ranks, as far as its calls show."""
-        return self in (Doing.COLLECTIVE, Doing.TRANSFER, Doing.CALLS, Doing.INIT)
+        return self in (
+            ActivityKind.COLLECTIVE,
+            ActivityKind.TRANSFER,
+            ActivityKind.CALLS,
+            ActivityKind.INIT,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +63,13 @@ class Activity:
         waits_in: the name of the library call that it waits in: ``"all_reduce"``, ``"backward"``.
     """
 
-    doing: Doing
+    kind: ActivityKind
     words: str
     frame: Frame | None = None
     _: KW_ONLY
     note: str = ""
     waits_in: str = ""
-    strength: Strength = Strength.TOLD
+    strength: Strength = Strength.CERTAIN
 
     @property
     def site(self) -> str:
@@ -91,84 +96,91 @@ _STANDARD = re.compile(r"^<frozen |(^|/)lib(64)?/python3(\.\d+)?t?/(?!(site|dist
 
 WAITS_FOR_LOCK = "waits for a lock of its own process"
 
+_C10D = "torch/distributed/distributed_c10d.py"
+
 # What a frame shows about its thread: the end of the file's path, the function (empty: any), and
 # the activity. If several frames above the user's line match, the outermost one counts.
-_FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
-    ("torch/distributed/distributed_c10d.py", "init_process_group|new_group|new_subgroups.*"
-     "|split_group|_new_process_group_helper", Doing.INIT, "waits in {}"),
-    ("torch/distributed/distributed_c10d.py", "destroy_process_group", Doing.C_CODE, "is in {}"),
-    ("torch/distributed/distributed_c10d.py", "i?(send|recv)|(send|recv)_object_list"
-     "|batch_isend_irecv", Doing.TRANSFER, "waits in {}"),
-    ("torch/distributed/distributed_c10d.py", "[a-z].*", Doing.COLLECTIVE, "waits in {}"),
-    ("torch/distributed/rendezvous.py", "", Doing.INIT, "waits in the rendezvous"),
-    ("torch/distributed/_functional_collectives.py", "wait_tensor|_maybe_wrap_tensor|wait"
-     "|trigger_wait", Doing.CALLS, "waits for a collective"),
-    ("rallypoint/process_group/formation/init.py", "destroy_process_group", Doing.C_CODE,
-     "is in {}"),
-    ("rallypoint/process_group/formation/init.py", "form_process_group", Doing.INIT, "waits in {}"),
-    ("rallypoint/process_group/formation/(init|communicator).py", "", Doing.INIT,
-     "waits in init_process_group"),
-    ("rallypoint/process_group/formation/subgroups.py", "", Doing.INIT, "waits in {}"),
-    ("rallypoint/process_group/calls/point_to_point.py", "[a-z].*", Doing.TRANSFER, "waits in {}"),
-    ("rallypoint/process_group/calls/(?!call|parts)\\w+.py", "[a-z].*", Doing.COLLECTIVE,
+_FRAMES: tuple[tuple[str, str, ActivityKind, str], ...] = (
+    (_C10D, "init_process_group|new_group|new_subgroups.*|split_group|_new_process_group_helper",
+     ActivityKind.INIT, "waits in {}"),
+    (_C10D, "destroy_process_group", ActivityKind.C_CODE, "is in {}"),
+    (_C10D, "i?(send|recv)|(send|recv)_object_list|batch_isend_irecv", ActivityKind.TRANSFER,
      "waits in {}"),
-    ("rallypoint/process_group/work.py", "wait.*", Doing.CALLS, "waits for a call"),
-    ("rallypoint/pytorch/torch_work.py", "wait", Doing.CALLS, "waits for a call"),
-    ("rallypoint/store/\\w+.py", "[a-z].*", Doing.STORE, "waits for a key of the store"),
-    ("torch/autograd/graph.py", "_engine_run_backward", Doing.CALLS, "is in backward"),
-    ("torch/nn/parallel/distributed.py", "", Doing.CALLS, "is in DistributedDataParallel"),
-    ("torch/utils/data/dataloader.py", "", Doing.LOADER, "waits for its data loader"),
-    ("torch/serialization.py", "save", Doing.CHECKPOINT, "is in torch.save"),
-    ("torch/serialization.py", "load", Doing.CHECKPOINT, "is in torch.load"),
-    ("torch/distributed/checkpoint/.*.py", "", Doing.CHECKPOINT, "is in a checkpoint"),
-    ("torch/_(inductor|dynamo)/.*.py", "compile\\w*|_compile\\w*|codegen\\w*", Doing.COMPILE,
+    (_C10D, "[a-z].*", ActivityKind.COLLECTIVE, "waits in {}"),
+    ("torch/distributed/rendezvous.py", "", ActivityKind.INIT, "waits in the rendezvous"),
+    ("torch/distributed/_functional_collectives.py", "wait_tensor|_maybe_wrap_tensor|wait"
+     "|trigger_wait", ActivityKind.CALLS, "waits for a collective"),
+    ("rallypoint/process_group/formation/init.py", "destroy_process_group", ActivityKind.C_CODE,
+     "is in {}"),
+    ("rallypoint/process_group/formation/init.py", "form_process_group", ActivityKind.INIT,
+     "waits in {}"),
+    ("rallypoint/process_group/formation/(init|communicator).py", "", ActivityKind.INIT,
+     "waits in init_process_group"),
+    ("rallypoint/process_group/formation/subgroups.py", "", ActivityKind.INIT, "waits in {}"),
+    ("rallypoint/process_group/calls/point_to_point.py", "[a-z].*", ActivityKind.TRANSFER,
+     "waits in {}"),
+    ("rallypoint/process_group/calls/(?!call|parts)\\w+.py", "[a-z].*", ActivityKind.COLLECTIVE,
+     "waits in {}"),
+    ("rallypoint/process_group/work.py", "wait.*", ActivityKind.CALLS, "waits for a call"),
+    ("rallypoint/pytorch/torch_work.py", "wait", ActivityKind.CALLS, "waits for a call"),
+    ("rallypoint/store/\\w+.py", "[a-z].*", ActivityKind.STORE, "waits for a key of the store"),
+    ("torch/autograd/graph.py", "_engine_run_backward", ActivityKind.CALLS, "is in backward"),
+    ("torch/nn/parallel/distributed.py", "", ActivityKind.CALLS, "is in DistributedDataParallel"),
+    ("torch/utils/data/dataloader.py", "", ActivityKind.LOADER, "waits for its data loader"),
+    ("torch/serialization.py", "save", ActivityKind.CHECKPOINT, "is in torch.save"),
+    ("torch/serialization.py", "load", ActivityKind.CHECKPOINT, "is in torch.load"),
+    ("torch/distributed/checkpoint/.*.py", "", ActivityKind.CHECKPOINT, "is in a checkpoint"),
+    ("torch/_(inductor|dynamo)/.*.py", "compile\\w*|_compile\\w*|codegen\\w*", ActivityKind.COMPILE,
      "compiles with torch.compile"),
-    ("/(bdb|pdb|pudb/.*|ipdb/.*|debugpy/.*).py", "", Doing.PROMPT, "is at a debugger's prompt"),
-    ("/code.py", "interact", Doing.PROMPT, "is at a prompt"),
-    ("/IPython/terminal/\\w+.py", "", Doing.PROMPT, "is at a prompt"),
-    ("torch/cuda/__init__.py", "synchronize", Doing.GPU, "waits for its GPU"),
-    ("torch/cuda/streams.py", "synchronize|wait", Doing.GPU, "waits for its GPU"),
-    ("/subprocess.py", "", Doing.SUBPROCESS, "waits for a process that it started"),
-    ("/multiprocessing/process.py", "join", Doing.SUBPROCESS,
+    ("/(bdb|pdb|pudb/.*|ipdb/.*|debugpy/.*).py", "", ActivityKind.PROMPT,
+     "is at a debugger's prompt"),
+    ("/code.py", "interact", ActivityKind.PROMPT, "is at a prompt"),
+    ("/IPython/terminal/\\w+.py", "", ActivityKind.PROMPT, "is at a prompt"),
+    ("torch/cuda/__init__.py", "synchronize", ActivityKind.GPU, "waits for its GPU"),
+    ("torch/cuda/streams.py", "synchronize|wait", ActivityKind.GPU, "waits for its GPU"),
+    ("/subprocess.py", "", ActivityKind.SUBPROCESS, "waits for a process that it started"),
+    ("/multiprocessing/process.py", "join", ActivityKind.SUBPROCESS,
      "waits for a process that it started"),
-    ("/multiprocessing/queues.py", "get|put", Doing.QUEUE, "waits for a queue between processes"),
-    ("/multiprocessing/(connection|synchronize).py", "", Doing.QUEUE,
+    ("/multiprocessing/queues.py", "get|put", ActivityKind.QUEUE,
+     "waits for a queue between processes"),
+    ("/multiprocessing/(connection|synchronize).py", "", ActivityKind.QUEUE,
      "waits for another process of its own"),
-    ("/queue.py", "get|put|join", Doing.QUEUE, "waits for a queue of its own process"),
-    ("/threading.py", "join|_wait_for_tstate_lock", Doing.LOCK, "waits for a thread of its own"),
-    ("/threading.py", "wait|wait_for|acquire|__enter__", Doing.LOCK, WAITS_FOR_LOCK),
-    ("/concurrent/futures/\\w+.py", "", Doing.LOCK, "waits for a thread of its own"),
-    ("/(socket|ssl|http/client|urllib/request|selectors|asyncio/\\w+).py", "", Doing.SOCKET,
+    ("/queue.py", "get|put|join", ActivityKind.QUEUE, "waits for a queue of its own process"),
+    ("/threading.py", "join|_wait_for_tstate_lock", ActivityKind.LOCK,
+     "waits for a thread of its own"),
+    ("/threading.py", "wait|wait_for|acquire|__enter__", ActivityKind.LOCK, WAITS_FOR_LOCK),
+    ("/concurrent/futures/\\w+.py", "", ActivityKind.LOCK, "waits for a thread of its own"),
+    ("/(socket|ssl|http/client|urllib/request|selectors|asyncio/\\w+).py", "", ActivityKind.SOCKET,
      "waits for a connection"),
 )  # fmt: skip
 _TABLE = tuple(
     (
         re.compile(f"(^|/){file.removeprefix('/')}$".replace(".py", r"\.py")),
         re.compile(function or ".*"),
-        doing,
+        kind,
         words,
     )
-    for file, function, doing, words in _FRAMES
+    for file, function, kind, words in _FRAMES
 )
 
 # The activity of a thread in a system call, below a line of the user's own.
 _OF_CALLS = (
-    ("clock_nanosleep nanosleep", Doing.SLEEP, "is in time.sleep"),
-    ("wait4 waitid vfork", Doing.SUBPROCESS, "waits for a process that it started"),
+    ("clock_nanosleep nanosleep", ActivityKind.SLEEP, "is in time.sleep"),
+    ("wait4 waitid vfork", ActivityKind.SUBPROCESS, "waits for a process that it started"),
     (
         "recvfrom recvmsg recv sendto sendmsg accept accept4 connect poll ppoll select pselect6 "
         "epoll_wait epoll_pwait",
-        Doing.SOCKET,
+        ActivityKind.SOCKET,
         "waits for a connection",
     ),
     (
         "read pread64 readv write pwrite64 writev open openat close fsync fdatasync stat "
         "newfstatat statx flock fcntl getdents64",
-        Doing.FILE,
+        ActivityKind.FILE,
         "is in {}",
     ),
 )
-_OF_CALL = {call: (doing, words) for calls, doing, words in _OF_CALLS for call in calls.split()}
+_OF_CALL = {call: (kind, words) for calls, kind, words in _OF_CALLS for call in calls.split()}
 _FILE_NAMES = {"openat": "open", "pread64": "read", "pwrite64": "write"}
 
 
@@ -195,10 +207,10 @@ def activity(worker: WorkerFacts) -> Activity:
     if main is None:
         return _without_stacks(worker)
     found = of_thread(main, worker.process)
-    if found.doing is Doing.UNKNOWN:
+    if found.kind is ActivityKind.UNKNOWN:
         others = [each for each in worker.stacks if each != main]
         found = _of_kernel(found, worker.process, others)
-    if worker.library and found.doing is Doing.RUNS:
+    if worker.library and found.kind is ActivityKind.RUNS:
         return replace(found, note=f"{found.note} in {worker.library}")
     return found
 
@@ -213,20 +225,20 @@ def _without_stacks(worker: WorkerFacts) -> Activity:
     if worker.process is None:
         reason = "it has ended" if worker.end else "nothing could be read of its process"
         words = f"was elsewhere: cannot tell where, because {reason}"
-        return Activity(Doing.UNKNOWN, words, strength=Strength.UNKNOWN)
+        return Activity(ActivityKind.UNKNOWN, words, strength=Strength.UNKNOWN)
     reason = worker.no_stacks_because or "its Python stack could not be read"
-    found = _of_kernel(Activity(Doing.UNKNOWN, "waits"), worker.process, [])
+    found = _of_kernel(Activity(ActivityKind.UNKNOWN, "waits"), worker.process, [])
     does = "is elsewhere" if found.words == "is" else found.words.removesuffix(" called")
     note = f" ({found.note})" if found.note else ""
     words = f"{does}{note}: cannot tell at which line, because {reason}"
-    return Activity(Doing.UNKNOWN, words, strength=Strength.UNKNOWN)
+    return Activity(ActivityKind.UNKNOWN, words, strength=Strength.UNKNOWN)
 
 
 def of_thread(stack: Stack, process: Process | None = None) -> Activity:
     """The activity of a thread, from its frames alone; an import's age is that of the process."""
     frame = users_frame(stack.frames)
     if stack.collects_garbage:
-        return Activity(Doing.GARBAGE, "collects garbage", frame)
+        return Activity(ActivityKind.GARBAGE, "collects garbage", frame)
     found: Activity | None = None
     inner = 0
     for each in stack.frames:
@@ -234,22 +246,22 @@ def of_thread(stack: Stack, process: Process | None = None) -> Activity:
             break
         inner += 1
         found = _in_table(each) or found
-    if found is None or not found.doing.communicates:
+    if found is None or not found.kind.communicates:
         found = _import(stack.frames, inner, process) or found
     if found is None:
-        return Activity(Doing.UNKNOWN, "is", frame)
-    return found if found.doing is Doing.IMPORT else replace(found, frame=frame)
+        return Activity(ActivityKind.UNKNOWN, "is", frame)
+    return found if found.kind is ActivityKind.IMPORT else replace(found, frame=frame)
 
 
 def _in_table(frame: Frame) -> Activity | None:
-    for file, function, doing, words in _TABLE:
+    for file, function, kind, words in _TABLE:
         if file.search(frame.file) and function.fullmatch(frame.function):
             name = "backward" if frame.function == "_engine_run_backward" else frame.function
             return Activity(
-                doing,
+                kind,
                 words.format(frame.function),
-                waits_in=name if doing.communicates else "",
-                strength=Strength.INFERRED if doing is Doing.LOCK else Strength.TOLD,
+                waits_in=name if kind.communicates else "",
+                strength=Strength.INFERRED if kind is ActivityKind.LOCK else Strength.CERTAIN,
             )
     return None
 
@@ -258,7 +270,7 @@ def _import(frames: Sequence[Frame], inner: int, process: Process | None) -> Act
     """The import in progress, if lines of a module are running: the module that was requested
     first. The `inner` first frames are of libraries.
     """
-    imports = [place for place, frame in enumerate(frames) if _is_import(frame)]
+    imports = [index for index, frame in enumerate(frames) if _is_import(frame)]
     if not imports:
         return None
     if inner <= imports[0] and frames[inner].function != "<module>":
@@ -266,8 +278,9 @@ def _import(frames: Sequence[Frame], inner: int, process: Process | None) -> Act
     within = [each for each in frames[: imports[-1]] if not _is_import(each)]
     module = _module(within[-1].file) if within else ""
     outside = next((each for each in reversed(frames) if is_users(each)), None)
+    words = f"is still importing {module or 'a module'}"
     age = f"{process.age_s:.0f} s" if process else ""
-    return Activity(Doing.IMPORT, f"is still importing {module or 'a module'}", outside, note=age)
+    return Activity(ActivityKind.IMPORT, words, outside, note=age)
 
 
 def _is_import(frame: Frame) -> bool:
@@ -297,20 +310,21 @@ def _of_kernel(found: Activity, process: Process | None, others: Sequence[Stack]
         return replace(found, words="is")
     if observed.cpu >= 0.5 or (observed.state == "R" and observed.cpu + process.starved > 0.1):
         percent = f"{min(observed.cpu, 1.0) * 100:.0f} % CPU"
-        return replace(found, doing=Doing.RUNS, words="runs", note=percent)
+        return replace(found, kind=ActivityKind.RUNS, words="runs", note=percent)
     call, path = (thread.syscall, thread.path) if thread else ("", "")
     if call == "read" and path.startswith(("/dev/pts/", "/dev/tty")):
-        return replace(found, doing=Doing.PROMPT, words="waits for input from a terminal")
+        return replace(found, kind=ActivityKind.PROMPT, words="waits for input from a terminal")
     if call in _OF_CALL:
-        doing, words = _OF_CALL[call]
+        kind, words = _OF_CALL[call]
         name = _FILE_NAMES.get(call, call)
         of_path = f" of {path}" if path else ""
-        return replace(found, doing=doing, words=words.format(name) + of_path)
+        return replace(found, kind=kind, words=words.format(name) + of_path)
     if call == "futex" and any(users_frame(each.frames) for each in others):
-        return replace(found, doing=Doing.LOCK, words=WAITS_FOR_LOCK, strength=Strength.INFERRED)
+        strength = Strength.INFERRED
+        return replace(found, kind=ActivityKind.LOCK, words=WAITS_FOR_LOCK, strength=strength)
     return replace(
         found,
-        doing=Doing.C_CODE,
+        kind=ActivityKind.C_CODE,
         words="waits in C code called",
         note=call or "asleep",
         strength=Strength.UNKNOWN,

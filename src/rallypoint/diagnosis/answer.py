@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.diagnosis import answer_text
-from rallypoint.diagnosis.activity import Doing
+from rallypoint.diagnosis.activity import ActivityKind
 from rallypoint.diagnosis.answer_text import evidence, for_longest
 from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Root, Strength, Verdict
 from rallypoint.diagnosis.facts import Facts
@@ -36,7 +36,7 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
     waits = find_waits(job)
     findings = find(job, waits)
     lines = evidence(job, waits, findings)
-    for node in (rank.node for rank in job if rank.activity.doing is Doing.INIT):
+    for node in (rank.node for rank in job if rank.activity.kind is ActivityKind.INIT):
         if node is not None and node.loopback_trouble:  # then it waits for that
             where = f"on node {node.node_rank} ({node.host})"
             return Explanation(
@@ -45,11 +45,11 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
                 evidence=lines,
             )
     if findings:
-        told = findings[0]
-        is_unknown = told.strength is Strength.UNKNOWN
+        main = findings[0]
+        is_unknown = main.strength is Strength.UNKNOWN
         return Explanation(
             kind=Verdict.UNEXPLAINED if is_unknown else Verdict.EXPLAINED,
-            sentence=answer_text.sentence(told),
+            sentence=answer_text.sentence(main),
             evidence=lines,
             roots=tuple(
                 Root(
@@ -180,7 +180,7 @@ def _waiting(waits: Sequence[Wait], job: JobState) -> str:
     """Who waits for whom at present, which has not been long."""
     waiting = [wait for wait in waits if wait.clauses]
     if not waiting:
-        if all(rank.activity.doing is Doing.INIT for rank in job):
+        if all(rank.activity.kind is ActivityKind.INIT for rank in job):
             return "all ranks are in init_process_group"
         return "no rank waits for another"
     ranks = sorted({wait.rank for wait in waiting})
@@ -206,7 +206,7 @@ def _pace(found: Pace, job: JobState) -> str:
     )
     if rank.process and rank.process.starved >= 0.3:
         late += f" (it gets no core for {rank.process.starved * 100:.0f} % of the time)"
-    elif rank.activity.site and not rank.activity.doing.communicates:
+    elif rank.activity.site and not rank.activity.kind.communicates:
         late += f" (it {rank.activity})"
     return f"{step}, {late}" if step else late
 

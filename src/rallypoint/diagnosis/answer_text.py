@@ -118,7 +118,7 @@ def _others(finding: HangFinding) -> str:
     return "; ".join(parts)
 
 
-def _who_waits(ranks: Sequence[int], strength: Strength = Strength.TOLD) -> str:
+def _who_waits(ranks: Sequence[int], strength: Strength = Strength.CERTAIN) -> str:
     return f"{some_ranks(ranks)} {strength.adverb}{does('waits', len(ranks))}"
 
 

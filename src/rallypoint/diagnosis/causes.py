@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from rallypoint.diagnosis.activity import Doing, is_users, main_stack, of_thread
+from rallypoint.diagnosis.activity import ActivityKind, is_users, main_stack, of_thread
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.facts import Process, Thread
 from rallypoint.diagnosis.job_state import Condition, Rank
@@ -43,7 +43,7 @@ class Obstacle:
     _: KW_ONLY
     owner: str = ""
     remedy: str = ""
-    strength: Strength = Strength.TOLD
+    strength: Strength = Strength.CERTAIN
 
 
 def explain(rank: Rank) -> Obstacle:
@@ -98,14 +98,14 @@ def _keeps_from_ending(rank: Rank) -> str:
     ends_threads = main is not None and any(each.function == "_shutdown" for each in main.frames)
     if not others or not ends_threads:
         return f"it {rank.activity}"
-    stack = next((each for each in others if of_thread(each).doing.communicates), others[0])
-    doing = of_thread(stack)
-    words = str(doing) if doing.frame and is_users(doing.frame) else doing.words
+    stack = next((each for each in others if of_thread(each).kind.communicates), others[0])
+    activity = of_thread(stack)
+    words = str(activity) if activity.frame and is_users(activity.frame) else activity.words
     running = [
         call for group, call in rank.calls() if call.state == "running" and not group.has_left
     ]
-    if len(running) == 1 and (doing.doing.communicates or doing.doing is Doing.UNKNOWN):
-        words = f"waits in {numbered(running[0])} at {doing.site}"
+    if len(running) == 1 and (activity.kind.communicates or activity.kind is ActivityKind.UNKNOWN):
+        words = f"waits in {numbered(running[0])} at {activity.site}"
     return f"thread {stack.name!r} {words}" if stack.name else f"a thread of its own {words}"
 
 
@@ -116,7 +116,7 @@ def _stopped(rank: Rank) -> Obstacle:
             "is paused by the launcher until the job goes on",
             remedy=f"look for what keeps {rank.node.host} from hearing the other nodes",
         )
-    site = "" if rank.activity.doing is Doing.UNKNOWN else f" at {rank.activity.site}"
+    site = "" if rank.activity.kind is ActivityKind.UNKNOWN else f" at {rank.activity.site}"
     return Obstacle(
         Cause.STOPPED,
         f"is stopped (SIGSTOP){site}",
@@ -157,7 +157,7 @@ def _in_kernel(rank: Rank) -> Obstacle:
 def _holds_gil(rank: Rank) -> Obstacle:
     assert rank.worker is not None
     # Running code may release it between the samples; sleeping code does not.
-    strength = Strength.INFERRED if rank.worker.library else Strength.TOLD
+    strength = Strength.INFERRED if rank.worker.library else Strength.CERTAIN
     holder = next((each for each in rank.worker.stacks if each.thread == rank.worker.gil), None)
     site = of_thread(holder).site if holder else ""
     cpu = f" ({rank.activity.note})" if "CPU" in rank.activity.note else ""
@@ -183,15 +183,15 @@ _BY_CONDITION = {
 
 def _elsewhere(rank: Rank) -> Obstacle:
     """The explanation for a rank that is alive, and does something else."""
-    doing = rank.activity.doing
-    if doing is Doing.LOADER:
+    kind = rank.activity.kind
+    if kind is ActivityKind.LOADER:
         return _loader(rank)
     words, strength = str(rank.activity), rank.activity.strength
-    if doing is Doing.LOCK:
+    if kind is ActivityKind.LOCK:
         words += _holder(rank)
-    elif doing is Doing.SUBPROCESS:
+    elif kind is ActivityKind.SUBPROCESS:
         words += _child(rank)
-    elif doing is Doing.C_CODE and strength is Strength.UNKNOWN:
+    elif kind is ActivityKind.C_CODE and strength is Strength.UNKNOWN:
         words += ": cannot tell for what, because C code has no frames"
     if rank.process and rank.process.starved >= 0.3:
         words += f"; it gets no core for {rank.process.starved * 100:.0f} % of the time"
@@ -242,7 +242,7 @@ def _holder(rank: Rank) -> str:
     main = main_stack(rank.stacks)
     for stack in rank.stacks:
         activity = of_thread(stack)
-        if stack != main and activity.frame and activity.doing is not Doing.QUEUE:
+        if stack != main and activity.frame and activity.kind is not ActivityKind.QUEUE:
             name = f'"{stack.name}"' if stack.name else stack.thread
             return f" (probably held by thread {name} at {activity.site})"
     return ""

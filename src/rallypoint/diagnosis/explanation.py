@@ -24,7 +24,7 @@ class Verdict(Enum):
 class Strength(Enum):
     """How certain a claim is."""
 
-    TOLD = "told"
+    CERTAIN = "told"
     INFERRED = "probably"
     UNKNOWN = "cannot tell"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rallypoint.diagnosis import headline
-from rallypoint.diagnosis.activity import Doing, is_users, main_stack
+from rallypoint.diagnosis.activity import ActivityKind, is_users, main_stack
 from rallypoint.diagnosis.causes import Obstacle, explain
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.graph import Needs, Node, ReducedGraph, reduce_graph, waiting_for
@@ -45,7 +45,7 @@ class HangFinding:
     waits: tuple[Wait, ...] = ()
     waiters: tuple[int, ...] = ()
     named: tuple[int, ...] = ()
-    strength: Strength = Strength.TOLD
+    strength: Strength = Strength.CERTAIN
     is_secondary: bool = False
     when_ns: int = 0
 
@@ -134,11 +134,11 @@ def _joined(one: HangFinding, other: HangFinding) -> HangFinding:
 
 
 def _strength(why: Obstacle, direct: Sequence[Wait]) -> Strength:
-    if why.strength is not Strength.TOLD:
+    if why.strength is not Strength.CERTAIN:
         return why.strength
     if direct and all(wait.strength is Strength.INFERRED for wait in direct):
         return Strength.INFERRED
-    return Strength.TOLD
+    return Strength.CERTAIN
 
 
 def _counts(rank: Rank, direct: Sequence[Wait], job: JobState) -> bool:
@@ -164,7 +164,7 @@ def _is_long(rank: Rank, direct: Sequence[Wait]) -> bool:
     if longest.for_s is None:  # only stacks show the wait
         if rank.process is None:
             return True
-        if longest.strength is Strength.TOLD:  # in init_process_group
+        if longest.strength is Strength.CERTAIN:  # in init_process_group
             return rank.process.age_s >= _FORMING_S
         return rank.process.cpu < _IDLE and rank.stays
     if longest.for_s < LONG_S:
@@ -210,8 +210,8 @@ def _of_deadlock(now: _Situation) -> list[HangFinding]:
     cycle = headline.shortest_cycle(now.waits, now.needs, now.reduction.stuck)
     if not cycle or any(wait.for_s is not None and wait.for_s < LONG_S for wait in cycle):
         return []
-    strength = Strength.TOLD
-    if any(wait.strength is not Strength.TOLD for wait in cycle):
+    strength = Strength.CERTAIN
+    if any(wait.strength is not Strength.CERTAIN for wait in cycle):
         strength = Strength.INFERRED
     members = [now.job.ranks[wait.rank] for wait in cycle]
     if any(map(_works_beside, members)) or any(rank.moved for rank in members):
@@ -265,7 +265,7 @@ def _of_nothing(now: _Situation) -> list[HangFinding]:
 
 def _forms_long(rank: Rank) -> bool:
     age_s = rank.process.age_s if rank.process else 0.0
-    return age_s >= _ALL_FORMING_S and rank.activity.doing is Doing.INIT
+    return age_s >= _ALL_FORMING_S and rank.activity.kind is ActivityKind.INIT
 
 
 def _unexplained(text: str, ranks: Iterable[int], waits: Iterable[Wait]) -> HangFinding:

@@ -72,7 +72,7 @@ def of_rank(rank: Rank, why: Obstacle, direct: Sequence[Wait]) -> Headline:
 
 def _of_absent(rank: Rank, words: str, wait: Wait) -> Headline:
     if wait.call is None:
-        if wait.strength is Strength.TOLD and not rank.groups:
+        if wait.strength is Strength.CERTAIN and not rank.groups:
             return Headline(f"{{who}} never joined the group: {{it}} {words}")
         return Headline(f"{{who}} {words}", extra="; operation numbers unknown")
     absence = _absence(rank, wait)
@@ -158,7 +158,7 @@ def shortest_cycle(waits: Sequence[Wait], needs: Needs, stuck: frozenset[Node]) 
 
 def of_deadlock(job: JobState, cycle: Sequence[Wait], strength: Strength) -> Headline:
     """A cycle of waits."""
-    perhaps = "" if strength is Strength.TOLD else "probably a "
+    perhaps = "" if strength is Strength.CERTAIN else "probably a "
     if tags := _wrong_tags(job, cycle):
         return Headline.of(f"{tags}: neither can go on")
     if all(wait.is_in_transfer for wait in cycle):
@@ -176,15 +176,15 @@ def of_deadlock(job: JobState, cycle: Sequence[Wait], strength: Strength) -> Hea
 def _of_transfers(cycle: Sequence[Wait]) -> str:
     """``rank 0 waits for rank 1 in recv (tag 0, p.py:7), rank 1 for rank 0``."""
     parts: list[str] = []
-    told = ""
+    latest = ""
     for wait, target in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         assert wait.call is not None and wait.call.peer is not None
         details = ", ".join(filter(None, [f"tag {wait.call.root}", wait.site]))
         how = f" in {wait.operation} ({details})"
         verb = "" if parts else " waits"
         whom = f"rank {target.rank}{' or any other' if wait.call.peer < 0 else ''}"
-        parts.append(f"rank {wait.rank}{verb} for {whom}{'' if how == told else how}")
-        told = how
+        parts.append(f"rank {wait.rank}{verb} for {whom}{'' if how == latest else how}")
+        latest = how
     if len(parts) > _MOST_IN_WORDS:
         more = len(parts) - _MOST_IN_WORDS
         parts = [*parts[: _MOST_IN_WORDS - 1], f"and so on by {more} more ranks", parts[-1]]
@@ -233,7 +233,7 @@ def of_mismatch(
     """Who called what; also the ranks that differ from most."""
     assert wait.group is not None
     found = sides(job, wait.group, number)
-    strength = Strength.TOLD if wait.group.backend == "rallypoint" else Strength.INFERRED
+    strength = Strength.CERTAIN if wait.group.backend == "rallypoint" else Strength.INFERRED
     bare = any(not items(side[0][2]) for side in found)
     parts = []
     for side in found:

@@ -14,7 +14,7 @@ from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.activity import (
     WAITS_FOR_LOCK,
     Activity,
-    Doing,
+    ActivityKind,
     main_stack,
     of_thread,
     short_site,
@@ -27,7 +27,7 @@ from rallypoint.diagnosis.participation import Participations
 from rallypoint.diagnosis.phrases import numbered
 
 _STALLED_S = 2.0  # for a connection with data in flight
-_MAY_WAIT = (Doing.UNKNOWN, Doing.C_CODE, Doing.GPU, Doing.CALLS)
+_MAY_WAIT = (ActivityKind.UNKNOWN, ActivityKind.C_CODE, ActivityKind.GPU, ActivityKind.CALLS)
 
 Calls = list[tuple[RecordedGroup, RecordedCall]]
 
@@ -111,14 +111,14 @@ def _waits_of(rank: Rank, job: JobState, participations: Participations) -> list
             else _of_transfer(rank, group, call, job),
             site=short_site(call.site) or activity.site,
             for_s=rank.since_s(call.since_ns),
-            strength=_strength(activity.doing, group, call),
+            strength=_strength(activity.kind, group, call),
             within="backward" if activity.waits_in == "backward" else "",
         )
-        for group, call in _blocking_calls(rank, activity.doing)
+        for group, call in _blocking_calls(rank, activity.kind)
     ]
     if found or rank.condition is not Condition.RUNS:
         return found
-    clauses = _of_stack(rank, activity.doing, job)
+    clauses = _of_stack(rank, activity.kind, job)
     if not clauses:
         return []
     return [
@@ -127,33 +127,33 @@ def _waits_of(rank: Rank, job: JobState, participations: Participations) -> list
             operation=activity.waits_in,
             clauses=clauses,
             site=activity.site,
-            strength=Strength.TOLD if activity.doing is Doing.INIT else Strength.INFERRED,
+            strength=Strength.CERTAIN if activity.kind is ActivityKind.INIT else Strength.INFERRED,
         )
     ]
 
 
-def _blocking_calls(rank: Rank, doing: Doing) -> Calls:
+def _blocking_calls(rank: Rank, kind: ActivityKind) -> Calls:
     """The calls that a rank's program waits for, as far as known."""
     running = [(group, call) for group, call in rank.calls() if _goes_on(rank, group, call)]
     if failed := [(group, call) for group, call in running if call.state == "failed"]:
         return failed  # it ended for that; others may be done, and their backend has not said so
-    if doing is Doing.COLLECTIVE:
+    if kind is ActivityKind.COLLECTIVE:
         running = [(group, call) for group, call in running if call.peer is None]
-    elif doing is Doing.TRANSFER:
+    elif kind is ActivityKind.TRANSFER:
         running = [(group, call) for group, call in running if call.peer is not None]
-    elif doing is Doing.RUNS:  # a thread that waits for a GPU may be using its core
+    elif kind is ActivityKind.RUNS:  # a thread that waits for a GPU may be using its core
         running = [(group, call) for group, call in running if "nccl" in group.backend]
-    elif doing not in _MAY_WAIT:
+    elif kind not in _MAY_WAIT:
         return []
-    return [each for each in running if each[1].site] or _latest(running, doing)
+    return [each for each in running if each[1].site] or _latest(running, kind)
 
 
-def _latest(running: Calls, doing: Doing) -> Calls:
+def _latest(running: Calls, kind: ActivityKind) -> Calls:
     """If the stack shows a call, that is the latest one; earlier ones continue in the background.
 
     This does not hold if some are queued: then the latest one has not begun.
     """
-    if doing not in (Doing.COLLECTIVE, Doing.TRANSFER):
+    if kind not in (ActivityKind.COLLECTIVE, ActivityKind.TRANSFER):
         return running
     if any(group.backend == "rallypoint" and group.queued for group, _ in running):
         return running
@@ -164,18 +164,18 @@ def _latest(running: Calls, doing: Doing) -> Calls:
 def _waiting_activity(rank: Rank) -> Activity:
     """What its program does, or the thread for which it waits."""
     own = rank.activity
-    if own.doing not in (Doing.LOCK, Doing.QUEUE):
+    if own.kind not in (ActivityKind.LOCK, ActivityKind.QUEUE):
         return own
     for stack in rank.stacks:
         other = of_thread(stack)
-        if other.doing.communicates:
+        if other.kind.communicates:
             return other
     main = main_stack(rank.stacks)
     is_in_python = main and main.frames and main.frames[0].file.endswith("threading.py")
     is_users_lock = own.words == WAITS_FOR_LOCK and own.frame and not is_in_python
     if is_users_lock and any(_goes_on(rank, group, call) for group, call in rank.calls()):
         # A work's wait looks the same: a line of the user's program that sleeps in C code.
-        return Activity(Doing.CALLS, "waits for a call", own.frame)
+        return Activity(ActivityKind.CALLS, "waits for a call", own.frame)
     return own
 
 
@@ -187,13 +187,12 @@ def _goes_on(rank: Rank, group: RecordedGroup, call: RecordedCall) -> bool:
     return call.state == "failed" and not lives and is_last
 
 
-def _strength(doing: Doing, group: RecordedGroup, call: RecordedCall) -> Strength:
+def _strength(kind: ActivityKind, group: RecordedGroup, call: RecordedCall) -> Strength:
     """The certainty of a wait; a rank that does something else may have begun the call in the
     background.
     """
-    may_do_else = doing in (Doing.UNKNOWN, Doing.C_CODE, Doing.GPU, Doing.RUNS)
-    is_inferred = call.state != "failed" and may_do_else and group.queued
-    return Strength.INFERRED if is_inferred else Strength.TOLD
+    is_inferred = call.state != "failed" and group.queued and not kind.communicates
+    return Strength.INFERRED if is_inferred else Strength.CERTAIN
 
 
 def _of_collective(
@@ -240,24 +239,24 @@ def _matches(call: RecordedCall, own: int, theirs: RecordedGroup | None) -> bool
     )
 
 
-def _of_stack(rank: Rank, doing: Doing, job: JobState) -> tuple[Clause, ...]:
+def _of_stack(rank: Rank, kind: ActivityKind, job: JobState) -> tuple[Clause, ...]:
     """The clauses for a call that only the stack shows, without its number or peer."""
     others = [other for other in job if other.rank != rank.rank]
-    if doing is Doing.INIT:  # members of further groups are unknown
+    if kind is ActivityKind.INIT:  # members of further groups are unknown
         needed = [
             other.rank
             for other in others
-            if _waiting_activity(other).doing is not Doing.INIT
+            if _waiting_activity(other).kind is not ActivityKind.INIT
             and (not other.groups or rank.groups)
         ]
-    elif doing is Doing.COLLECTIVE and not any(group.calls for group in rank.groups.values()):
+    elif kind is ActivityKind.COLLECTIVE and not any(group.calls for group in rank.groups.values()):
         needed = [
             other.rank
             for other in others
             if other.condition is not Condition.RUNS
-            or not _waiting_activity(other).doing.communicates
+            or not _waiting_activity(other).kind.communicates
         ]
-    elif doing is Doing.TRANSFER and not (
+    elif kind is ActivityKind.TRANSFER and not (
         rank.groups and all(group.is_complete for group in rank.groups.values())
     ):
         return (frozenset(other.rank for other in others),) if others else ()
