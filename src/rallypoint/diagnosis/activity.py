@@ -167,19 +167,11 @@ _TABLE = tuple(
 _OF_CALLS = (
     ("clock_nanosleep nanosleep", ActivityKind.SLEEP, "is in time.sleep"),
     ("wait4 waitid vfork", ActivityKind.SUBPROCESS, "waits for a process that it started"),
-    (
-        "recvfrom recvmsg recv sendto sendmsg accept accept4 connect poll ppoll select pselect6 "
-        "epoll_wait epoll_pwait",
-        ActivityKind.SOCKET,
-        "waits for a connection",
-    ),
-    (
-        "read pread64 readv write pwrite64 writev open openat close fsync fdatasync stat "
-        "newfstatat statx flock fcntl getdents64",
-        ActivityKind.FILE,
-        "is in {}",
-    ),
-)
+    ("recvfrom recvmsg recv sendto sendmsg accept accept4 connect poll ppoll select pselect6 "
+     "epoll_wait epoll_pwait", ActivityKind.SOCKET, "waits for a connection"),
+    ("read pread64 readv write pwrite64 writev open openat close fsync fdatasync stat newfstatat "
+     "statx flock fcntl getdents64", ActivityKind.FILE, "is in {}"),
+)  # fmt: skip
 _OF_CALL = {call: (kind, words) for calls, kind, words in _OF_CALLS for call in calls.split()}
 _FILE_NAMES = {"openat": "open", "pread64": "read", "pwrite64": "write"}
 

@@ -190,7 +190,7 @@ def _who_is_in_what(waits: Sequence[Wait]) -> Iterator[str]:
 
 
 def _of_nodes(job: JobState) -> Iterator[str]:
-    for node in job.second.nodes:
+    for node in job.nodes:
         name = f"node {node.node_rank} ({node.host})"
         if node.silent_s is not None:
             yield f"{name} has not answered for {seconds(node.silent_s)}"

@@ -51,11 +51,6 @@ class Cause(Enum):
     TRANSPORT = "transport"
     NOT_SEEN = "not seen"
 
-    @property
-    def order(self) -> int:
-        """Its position in that order."""
-        return list(Cause).index(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:

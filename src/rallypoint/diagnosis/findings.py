@@ -52,7 +52,8 @@ class HangFinding:
     @property
     def order(self) -> tuple[int, int, int, int, tuple[int, ...]]:
         """The sort key: what is reported first."""
-        return self.is_secondary, self.cause.order, -len(self.waiters), self.when_ns, self.ranks
+        cause = list(Cause).index(self.cause)
+        return self.is_secondary, cause, -len(self.waiters), self.when_ns, self.ranks
 
 
 @dataclass(frozen=True, slots=True)

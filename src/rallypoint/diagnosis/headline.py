@@ -11,7 +11,7 @@ from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.graph import Needs, Node, smallest_cycle
 from rallypoint.diagnosis.job_state import JobState, Rank, entered
 from rallypoint.diagnosis.participation import sides
-from rallypoint.diagnosis.phrases import items, listed, numbered, seconds, signature, some_ranks
+from rallypoint.diagnosis.phrases import details, items, listed, numbered, seconds, some_ranks
 from rallypoint.diagnosis.waits import Wait
 
 _MOST_SITES = 2
@@ -179,8 +179,8 @@ def _of_transfers(cycle: Sequence[Wait]) -> str:
     latest = ""
     for wait, target in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         assert wait.call is not None and wait.call.peer is not None
-        details = ", ".join(filter(None, [f"tag {wait.call.root}", wait.site]))
-        how = f" in {wait.operation} ({details})"
+        tag_and_site = ", ".join(filter(None, [f"tag {wait.call.root}", wait.site]))
+        how = f" in {wait.operation} ({tag_and_site})"
         verb = "" if parts else " waits"
         whom = f"rank {target.rank}{' or any other' if wait.call.peer < 0 else ''}"
         parts.append(f"rank {wait.rank}{verb} for {whom}{'' if how == latest else how}")
@@ -243,7 +243,7 @@ def of_mismatch(
             {job.ranks[rank].activity.site for rank, _, _ in side} - {""}
         )
         site = f" at {listed(sites, _MOST_SITES)}" if sites else ""
-        what = f"in {numbered(call)}" if bare else signature(call, group)
+        what = f"in {numbered(call)}" if bare else f"{call.operation}({details(call, group)})"
         parts.append(f"{ranks} {what}{site}")
     # In a group of two, or with equal halves, neither side differs more than the other.
     odd = tuple(rank for side in found[:-1] for rank, _, _ in side)

@@ -102,10 +102,10 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What is known of all ranks, by rank."""
+    """What is known of all ranks, by rank; the nodes are those of the second sample."""
 
     ranks: Mapping[int, Rank]
-    second: Facts
+    nodes: tuple[Node, ...]
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(self.ranks.values())
@@ -137,7 +137,7 @@ def job_state(first: Facts, second: Facts) -> JobState:
         workers = {worker.rank: worker for worker in node.workers}
         for rank in {*node.ranks, *workers}:
             ranks[rank] = _rank(rank, node, workers.get(rank), earlier.get(rank))
-    return JobState(dict(sorted(ranks.items())), second)
+    return JobState(dict(sorted(ranks.items())), second.nodes)
 
 
 def entered(group: RecordedGroup) -> int:

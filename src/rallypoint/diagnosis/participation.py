@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from rallypoint.base.collective import has_one_size, reduces
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.graph import Node
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank, call_at, entered
-from rallypoint.diagnosis.phrases import knows_root, size
+from rallypoint.diagnosis.phrases import knows_root
 
 Sides = list[list[tuple[int, RecordedGroup, RecordedCall]]]
 
@@ -45,7 +46,8 @@ def _agree(
         pairs.append((a.operator, b.operator))
     # In other operations sizes may differ, or backends count differently.
     if has_one_size(a.operation):
-        pairs.append((size(a), size(b)))
+        one_size, other_size = (prod(each.shape) if each.shape else each.count for each in (a, b))
+        pairs.append((one_size, other_size))
     return all(x == y or not x or not y for x, y in pairs)
 
 
@@ -73,7 +75,7 @@ class Participations:
     """The participation in all collectives of a job."""
 
     def __init__(self, job: JobState) -> None:
-        self._job = job
+        self.job = job
         self._known: dict[tuple[str, int], _Participation] = {}
 
     def needed(self, rank: int, group: RecordedGroup, call: RecordedCall) -> list[Node]:
@@ -96,16 +98,16 @@ class Participations:
         targets += [each for each in others if each in found.held_up]
         for each in found.behind:
             if each in others:
-                theirs = self._job.ranks[each].groups[group.key]
+                theirs = self.job.ranks[each].groups[group.key]
                 earlier = self.needed(each, theirs, theirs.calls[-1])
                 targets += [target for target in earlier if target != rank]
         return list(dict.fromkeys(targets))
 
     def _find(self, group: RecordedGroup, number: int) -> _Participation:
-        members = self._job.members(group)
+        members = self.job.members(group)
         here: list[tuple[Rank, RecordedGroup]] = []
         for member in members:
-            rank = self._job.ranks[member]
+            rank = self.job.ranks[member]
             own = rank.groups.get(group.key)
             if own is not None and entered(own) >= number:
                 here.append((rank, own))
@@ -118,7 +120,7 @@ class Participations:
                 for rank, own in here
                 if not rank.condition.is_over and _has_queued(own, number)
             ),
-            differs=len(sides(self._job, group, number)) > 1,
+            differs=len(sides(self.job, group, number)) > 1,
         )
 
 

@@ -85,7 +85,7 @@ def find_waits(job: JobState) -> list[Wait]:
         wait
         for rank in job
         if rank.condition in (Condition.RUNS, Condition.ENDED)
-        for wait in _waits_of(rank, job, participations)
+        for wait in _waits_of(rank, participations)
     ]
 
 
@@ -98,7 +98,8 @@ def needs_of(waits: Iterable[Wait]) -> dict[Node, tuple[Clause, ...]]:
     return needs
 
 
-def _waits_of(rank: Rank, job: JobState, participations: Participations) -> list[Wait]:
+def _waits_of(rank: Rank, participations: Participations) -> list[Wait]:
+    job = participations.job
     activity = _waiting_activity(rank)
     found = [
         Wait(
@@ -106,7 +107,7 @@ def _waits_of(rank: Rank, job: JobState, participations: Participations) -> list
             group=group,
             call=call,
             operation=call.operation,
-            clauses=_of_collective(rank, group, call, job, participations)
+            clauses=_of_collective(rank, group, call, participations)
             if call.peer is None
             else _of_transfer(rank, group, call, job),
             site=short_site(call.site) or activity.site,
@@ -196,14 +197,11 @@ def _strength(kind: ActivityKind, group: RecordedGroup, call: RecordedCall) -> S
 
 
 def _of_collective(
-    rank: Rank,
-    group: RecordedGroup,
-    call: RecordedCall,
-    job: JobState,
-    participations: Participations,
+    rank: Rank, group: RecordedGroup, call: RecordedCall, participations: Participations
 ) -> tuple[Clause, ...]:
     needed = participations.needed(rank.rank, group, call)
     if not needed:
+        job = participations.job
         needed = [("host", flow.peer) for flow in _stalled(job, job.members(group))]
     return tuple(frozenset((target,)) for target in dict.fromkeys(needed))
 

@@ -60,7 +60,7 @@ class FileWork:
             self._run(lingers_s=0)
 
     def call(self, job: Callable[[], T]) -> T:
-        """Do it now."""
+        """Do it in the thread, and wait for its result."""
         results: list[T | OSError] = []
         if not self._hangs:
             self.do(job, results.append)
@@ -72,7 +72,7 @@ class FileWork:
         return results[0]
 
     def flush(self, wait_s: float) -> bool:
-        """Wait until all is done, unless nothing moves for that long; returns whether it is."""
+        """Wait until all is done; False if no job ends for `wait_s`."""
         return self._wait(lambda: not self._under_way, wait_s)
 
     def close(self) -> None:

@@ -68,11 +68,11 @@ class FlightRecords:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors for programs that inspect; empty: there are none."""
+        """The descriptors for programs that inspect the workers; empty if it is closed."""
         return [self._descriptor] if self._descriptor >= 0 else []
 
     def make_room(self, slot: int) -> None:
-        """A worker will write there."""
+        """Extend the memory to a slot in which a worker will write."""
         size = (slot + 1) * FLIGHT_RECORD_BYTES
         try:
             if os.fstat(self._descriptor).st_size >= size:
@@ -85,7 +85,7 @@ class FlightRecords:
             return
 
     def clear(self, slot: int) -> None:
-        """The worker has ended; another one may write there. Frees the memory."""
+        """Free a slot's memory after its worker has ended; another worker may use it."""
         import mmap
 
         offset = slot * FLIGHT_RECORD_BYTES
@@ -208,7 +208,7 @@ def _describe_group(states: Mapping[int, RecordedGroup], here: Sequence[int], no
 
 
 def _under_way(group: RecordedGroup, now_ns: int) -> list[RecordedCall]:
-    """What a worker is in, or was in when that failed."""
+    """The calls that a worker is in, or was in when they failed."""
     under_way = [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
     if group.backend != "rallypoint":  # its last call may have ended since
         under_way = [call for call in under_way if now_ns - call.since_ns > _AGE_NS]
@@ -245,7 +245,7 @@ def _name(group: RecordedGroup, rank: int) -> str:
 
 
 def _waiting(text: str, calls: Sequence[tuple[int, RecordedCall]], now_ns: int) -> str:
-    """Which ranks are in it, for how long, and where."""
+    """Which ranks are in a call, for how long, and where."""
     since_ns = min(call.since_ns for _, call in calls)
     sites = sorted({call.site for _, call in calls if call.site})
     at = f", at {', '.join(sites[:_MOST_SITES])}" if sites else ""

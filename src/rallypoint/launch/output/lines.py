@@ -25,13 +25,13 @@ if TYPE_CHECKING:
         """What gives its input to an outlet."""
 
         def pause(self, paused: bool) -> None:
-            """The outlet is full, or is so no longer."""
+            """Give nothing while the outlet is full, or go on."""
 
     class Rest(Protocol):
-        """What a dead worker has left in a file."""
+        """Output of a dead worker that is still in a file."""
 
         def show_rest(self) -> bool:
-            """Give the outlet what it takes; whether that was all."""
+            """Give the outlet what it accepts; returns whether nothing is left."""
 
 
 _READ_BYTES = 64 << 10
@@ -65,7 +65,7 @@ class Outlet:
         return self._is_sink_full or bool(self._rests)
 
     def has_room_for(self, reader: object) -> bool:
-        """Whether that reader may give more; of dead workers, the first one goes first."""
+        """Whether a reader may give more; dead workers are shown one after the other."""
         return not self._is_sink_full and (not self._rests or self._rests[0] is reader)
 
     def write(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ class Outlet:
         self.update()
 
     def flush(self, wait_s: float) -> bool:
-        """Write everything; False if the reader took nothing for `wait_s`; the rest is dropped."""
+        """Write everything; False if the reader takes nothing for `wait_s`: the rest is dropped."""
         while self._sink.flush(wait_s):
             if not self._rests:
                 return True
@@ -192,7 +192,7 @@ class LineReader:
             self._take_or_close(data)
 
     def pause(self, paused: bool) -> None:
-        """The outlet is full, or is so no longer."""
+        """Read nothing while the outlet is full, or go on."""
         self._listen(self._is_open and not paused)
 
     def close(self) -> None:

@@ -61,10 +61,10 @@ class ProgressReporter:
         )
 
     def network_chosen(self, network: NetworkChoice | None) -> None:
-        """The interface at which others reach this node; reported once, None: not known yet.
+        """The interface at which others reach this node; None if it is not known yet.
 
-        Without alternatives, only the journal reports it; nothing does if all nodes are on this
-        machine.
+        Reported once: only to the journal if there was no alternative, and not at all if all nodes
+        are on this machine.
         """
         if network is None or network.is_loopback or self._has_reported_network:
             return
@@ -83,7 +83,7 @@ class ProgressReporter:
         self._record("round_began", round=number, ranks=list(ranks), because=because)
 
     def round_runs(self) -> None:
-        """All of them have been started, and a failed round before it has been reported."""
+        """All workers have been started, and the end of the round before has been reported."""
         if self._tells_events:
             say(self._start_text)
 

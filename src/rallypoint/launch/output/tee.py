@@ -74,7 +74,7 @@ class FilteredFile:
 
 
 class Tee(LineReader):
-    """The agent's end of such a stream."""
+    """The agent's end of a stream that also goes to a file."""
 
     def __init__(
         self,
