@@ -10,9 +10,8 @@ from rallypoint.diagnosis.causes import Obstacle
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.graph import Needs, Node, smallest_cycle
 from rallypoint.diagnosis.job_state import JobState, Rank, entered
-from rallypoint.diagnosis.participation import sides
 from rallypoint.diagnosis.phrases import details, items, listed, numbered, seconds, some_ranks
-from rallypoint.diagnosis.waits import Wait
+from rallypoint.diagnosis.waits import Wait, sides
 
 _MOST_SITES = 2
 _MOST_IN_WORDS = 5  # ranks of a cycle
@@ -71,27 +70,22 @@ def of_rank(rank: Rank, why: Obstacle, direct: Sequence[Wait]) -> Headline:
 
 
 def _of_absent(rank: Rank, words: str, wait: Wait) -> Headline:
-    if wait.call is None:
+    """How it is known that a rank is not in the call, if that is the question, and what it does."""
+    if wait.group is None or wait.call is None:
         if wait.strength is Strength.CERTAIN and not rank.groups:
             return Headline(f"{{who}} never joined the group: {{it}} {words}")
         return Headline(f"{{who}} {words}", extra="; operation numbers unknown")
-    absence = _absence(rank, wait)
-    clause = f"{absence}: {{it}} " if absence else ""
-    return Headline(f"{{who}} {clause}{words}", names_call="entered" in absence)
-
-
-def _absence(rank: Rank, wait: Wait) -> str:
-    """How it is known that a rank is not in the call; empty if that is not the question."""
-    assert wait.group is not None and wait.call is not None
     theirs = rank.groups.get(wait.group.key)
-    if theirs is None:
-        if rank.has_record:
-            return f"never joined the group {wait.group.name}"
-        return f"probably never entered {wait.full_name}"
-    if wait.call.peer is not None or entered(theirs) >= wait.call.number:
-        return ""
-    left = " (it has left the group)" if theirs.has_left else ""
-    return f"{wait.strength.adverb}never entered {wait.full_name}{left}"
+    never_entered = f"never entered {wait.full_name}"
+    absence = ""
+    if theirs is None and rank.has_record:
+        absence = f"never joined the group {wait.group.name}: {{it}} "
+    elif theirs is None:
+        absence = f"probably {never_entered}: {{it}} "
+    elif wait.call.peer is None and entered(theirs) < wait.call.number:
+        left = " (it has left the group)" if theirs.has_left else ""
+        absence = f"{wait.strength.adverb}{never_entered}{left}: {{it}} "
+    return Headline(f"{{who}} {absence}{words}", names_call=never_entered in absence)
 
 
 def _cannot_return(rank: Rank) -> str:

@@ -2,14 +2,16 @@
 
 A call is a set of clauses (graph.py): a collective needs each member that it takes data from, a
 receive its sender, a receive from any rank one of the others, a send its receiver. A member in the
-same call is not waited for, unless it cannot move at all.
+same call is not waited for, unless it cannot move at all, or called it differently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 
+from rallypoint.base.collective import has_one_size, reduces
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.activity import (
     WAITS_FOR_LOCK,
@@ -22,14 +24,14 @@ from rallypoint.diagnosis.activity import (
 from rallypoint.diagnosis.explanation import Strength
 from rallypoint.diagnosis.facts import Flow
 from rallypoint.diagnosis.graph import Clause, Node
-from rallypoint.diagnosis.job_state import Condition, JobState, Rank
-from rallypoint.diagnosis.participation import Participations
-from rallypoint.diagnosis.phrases import numbered
+from rallypoint.diagnosis.job_state import Condition, JobState, Rank, call_at, entered
+from rallypoint.diagnosis.phrases import knows_root, numbered
 
 _STALLED_S = 2.0  # for a connection with data in flight
 _MAY_WAIT = (ActivityKind.UNKNOWN, ActivityKind.C_CODE, ActivityKind.GPU, ActivityKind.CALLS)
 
 Calls = list[tuple[RecordedGroup, RecordedCall]]
+Sides = list[list[tuple[int, RecordedGroup, RecordedCall]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +82,7 @@ class Wait:
 
 def find_waits(job: JobState) -> list[Wait]:
     """All waits, including calls in which nothing is missing, which have no clauses."""
-    participations = Participations(job)
+    participations = _Participations(job)
     return [
         wait
         for rank in job
@@ -98,7 +100,7 @@ def needs_of(waits: Iterable[Wait]) -> dict[Node, tuple[Clause, ...]]:
     return needs
 
 
-def _waits_of(rank: Rank, participations: Participations) -> list[Wait]:
+def _waits_of(rank: Rank, participations: _Participations) -> list[Wait]:
     job = participations.job
     activity = _waiting_activity(rank)
     found = [
@@ -197,13 +199,125 @@ def _strength(kind: ActivityKind, group: RecordedGroup, call: RecordedCall) -> S
 
 
 def _of_collective(
-    rank: Rank, group: RecordedGroup, call: RecordedCall, participations: Participations
+    rank: Rank, group: RecordedGroup, call: RecordedCall, participations: _Participations
 ) -> tuple[Clause, ...]:
     needed = participations.needed(rank.rank, group, call)
     if not needed:
         job = participations.job
         needed = [("host", flow.peer) for flow in _stalled(job, job.members(group))]
     return tuple(frozenset((target,)) for target in dict.fromkeys(needed))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Participation:
+    """Which of a group's members take part in one collective.
+
+    Attributes:
+        missing: members that have not called it; those about which nothing is known count as
+            missing.
+        held_up: members that have called it but cannot proceed: they are dead, stopped, or hold the
+            GIL.
+        behind: members that have queued it behind an earlier call.
+        differs: whether they called operations that cannot belong together.
+    """
+
+    members: tuple[int, ...]
+    differs: bool
+    missing: list[int] = field(default_factory=list)
+    held_up: list[int] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)
+
+
+class _Participations:
+    """Who takes part in each collective of a job, found once for all that wait in it."""
+
+    def __init__(self, job: JobState) -> None:
+        self.job = job
+        self._known: dict[tuple[str, int], _Participation] = {}
+
+    def needed(self, rank: int, group: RecordedGroup, call: RecordedCall) -> list[Node]:
+        """The ranks that a rank in this collective needs; all of them.
+
+        Without its root, a collective that has one cannot proceed, even if all others come.
+        """
+        key = (group.key, call.number)
+        if key not in self._known:
+            self._known[key] = self._find(group, call.number)
+        found = self._known[key]
+        root = group.global_rank(call.root) if knows_root(call, group) else None
+        others = {*found.members} - {rank}
+        cannot_serve = (*found.missing, *found.held_up)
+        if root is not None and root in others and (found.differs or root in cannot_serve):
+            others = {root}
+        targets: list[Node] = [each for each in found.missing if each in others]
+        if found.differs:
+            targets.append(("mismatch", group.key, str(call.number)))
+        targets += [each for each in found.held_up if each in others]
+        for each in found.behind:
+            if each in others:
+                theirs = self.job.ranks[each].groups[group.key]
+                earlier = self.needed(each, theirs, theirs.calls[-1])
+                targets += [target for target in earlier if target != rank]
+        return list(dict.fromkeys(targets))
+
+    def _find(self, group: RecordedGroup, number: int) -> _Participation:
+        members = self.job.members(group)
+        found = _Participation(members=members, differs=len(sides(self.job, group, number)) > 1)
+        for member in members:
+            rank = self.job.ranks[member]
+            own = rank.groups.get(group.key)
+            if own is None or entered(own) < number:
+                found.missing.append(member)
+                continue
+            call = call_at(own, number)
+            if rank.condition is not Condition.RUNS and (call is None or call.state == "running"):
+                found.held_up.append(member)
+            if not rank.condition.is_over and _has_queued(own, number):
+                found.behind.append(member)
+        return found
+
+
+def _has_queued(group: RecordedGroup, number: int) -> bool:
+    if group.backend != "rallypoint" or not group.queued or not group.calls:
+        return False
+    return group.calls[-1].state == "running" and group.calls[-1].number < number
+
+
+def sides(job: JobState, group: RecordedGroup, number: int) -> Sides:
+    """A group's members by what they called, the smallest side first; members that have not called
+    are left out.
+    """
+    found: Sides = []
+    for rank in job.members(group):
+        own = job.ranks[rank].groups.get(group.key)
+        call = call_at(own, number) if own else None
+        if own is None or call is None:
+            continue
+        for side in found:
+            if _agree(side[0][1:], (own, call)):
+                side.append((rank, own, call))
+                break
+        else:
+            found.append([(rank, own, call)])
+    return sorted(found, key=len)
+
+
+def _agree(
+    one: tuple[RecordedGroup, RecordedCall], other: tuple[RecordedGroup, RecordedCall]
+) -> bool:
+    (group, a), (their_group, b) = one, other
+    if a.operation != b.operation:
+        return False
+    if knows_root(a, group) and knows_root(b, their_group) and a.root != b.root:
+        return False
+    pairs: list[tuple[object, object]] = [(a.dtype, b.dtype)]
+    if reduces(a.operation):
+        pairs.append((a.operator, b.operator))
+    # In other operations sizes may differ, or backends count differently.
+    if has_one_size(a.operation):
+        one_size, other_size = (prod(each.shape) if each.shape else each.count for each in (a, b))
+        pairs.append((one_size, other_size))
+    return all(x == y or not x or not y for x, y in pairs)
 
 
 def _of_transfer(
