@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rallypoint.diagnosis.activity import is_users, main_stack
 from rallypoint.diagnosis.explanation import MOST_CHARACTERS, MOST_EVIDENCE, Strength
 from rallypoint.diagnosis.findings import HangFinding
-from rallypoint.diagnosis.headline import to_report
+from rallypoint.diagnosis.headline import reported_waits
 from rallypoint.diagnosis.job_state import JobState, Rank
 from rallypoint.diagnosis.phrases import (
     details,
@@ -87,7 +87,7 @@ def _waiting(finding: HangFinding) -> str:
     if not finding.waits:
         waiters = sorted(set(finding.waiters) - {*finding.ranks, *finding.named})
         return f"{_who_waits(waiters)} for them" if waiters else ""
-    alike = to_report(finding.waits)
+    alike = reported_waits(finding.waits)
     first = alike[0]
     ranks = sorted({wait.rank for wait in alike})
     text = _who_waits(ranks, first.strength)
@@ -110,7 +110,7 @@ def _others(finding: HangFinding) -> str:
     direct = {wait.rank for wait in finding.waits}
     if not direct:
         return ""
-    other_calls = sorted(direct - {wait.rank for wait in to_report(finding.waits)})
+    other_calls = sorted(direct - {wait.rank for wait in reported_waits(finding.waits)})
     indirect = sorted({*finding.waiters} - direct)
     parts = [f"{some_ranks(other_calls)} in other calls"] if other_calls else []
     if indirect:

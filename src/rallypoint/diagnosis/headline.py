@@ -66,7 +66,7 @@ def of_rank(rank: Rank, why: Obstacle, direct: Sequence[Wait]) -> Headline:
         return Headline(text, last_done=last, extra=extra, remedy=why.remedy)
     if why.cause is Cause.HOLDS_GIL:
         return Headline(f"{text}{_cannot_return(rank)}")
-    return _of_absent(rank, why.words, to_report(direct)[0])
+    return _of_absent(rank, why.words, reported_waits(direct)[0])
 
 
 def _of_absent(rank: Rank, words: str, wait: Wait) -> Headline:
@@ -125,7 +125,7 @@ def of_flow(job: JobState, peer: str, direct: Sequence[Wait]) -> Headline:
     )
 
 
-def to_report(waits: Sequence[Wait]) -> list[Wait]:
+def reported_waits(waits: Sequence[Wait]) -> list[Wait]:
     """The waits in the call in which most ranks wait, the longest first."""
     by_call: dict[object, list[Wait]] = {}
     for wait in waits:
