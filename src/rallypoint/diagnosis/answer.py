@@ -37,7 +37,7 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
     findings = find(job, waits)
     lines = evidence(job, waits, findings)
     for node in (rank.node for rank in job if rank.activity.kind is ActivityKind.INIT):
-        if node is not None and node.loopback_trouble:  # then it waits for that
+        if node is not None and node.loopback_trouble:  # it cannot reach its neighbours
             where = f"on node {node.node_rank} ({node.host})"
             return Explanation(
                 kind=Verdict.EXPLAINED,
@@ -105,8 +105,7 @@ def _edges(waits: Sequence[Wait]) -> tuple[Edge, ...]:
     """The edges; ranks that wait in the same way share one."""
     folded: dict[object, list[Wait]] = {}
     for wait in waits:
-        number = wait.call.number if wait.call and not wait.is_in_transfer else -1
-        folded.setdefault((wait.clauses, wait.key, number, wait.site), []).append(wait)
+        folded.setdefault((wait.clauses, wait.key, wait.site), []).append(wait)
     return tuple(edge for alike in folded.values() for edge in _edges_of(alike))
 
 
