@@ -5,6 +5,9 @@ Times are of the monotonic clock of the worker's machine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 from rallypoint.base.record import Record
 
 
@@ -68,12 +71,25 @@ class RecordedGroup(Record, kw_only=True):
     is_complete: bool = True
     transfers_begun: int = 0
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members' global ranks in the order of the group; empty if unknown."""
+        return _ranks_in(self.members)
+
     def global_rank(self, rank: int) -> int | None:
-        """What a rank in the group is called outside, if that is known."""
-        for part in self.members.split(",") if self.members else ():
-            first, _, last = part.partition("-")
-            size = int(last or first) - int(first) + 1
-            if rank < size:
-                return int(first) + rank
-            rank -= size
-        return None
+        """The global rank of a rank in the group, if it is known."""
+        return self.ranks[rank] if 0 <= rank < len(self.ranks) else None
+
+
+def current_groups(groups: Sequence[RecordedGroup]) -> list[RecordedGroup]:
+    """A worker's groups, without those that it left and formed anew."""
+    open_names = {group.name for group in groups if not group.has_left}
+    return [group for group in groups if not (group.has_left and group.name in open_names)]
+
+
+@lru_cache(maxsize=1024)
+def _ranks_in(text: str) -> tuple[int, ...]:
+    ranges = (part.partition("-") for part in text.split(",") if part)
+    return tuple(
+        rank for first, _, last in ranges for rank in range(int(first), int(last or first) + 1)
+    )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
+from itertools import chain
 
 from rallypoint.diagnosis.explanation import Strength
-from rallypoint.diagnosis.facts import Frame, Process, Stack, Thread, WorkerFacts
+from rallypoint.diagnosis.facts import Frame, Process, Stack, WorkerFacts
 
 
-class Doing(Enum):
+class ActivityKind(Enum):
     """Kinds of activity."""
 
     COLLECTIVE = "collective"
@@ -43,26 +44,32 @@ class Doing(Enum):
     @property
     def communicates(self) -> bool:
         """Whether it waits for other ranks, as far as its calls show."""
-        return self in (Doing.COLLECTIVE, Doing.TRANSFER, Doing.CALLS, Doing.INIT)
+        return self in (
+            ActivityKind.COLLECTIVE,
+            ActivityKind.TRANSFER,
+            ActivityKind.CALLS,
+            ActivityKind.INIT,
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Activity:
     """The activity of a rank, or of one of its threads.
 
     Attributes:
         words: a predicate, which is followed by "at FILE:LINE": ``"is in time.sleep"``.
         frame: the innermost line of the user's program, if known.
-        note: a remark in brackets after the place.
+        note: a remark in brackets after the line.
         waits_in: the name of the library call that it waits in: ``"all_reduce"``, ``"backward"``.
     """
 
-    doing: Doing
+    kind: ActivityKind
     words: str
     frame: Frame | None = None
+    _: KW_ONLY
     note: str = ""
     waits_in: str = ""
-    strength: Strength = Strength.TOLD
+    strength: Strength = Strength.CERTAIN
 
     @property
     def site(self) -> str:
@@ -70,8 +77,8 @@ class Activity:
         return short_site(f"{self.frame.file}:{self.frame.line}") if self.frame else ""
 
     def __str__(self) -> str:
-        place = f" at {self.site}" if self.site else ""
-        return f"{self.words}{place}{f' ({self.note})' if self.note else ''}"
+        site = f" at {self.site}" if self.site else ""
+        return f"{self.words}{site}{f' ({self.note})' if self.note else ''}"
 
 
 def short_site(site: str) -> str:
@@ -87,85 +94,85 @@ _NOT_THE_USERS = re.compile(
 )
 _STANDARD = re.compile(r"^<frozen |(^|/)lib(64)?/python3(\.\d+)?t?/(?!(site|dist)-packages)")
 
+WAITS_FOR_LOCK = "waits for a lock of its own process"
+
+_C10D = "torch/distributed/distributed_c10d.py"
+
 # What a frame shows about its thread: the end of the file's path, the function (empty: any), and
 # the activity. If several frames above the user's line match, the outermost one counts.
-_FRAMES: tuple[tuple[str, str, Doing, str], ...] = (
-    ("torch/distributed/distributed_c10d.py", "init_process_group|new_group|new_subgroups.*"
-     "|split_group|_new_process_group_helper", Doing.INIT, "waits in {}"),
-    ("torch/distributed/distributed_c10d.py", "destroy_process_group", Doing.C_CODE, "is in {}"),
-    ("torch/distributed/distributed_c10d.py", "i?(send|recv)|(send|recv)_object_list"
-     "|batch_isend_irecv", Doing.TRANSFER, "waits in {}"),
-    ("torch/distributed/distributed_c10d.py", "[a-z].*", Doing.COLLECTIVE, "waits in {}"),
-    ("torch/distributed/rendezvous.py", "", Doing.INIT, "waits in the rendezvous"),
-    ("torch/distributed/_functional_collectives.py", "wait_tensor|_maybe_wrap_tensor|wait"
-     "|trigger_wait", Doing.CALLS, "waits for a collective"),
-    ("rallypoint/process_group/formation/init.py", "destroy_process_group", Doing.C_CODE,
-     "is in {}"),
-    ("rallypoint/process_group/formation/init.py", "form_process_group", Doing.INIT, "waits in {}"),
-    ("rallypoint/process_group/formation/(init|communicator).py", "", Doing.INIT,
-     "waits in init_process_group"),
-    ("rallypoint/process_group/formation/subgroups.py", "", Doing.INIT, "waits in {}"),
-    ("rallypoint/process_group/calls/point_to_point.py", "[a-z].*", Doing.TRANSFER, "waits in {}"),
-    ("rallypoint/process_group/calls/(?!call)\\w+.py", "[a-z].*", Doing.COLLECTIVE,
+_FRAMES: tuple[tuple[str, str, ActivityKind, str], ...] = (
+    (_C10D, "init_process_group|new_group|new_subgroups.*|split_group|_new_process_group_helper",
+     ActivityKind.INIT, "waits in {}"),
+    (_C10D, "destroy_process_group", ActivityKind.C_CODE, "is in {}"),
+    (_C10D, "i?(send|recv)|(send|recv)_object_list|batch_isend_irecv", ActivityKind.TRANSFER,
      "waits in {}"),
-    ("rallypoint/process_group/work.py", "wait.*", Doing.CALLS, "waits for a call"),
-    ("rallypoint/pytorch/torch_work.py", "wait", Doing.CALLS, "waits for a call"),
-    ("rallypoint/store/\\w+.py", "[a-z].*", Doing.STORE, "waits for a key of the store"),
-    ("torch/autograd/graph.py", "_engine_run_backward", Doing.CALLS, "is in backward"),
-    ("torch/nn/parallel/distributed.py", "", Doing.CALLS, "is in DistributedDataParallel"),
-    ("torch/utils/data/dataloader.py", "", Doing.LOADER, "waits for its data loader"),
-    ("torch/serialization.py", "save", Doing.CHECKPOINT, "is in torch.save"),
-    ("torch/serialization.py", "load", Doing.CHECKPOINT, "is in torch.load"),
-    ("torch/distributed/checkpoint/.*.py", "", Doing.CHECKPOINT, "is in a checkpoint"),
-    ("torch/_(inductor|dynamo)/.*.py", "compile\\w*|_compile\\w*|codegen\\w*", Doing.COMPILE,
+    (_C10D, "[a-z].*", ActivityKind.COLLECTIVE, "waits in {}"),
+    ("torch/distributed/rendezvous.py", "", ActivityKind.INIT, "waits in the rendezvous"),
+    ("torch/distributed/_functional_collectives.py", "wait_tensor|_maybe_wrap_tensor|wait"
+     "|trigger_wait", ActivityKind.CALLS, "waits for a collective"),
+    ("rallypoint/process_group/formation/init.py", "destroy_process_group", ActivityKind.C_CODE,
+     "is in {}"),
+    ("rallypoint/process_group/formation/init.py", "form_process_group", ActivityKind.INIT,
+     "waits in {}"),
+    ("rallypoint/process_group/formation/(init|communicator).py", "", ActivityKind.INIT,
+     "waits in init_process_group"),
+    ("rallypoint/process_group/formation/subgroups.py", "", ActivityKind.INIT, "waits in {}"),
+    ("rallypoint/process_group/calls/point_to_point.py", "[a-z].*", ActivityKind.TRANSFER,
+     "waits in {}"),
+    ("rallypoint/process_group/calls/(?!call)\\w+.py", "[a-z].*", ActivityKind.COLLECTIVE,
+     "waits in {}"),
+    ("rallypoint/process_group/work.py", "wait.*", ActivityKind.CALLS, "waits for a call"),
+    ("rallypoint/pytorch/torch_work.py", "wait", ActivityKind.CALLS, "waits for a call"),
+    ("rallypoint/store/\\w+.py", "[a-z].*", ActivityKind.STORE, "waits for a key of the store"),
+    ("torch/autograd/graph.py", "_engine_run_backward", ActivityKind.CALLS, "is in backward"),
+    ("torch/nn/parallel/distributed.py", "", ActivityKind.CALLS, "is in DistributedDataParallel"),
+    ("torch/utils/data/dataloader.py", "", ActivityKind.LOADER, "waits for its data loader"),
+    ("torch/serialization.py", "save", ActivityKind.CHECKPOINT, "is in torch.save"),
+    ("torch/serialization.py", "load", ActivityKind.CHECKPOINT, "is in torch.load"),
+    ("torch/distributed/checkpoint/.*.py", "", ActivityKind.CHECKPOINT, "is in a checkpoint"),
+    ("torch/_(inductor|dynamo)/.*.py", "compile\\w*|_compile\\w*|codegen\\w*", ActivityKind.COMPILE,
      "compiles with torch.compile"),
-    ("/(bdb|pdb|pudb/.*|ipdb/.*|debugpy/.*).py", "", Doing.PROMPT, "is at a debugger's prompt"),
-    ("/code.py", "interact", Doing.PROMPT, "is at a prompt"),
-    ("/IPython/terminal/\\w+.py", "", Doing.PROMPT, "is at a prompt"),
-    ("torch/cuda/__init__.py", "synchronize", Doing.GPU, "waits for its GPU"),
-    ("torch/cuda/streams.py", "synchronize|wait", Doing.GPU, "waits for its GPU"),
-    ("/subprocess.py", "", Doing.SUBPROCESS, "waits for a process that it started"),
-    ("/multiprocessing/process.py", "join", Doing.SUBPROCESS,
+    ("/(bdb|pdb|pudb/.*|ipdb/.*|debugpy/.*).py", "", ActivityKind.PROMPT,
+     "is at a debugger's prompt"),
+    ("/code.py", "interact", ActivityKind.PROMPT, "is at a prompt"),
+    ("/IPython/terminal/\\w+.py", "", ActivityKind.PROMPT, "is at a prompt"),
+    ("torch/cuda/__init__.py", "synchronize", ActivityKind.GPU, "waits for its GPU"),
+    ("torch/cuda/streams.py", "synchronize|wait", ActivityKind.GPU, "waits for its GPU"),
+    ("/subprocess.py", "", ActivityKind.SUBPROCESS, "waits for a process that it started"),
+    ("/multiprocessing/process.py", "join", ActivityKind.SUBPROCESS,
      "waits for a process that it started"),
-    ("/multiprocessing/queues.py", "get|put", Doing.QUEUE, "waits for a queue between processes"),
-    ("/multiprocessing/(connection|synchronize).py", "", Doing.QUEUE,
+    ("/multiprocessing/queues.py", "get|put", ActivityKind.QUEUE,
+     "waits for a queue between processes"),
+    ("/multiprocessing/(connection|synchronize).py", "", ActivityKind.QUEUE,
      "waits for another process of its own"),
-    ("/queue.py", "get|put|join", Doing.QUEUE, "waits for a queue of its own process"),
-    ("/threading.py", "join|_wait_for_tstate_lock", Doing.LOCK, "waits for a thread of its own"),
-    ("/threading.py", "wait|wait_for|acquire|__enter__", Doing.LOCK,
-     "waits for a lock of its own process"),
-    ("/concurrent/futures/\\w+.py", "", Doing.LOCK, "waits for a thread of its own"),
-    ("/(socket|ssl|http/client|urllib/request|selectors|asyncio/\\w+).py", "", Doing.SOCKET,
+    ("/queue.py", "get|put|join", ActivityKind.QUEUE, "waits for a queue of its own process"),
+    ("/threading.py", "join|_wait_for_tstate_lock", ActivityKind.LOCK,
+     "waits for a thread of its own"),
+    ("/threading.py", "wait|wait_for|acquire|__enter__", ActivityKind.LOCK, WAITS_FOR_LOCK),
+    ("/concurrent/futures/\\w+.py", "", ActivityKind.LOCK, "waits for a thread of its own"),
+    ("/(socket|ssl|http/client|urllib/request|selectors|asyncio/\\w+).py", "", ActivityKind.SOCKET,
      "waits for a connection"),
 )  # fmt: skip
 _TABLE = tuple(
     (
         re.compile(f"(^|/){file.removeprefix('/')}$".replace(".py", r"\.py")),
         re.compile(function or ".*"),
-        doing,
+        kind,
         words,
     )
-    for file, function, doing, words in _FRAMES
+    for file, function, kind, words in _FRAMES
 )
 
 # The activity of a thread in a system call, below a line of the user's own.
 _OF_CALLS = (
-    ("clock_nanosleep nanosleep", Doing.SLEEP, "is in time.sleep"),
-    ("wait4 waitid vfork", Doing.SUBPROCESS, "waits for a process that it started"),
-    (
-        "recvfrom recvmsg recv sendto sendmsg accept accept4 connect poll ppoll select pselect6 "
-        "epoll_wait epoll_pwait",
-        Doing.SOCKET,
-        "waits for a connection",
-    ),
-    (
-        "read pread64 readv write pwrite64 writev open openat close fsync fdatasync stat "
-        "newfstatat statx flock fcntl getdents64",
-        Doing.FILE,
-        "is in {}",
-    ),
-)
-_OF_CALL = {call: (doing, words) for calls, doing, words in _OF_CALLS for call in calls.split()}
+    ("clock_nanosleep nanosleep", ActivityKind.SLEEP, "is in time.sleep"),
+    ("wait4 waitid vfork", ActivityKind.SUBPROCESS, "waits for a process that it started"),
+    ("recvfrom recvmsg recv sendto sendmsg accept accept4 connect poll ppoll select pselect6 "
+     "epoll_wait epoll_pwait", ActivityKind.SOCKET, "waits for a connection"),
+    ("read pread64 readv write pwrite64 writev open openat close fsync fdatasync stat newfstatat "
+     "statx flock fcntl getdents64", ActivityKind.FILE, "is in {}"),
+)  # fmt: skip
+_OF_CALL = {call: (kind, words) for calls, kind, words in _OF_CALLS for call in calls.split()}
 _FILE_NAMES = {"openat": "open", "pread64": "read", "pwrite64": "write"}
 
 
@@ -178,29 +185,24 @@ def users_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost line of the user's program; otherwise of a library other than Python's and
     torch's.
     """
-    for suits in (
-        is_users,
-        lambda each: not _STANDARD.search(each.file)
-        and "/torch/" not in each.file
-        and "rallypoint/" not in each.file,
-    ):
-        found = next((frame for frame in frames if suits(frame)), None)
-        if found:
-            return found
-    return frames[0] if frames else None
+    return next(chain(filter(is_users, frames), filter(_is_third_party, frames), frames), None)
+
+
+def _is_third_party(frame: Frame) -> bool:
+    file = frame.file
+    return not _STANDARD.search(file) and "/torch/" not in file and "rallypoint/" not in file
 
 
 def activity(worker: WorkerFacts) -> Activity:
     """The activity of a worker's main thread."""
-    process = worker.process
     main = main_stack(worker.stacks)
     if main is None:
-        return _unseen(worker)
-    found = _of_frames(main, process)
-    thread = _main_thread(process)
-    if found.doing is Doing.UNKNOWN:
-        found = _of_kernel(found, process, thread, [each for each in worker.stacks if each != main])
-    if worker.library and found.doing is Doing.RUNS:
+        return _without_stacks(worker)
+    found = of_thread(main, worker.process)
+    if found.kind is ActivityKind.UNKNOWN:
+        others = [each for each in worker.stacks if each != main]
+        found = _of_kernel(found, worker.process, others)
+    if worker.library and found.kind is ActivityKind.RUNS:
         return replace(found, note=f"{found.note} in {worker.library}")
     return found
 
@@ -210,91 +212,67 @@ def main_stack(stacks: Sequence[Stack]) -> Stack | None:
     return next((each for each in stacks if each.is_main), stacks[-1] if stacks else None)
 
 
-def of_thread(stack: Stack) -> Activity:
-    """The activity of a thread other than the main one, from its frames alone."""
-    return _of_frames(stack, None)
+def _without_stacks(worker: WorkerFacts) -> Activity:
+    """The kind stays unknown: a thread that waits for others may be in any system call."""
+    if worker.process is None:
+        reason = "it has ended" if worker.end else "nothing could be read of its process"
+        words = f"was elsewhere: cannot tell where, because {reason}"
+        return Activity(ActivityKind.UNKNOWN, words, strength=Strength.UNKNOWN)
+    reason = worker.no_stacks_because or "its Python stack could not be read"
+    found = _of_kernel(Activity(ActivityKind.UNKNOWN, "waits"), worker.process, [])
+    does = "is elsewhere" if found.words == "is" else found.words.removesuffix(" called")
+    note = f" ({found.note})" if found.note else ""
+    words = f"{does}{note}: cannot tell at which line, because {reason}"
+    return Activity(ActivityKind.UNKNOWN, words, strength=Strength.UNKNOWN)
 
 
-def _unseen(worker: WorkerFacts) -> Activity:
-    """The activity without stacks; a thread that waits for others may be in any of these system
-    calls.
-    """
-    process = worker.process
-    if process is None:
-        because = "it has ended" if worker.end else "nothing could be read of its process"
-        words = f"was elsewhere: cannot tell where, because {because}"
-        return Activity(doing=Doing.UNKNOWN, words=words, strength=Strength.UNKNOWN)
-    because = worker.no_stacks_because or "its Python stack could not be read"
-    at = _of_kernel(
-        Activity(doing=Doing.UNKNOWN, words="waits"), process, _main_thread(process), []
-    )
-    does = at.words.removesuffix(" called")
-    if does == "is":
-        does = "is elsewhere"
-    if at.note:
-        does += f" ({at.note})"
-    words = f"{does}: cannot tell at which line, because {because}"
-    return Activity(doing=Doing.UNKNOWN, words=words, strength=Strength.UNKNOWN)
-
-
-def _of_frames(stack: Stack, process: Process | None) -> Activity:
+def of_thread(stack: Stack, process: Process | None = None) -> Activity:
+    """The activity of a thread, from its frames alone; an import's age is that of the process."""
     frame = users_frame(stack.frames)
     if stack.collects_garbage:
-        return Activity(doing=Doing.GARBAGE, words="collects garbage", frame=frame)
-    found: tuple[Doing, str, str] | None = None
+        return Activity(ActivityKind.GARBAGE, "collects garbage", frame)
+    found: Activity | None = None
     inner = 0
     for each in stack.frames:
         if is_users(each):
             break
         inner += 1
         found = _in_table(each) or found
-    if found is None or not found[0].communicates:
-        imports = _import(stack.frames, inner, process)
-        if imports:
-            return imports
+    if found is None or not found.kind.communicates:
+        found = _import(stack.frames, inner, process) or found
     if found is None:
-        return Activity(doing=Doing.UNKNOWN, words="is", frame=frame)
-    doing, words, name = found
-    if name == "_engine_run_backward":
-        name = "backward"
-    return Activity(
-        doing=doing,
-        words=words,
-        frame=frame,
-        waits_in=name if doing.communicates else "",
-        strength=Strength.INFERRED if doing is Doing.LOCK else Strength.TOLD,
-    )
+        return Activity(ActivityKind.UNKNOWN, "is", frame)
+    return found if found.kind is ActivityKind.IMPORT else replace(found, frame=frame)
 
 
-def _in_table(frame: Frame) -> tuple[Doing, str, str] | None:
-    """What the table says about a frame, and the frame's function."""
-    for file, function, doing, words in _TABLE:
+def _in_table(frame: Frame) -> Activity | None:
+    for file, function, kind, words in _TABLE:
         if file.search(frame.file) and function.fullmatch(frame.function):
-            return doing, words.format(frame.function), frame.function
+            name = "backward" if frame.function == "_engine_run_backward" else frame.function
+            return Activity(
+                kind,
+                words.format(frame.function),
+                waits_in=name if kind.communicates else "",
+                strength=Strength.INFERRED if kind is ActivityKind.LOCK else Strength.CERTAIN,
+            )
     return None
 
 
 def _import(frames: Sequence[Frame], inner: int, process: Process | None) -> Activity | None:
     """The import in progress, if lines of a module are running: the module that was requested
-    first.
+    first. The `inner` first frames are of libraries.
     """
-    if not any(_is_import(frame) for frame in frames):
+    imports = [index for index, frame in enumerate(frames) if _is_import(frame)]
+    if not imports:
         return None
-    if inner and inner < len(frames) and not any(_is_import(each) for each in frames[:inner]):
-        if frames[inner].function != "<module>":
-            return None
-    elif not inner and frames[0].function != "<module>":
+    if inner <= imports[0] and frames[inner].function != "<module>":
         return None
-    module = ""
-    for outer, frame in reversed(list(enumerate(frames))):
-        if _is_import(frame):
-            within = [each for each in frames[:outer] if not _is_import(each)]
-            module = _module(within[-1].file) if within else ""
-            break
-    age = f"{process.age_s:.0f} s" if process else ""
-    outside = next((each for each in frames[::-1] if is_users(each)), None)
+    within = [each for each in frames[: imports[-1]] if not _is_import(each)]
+    module = _module(within[-1].file) if within else ""
+    outside = next((each for each in reversed(frames) if is_users(each)), None)
     words = f"is still importing {module or 'a module'}"
-    return Activity(doing=Doing.IMPORT, words=words, frame=outside, note=age)
+    age = f"{process.age_s:.0f} s" if process else ""
+    return Activity(ActivityKind.IMPORT, words, outside, note=age)
 
 
 def _is_import(frame: Frame) -> bool:
@@ -305,8 +283,8 @@ def _module(file: str) -> str:
     """The name of a library, e.g. ``transformers`` for any of its files; for the user's own files,
     the file's name.
     """
-    _, _, inside = file.rpartition("-packages/")
-    if inside != file and "-packages/" in file:
+    _, packages, inside = file.rpartition("-packages/")
+    if packages:
         return inside.partition("/")[0].removesuffix(".py")
     name = short_site(file)
     if name == "__init__.py":
@@ -314,45 +292,32 @@ def _module(file: str) -> str:
     return name.removesuffix(".py")
 
 
-def _of_kernel(
-    found: Activity, process: Process | None, thread: Thread | None, others: Sequence[Stack]
-) -> Activity:
+def _of_kernel(found: Activity, process: Process | None, others: Sequence[Stack]) -> Activity:
     """The activity of a thread whose innermost frame is a line that calls C code, or runs
     Python.
     """
-    cpu = thread.cpu if thread else process.cpu if process else 0.0
-    state = thread.state if thread else process.state if process else ""
-    starved = process.starved if process else 0.0
-    if cpu >= 0.5 or (state == "R" and cpu + starved > 0.1):
-        return replace(found, doing=Doing.RUNS, words="runs", note=_percent(process, thread))
-    call = thread.syscall if thread else ""
-    path = f" of {thread.path}" if thread and thread.path else ""
-    if call in _OF_CALL:
-        doing, words = _OF_CALL[call]
-        if call == "read" and thread and thread.path.startswith(("/dev/pts/", "/dev/tty")):
-            return replace(found, doing=Doing.PROMPT, words="waits for input from a terminal")
-        name = _FILE_NAMES.get(call, call)
-        return replace(found, doing=doing, words=words.format(name) + path)
-    if call == "futex" and any(users_frame(each.frames) for each in others):
-        lock = "waits for a lock of its own process"
-        return replace(found, doing=Doing.LOCK, words=lock, strength=Strength.INFERRED)
-    if state == "":
+    thread = process.main_thread if process else None
+    observed = thread or process
+    if process is None or observed is None:
         return replace(found, words="is")
+    if observed.cpu >= 0.5 or (observed.state == "R" and observed.cpu + process.starved > 0.1):
+        percent = f"{min(observed.cpu, 1.0) * 100:.0f} % CPU"
+        return replace(found, kind=ActivityKind.RUNS, words="runs", note=percent)
+    call, path = (thread.syscall, thread.path) if thread else ("", "")
+    if call == "read" and path.startswith(("/dev/pts/", "/dev/tty")):
+        return replace(found, kind=ActivityKind.PROMPT, words="waits for input from a terminal")
+    if call in _OF_CALL:
+        kind, words = _OF_CALL[call]
+        name = _FILE_NAMES.get(call, call)
+        of_path = f" of {path}" if path else ""
+        return replace(found, kind=kind, words=words.format(name) + of_path)
+    if call == "futex" and any(users_frame(each.frames) for each in others):
+        strength = Strength.INFERRED
+        return replace(found, kind=ActivityKind.LOCK, words=WAITS_FOR_LOCK, strength=strength)
     return replace(
         found,
-        doing=Doing.C_CODE,
+        kind=ActivityKind.C_CODE,
         words="waits in C code called",
         note=call or "asleep",
         strength=Strength.UNKNOWN,
     )
-
-
-def _main_thread(process: Process | None) -> Thread | None:
-    if process is None:
-        return None
-    return next((each for each in process.threads if each.id == process.pid), None)
-
-
-def _percent(process: Process | None, thread: Thread | None) -> str:
-    cpu = thread.cpu if thread else process.cpu if process else 0.0
-    return f"{min(cpu, 1.0) * 100:.0f} % CPU"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
-from rallypoint.diagnosis.activity import Doing, is_users, main_stack, of_thread
+from rallypoint.diagnosis.activity import ActivityKind, is_users, main_stack, of_thread
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.facts import Process, Thread
+from rallypoint.diagnosis.job_state import Condition, Rank
 from rallypoint.diagnosis.phrases import numbered, seconds, shortened, times
-from rallypoint.diagnosis.sight import Condition, Rank
 
 _LOADER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([\w ]+)")
 _LOADER_ENDED = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedly")
@@ -28,7 +28,7 @@ _MOST_OF_ERROR = 80  # characters
 _MOST_OF_OURS = 170  # our own errors say why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Obstacle:
     """What prevents a rank from arriving.
 
@@ -40,14 +40,15 @@ class Obstacle:
 
     cause: Cause
     words: str
+    _: KW_ONLY
     owner: str = ""
     remedy: str = ""
-    strength: Strength = Strength.TOLD
+    strength: Strength = Strength.CERTAIN
 
 
 def explain(rank: Rank) -> Obstacle:
     """Why this rank does not arrive."""
-    return _TOLD_BY_CONDITION.get(rank.condition, _elsewhere)(rank)
+    return _BY_CONDITION.get(rank.condition, _elsewhere)(rank)
 
 
 def _killed(rank: Rank) -> Obstacle:
@@ -57,27 +58,25 @@ def _killed(rank: Rank) -> Obstacle:
     if rank.end.signal == "SIGKILL" and kills is not None:
         struck = "did not strike" if kills == 0 else f"struck {times(kills)}"
         who += f"; the kernel's out-of-memory killer {struck}"
-    return Obstacle(cause=Cause.KILLED, words=f"is dead ({rank.end.signal}, {who})")
+    return Obstacle(Cause.KILLED, f"is dead ({rank.end.signal}, {who})")
 
 
 def _ended(rank: Rank) -> Obstacle:
     end = rank.end
     if end is None:
-        return Obstacle(cause=Cause.ENDED, words="has ended (how is not known yet)")
+        return Obstacle(Cause.ENDED, "has ended (how is not known yet)")
     loader = _LOADER_KILLED.search(end.error)
     if loader:
         signal = _SIGNALS.get(loader[2].strip(), loader[2].strip())
         words = f"{loader[1]} was killed by {signal}"
-        return Obstacle(cause=Cause.ENDED, owner="data loader worker", words=words)
+        return Obstacle(Cause.ENDED, words, owner="data loader worker")
     loader = _LOADER_ENDED.search(end.error)
     if loader:
         words = f"{loader[1]} has ended unexpectedly"
-        return Obstacle(cause=Cause.ENDED, owner="data loader worker", words=words)
+        return Obstacle(Cause.ENDED, words, owner="data loader worker")
     full = _DISK_FULL.search(end.error)
     error = _shortened(full[0] if full else end.error)
-    return Obstacle(
-        cause=Cause.ENDED, words=f"has ended (code {end.code}{f': {error}' if error else ''})"
-    )
+    return Obstacle(Cause.ENDED, f"has ended (code {end.code}{f': {error}' if error else ''})")
 
 
 def _shortened(error: str) -> str:
@@ -89,97 +88,87 @@ def _shortened(error: str) -> str:
 def _raised(rank: Rank) -> Obstacle:
     assert rank.worker is not None
     error = _shortened(_OF_LIBRARY.sub("", rank.worker.error))
-    return Obstacle(
-        cause=Cause.RAISED, words=f"raised {error} and cannot end: {_keeps_from_ending(rank)}"
-    )
+    return Obstacle(Cause.RAISED, f"raised {error} and cannot end: {_keeps_from_ending(rank)}")
 
 
 def _keeps_from_ending(rank: Rank) -> str:
     """What Python waits for at the end: a thread, or something that is to be done at exit."""
-    assert rank.worker is not None
-    main = main_stack(rank.worker.stacks)
-    others = [each for each in rank.worker.stacks if each != main and of_thread(each).frame]
+    main = main_stack(rank.stacks)
+    others = [each for each in rank.stacks if each != main and of_thread(each).frame]
     ends_threads = main is not None and any(each.function == "_shutdown" for each in main.frames)
     if not others or not ends_threads:
         return f"it {rank.activity}"
-    stack = next((each for each in others if of_thread(each).doing.communicates), others[0])
-    doing = of_thread(stack)
-    words = str(doing) if doing.frame and is_users(doing.frame) else doing.words
+    stack = next((each for each in others if of_thread(each).kind.communicates), others[0])
+    activity = of_thread(stack)
+    words = str(activity) if activity.frame and is_users(activity.frame) else activity.words
     running = [
-        call
-        for group in rank.groups.values()
-        for call in (*group.calls, *group.transfers)
-        if call.state == "running" and not group.has_left
+        call for group, call in rank.calls() if call.state == "running" and not group.has_left
     ]
-    if len(running) == 1 and (doing.doing.communicates or doing.doing is Doing.UNKNOWN):
-        words = f"waits in {numbered(running[0])} at {doing.site}"
+    if len(running) == 1 and (activity.kind.communicates or activity.kind is ActivityKind.UNKNOWN):
+        words = f"waits in {numbered(running[0])} at {activity.site}"
     return f"thread {stack.name!r} {words}" if stack.name else f"a thread of its own {words}"
 
 
 def _stopped(rank: Rank) -> Obstacle:
-    place = "" if rank.activity.doing is Doing.UNKNOWN else f" at {rank.activity.site}"
     if rank.node is not None and rank.node.is_paused:
         return Obstacle(
-            cause=Cause.STOPPED,
-            words="is paused by the launcher until the job goes on",
+            Cause.STOPPED,
+            "is paused by the launcher until the job goes on",
             remedy=f"look for what keeps {rank.node.host} from hearing the other nodes",
         )
+    site = "" if rank.activity.kind is ActivityKind.UNKNOWN else f" at {rank.activity.site}"
     return Obstacle(
-        cause=Cause.STOPPED,
-        words=f"is stopped (SIGSTOP){place}",
+        Cause.STOPPED,
+        f"is stopped (SIGSTOP){site}",
         remedy=f"kill -CONT {rank.pid} lets it go on" if rank.pid else "",
     )
 
 
 def _traced(rank: Rank) -> Obstacle:
-    return Obstacle(cause=Cause.STOPPED, words="is stopped by a debugger")
+    return Obstacle(Cause.STOPPED, "is stopped by a debugger")
 
 
 def _silent(rank: Rank) -> Obstacle:
     assert rank.node is not None
     return Obstacle(
-        cause=Cause.SILENT,
-        words=f"has not answered for {seconds(rank.node.silent_s or 0.0)}",
+        Cause.SILENT,
+        f"has not answered for {seconds(rank.node.silent_s or 0.0)}",
         owner=f"node {rank.node.node_rank} ({rank.node.host})",
     )
 
 
 def _not_seen(rank: Rank) -> Obstacle:
     return Obstacle(
-        cause=Cause.NOT_SEEN,
-        words="was not seen: cannot tell what it does, because nothing was kept of it",
+        Cause.NOT_SEEN,
+        "was not seen: cannot tell what it does, because nothing was kept of it",
         strength=Strength.UNKNOWN,
     )
 
 
 def _in_kernel(rank: Rank) -> Obstacle:
-    thread = _first_thread(rank)
+    thread = rank.process.main_thread if rank.process else None
     wait = f", in {thread.wait}" if thread and thread.wait else ""
     if thread and thread.path:
         wait += f", {thread.syscall} of {thread.path}"
     site = f" called at {rank.activity.site}" if rank.activity.site else ""
-    return Obstacle(
-        cause=Cause.IN_KERNEL,
-        words=f"has been in the kernel (D) since the first look{wait}{site}",
-    )
+    return Obstacle(Cause.IN_KERNEL, f"has been in the kernel (D) since the first look{wait}{site}")
 
 
 def _holds_gil(rank: Rank) -> Obstacle:
     assert rank.worker is not None
-    # Running code may release it between the looks; sleeping code does not.
-    strength = Strength.INFERRED if rank.worker.library else Strength.TOLD
+    # Running code may release it between the samples; sleeping code does not.
+    strength = Strength.INFERRED if rank.worker.library else Strength.CERTAIN
     holder = next((each for each in rank.worker.stacks if each.thread == rank.worker.gil), None)
     site = of_thread(holder).site if holder else ""
-    probably = "probably " if strength is Strength.INFERRED else ""
     cpu = f" ({rank.activity.note})" if "CPU" in rank.activity.note else ""
     return Obstacle(
-        cause=Cause.HOLDS_GIL,
-        words=f"{probably}holds the GIL in C code called at {site or 'a place unknown'}{cpu}",
+        Cause.HOLDS_GIL,
+        f"{strength.adverb}holds the GIL in C code called at {site or 'a place unknown'}{cpu}",
         strength=strength,
     )
 
 
-_TOLD_BY_CONDITION = {
+_BY_CONDITION = {
     Condition.KILLED: _killed,
     Condition.ENDED: _ended,
     Condition.RAISED: _raised,
@@ -194,97 +183,77 @@ _TOLD_BY_CONDITION = {
 
 def _elsewhere(rank: Rank) -> Obstacle:
     """The explanation for a rank that is alive, and does something else."""
-    doing = rank.activity.doing
-    if doing is Doing.LOADER:
+    kind = rank.activity.kind
+    if kind is ActivityKind.LOADER:
         return _loader(rank)
     words, strength = str(rank.activity), rank.activity.strength
-    if doing is Doing.LOCK:
+    if kind is ActivityKind.LOCK:
         words += _holder(rank)
-    elif doing is Doing.SUBPROCESS:
+    elif kind is ActivityKind.SUBPROCESS:
         words += _child(rank)
-    elif doing is Doing.C_CODE and strength is Strength.UNKNOWN:
+    elif kind is ActivityKind.C_CODE and strength is Strength.UNKNOWN:
         words += ": cannot tell for what, because C code has no frames"
-    if rank.worker and rank.worker.process and rank.worker.process.starved >= 0.3:
-        words += f"; it gets no core for {rank.worker.process.starved * 100:.0f} % of the time"
-    return Obstacle(cause=Cause.ELSEWHERE, words=words, strength=strength)
+    if rank.process and rank.process.starved >= 0.3:
+        words += f"; it gets no core for {rank.process.starved * 100:.0f} % of the time"
+    return Obstacle(Cause.ELSEWHERE, words, strength=strength)
 
 
 def _loader(rank: Rank) -> Obstacle:
     """The explanation if a child process does not deliver."""
-    process = rank.worker.process if rank.worker else None
-    place = f" ({rank.activity.site})" if rank.activity.site else ""
-    for words in process.ended_children if process else ():
+    site = f" ({rank.activity.site})" if rank.activity.site else ""
+    for words in rank.process.ended_children if rank.process else ():
         if "killed" in words or "SIG" in words:
             killed = words if words[:1].isdigit() else f"process: {words}"
-            return Obstacle(
-                cause=Cause.ELSEWHERE, owner="data loader worker", words=f"{killed}{place}"
-            )
-    for child in _below(process):
+            return Obstacle(Cause.ELSEWHERE, f"{killed}{site}", owner="data loader worker")
+    below = list(_below(rank.process))
+    for child in below:
         if child.state == "Z":
-            return Obstacle(
-                cause=Cause.ELSEWHERE,
-                owner="data loader worker",
-                words=f"{child.pid} has ended, and was not taken note of{place}",
-            )
-    for child in _below(process):
+            words = f"{child.pid} has ended, and was not taken note of{site}"
+            return Obstacle(Cause.ELSEWHERE, words, owner="data loader worker")
+    return Obstacle(Cause.ELSEWHERE, f"{_of_loader(below)}{site}", owner="data loader")
+
+
+def _of_loader(below: Sequence[Process]) -> str:
+    """What a data loader does: its first worker that is blocked, or computes, or else all."""
+    for child in below:
         thread = next((each for each in child.threads if each.path), None)
         if thread or child.state in ("D", "T"):
-            return _loader_is(f"its worker {child.pid} {_does(child, thread)}{place}")
-    busy = [child for child in _below(process) if child.cpu >= 0.5]
-    if busy:
-        cpu = f"{busy[0].cpu * 100:.0f} % CPU"
-        return _loader_is(f"its worker {busy[0].pid} computes ({cpu}){place}")
-    asleep = [str(child.pid) for child in _below(process)]
-    if asleep:
-        calls = {thread.syscall for child in _below(process) for thread in child.threads[:1]}
-        how = f" in {', '.join(sorted(calls - {''}))}" if calls - {""} else ""
-        return _loader_is(f"its workers ({', '.join(asleep[:4])}) sleep{how}{place}")
-    return _loader_is(f"no worker of it was found{place}")
-
-
-def _loader_is(words: str) -> Obstacle:
-    return Obstacle(cause=Cause.ELSEWHERE, owner="data loader", words=words)
+            return f"its worker {child.pid} {_does(child, thread)}"
+    for child in below:
+        if child.cpu >= 0.5:
+            return f"its worker {child.pid} computes ({child.cpu * 100:.0f} % CPU)"
+    if not below:
+        return "no worker of it was found"
+    calls = sorted({thread.syscall for child in below for thread in child.threads[:1]} - {""})
+    how = f" in {', '.join(calls)}" if calls else ""
+    return f"its workers ({', '.join(str(child.pid) for child in below[:4])}) sleep{how}"
 
 
 def _does(child: Process, thread: Thread | None) -> str:
-    state = {"D": f" (state D{_in(thread)})", "T": " (stopped)"}.get(child.state, "")
     if thread is None:
         return f"is in state {child.state}"
+    wait = f", {thread.wait}" if thread.wait else ""
+    state = {"D": f" (state D{wait})", "T": " (stopped)"}.get(child.state, "")
     return f"is in {thread.syscall.removesuffix('at') or 'a call'} of {thread.path}{state}"
-
-
-def _in(thread: Thread | None) -> str:
-    return f", {thread.wait}" if thread and thread.wait else ""
 
 
 def _holder(rank: Rank) -> str:
     """The thread that may hold the lock for which the main thread waits."""
-    stacks = rank.worker.stacks if rank.worker else ()
-    main = main_stack(stacks)
-    others = [each for each in stacks if each != main]
-    likely = [
-        each
-        for each in others
-        if of_thread(each).frame and of_thread(each).doing is not Doing.QUEUE
-    ]
-    if not likely:
-        return ""
-    name = f'"{likely[0].name}"' if likely[0].name else likely[0].thread
-    return f" (probably held by thread {name} at {of_thread(likely[0]).site})"
+    main = main_stack(rank.stacks)
+    for stack in rank.stacks:
+        activity = of_thread(stack)
+        if stack != main and activity.frame and activity.kind is not ActivityKind.QUEUE:
+            name = f'"{stack.name}"' if stack.name else stack.thread
+            return f" (probably held by thread {name} at {activity.site})"
+    return ""
 
 
 def _child(rank: Rank) -> str:
-    children = list(_below(rank.worker.process if rank.worker else None))
-    if not children:
+    child = next(_below(rank.process), None)
+    if child is None:
         return ""
-    state = " in state D" if children[0].state == "D" else ""
-    return f": {children[0].pid} ({children[0].command[:40]}){state}"
-
-
-def _first_thread(rank: Rank) -> Thread | None:
-    process = rank.worker.process if rank.worker else None
-    threads = process.threads if process else ()
-    return next((each for each in threads if process and each.id == process.pid), None)
+    state = " in state D" if child.state == "D" else ""
+    return f": {child.pid} ({child.command[:40]}){state}"
 
 
 def _below(process: Process | None) -> Iterator[Process]:

@@ -24,9 +24,14 @@ class Verdict(Enum):
 class Strength(Enum):
     """How certain a claim is."""
 
-    TOLD = "told"
+    CERTAIN = "told"
     INFERRED = "probably"
     UNKNOWN = "cannot tell"
+
+    @property
+    def adverb(self) -> str:
+        """``"probably "``, for an inference; otherwise empty."""
+        return "probably " if self is Strength.INFERRED else ""
 
 
 class Cause(Enum):
@@ -45,11 +50,6 @@ class Cause(Enum):
     ELSEWHERE = "elsewhere"
     TRANSPORT = "transport"
     NOT_SEEN = "not seen"
-
-    @property
-    def order(self) -> int:
-        """Its position in that order."""
-        return list(Cause).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class Thread:
 
     Attributes:
         state: R is running, S sleeping, D sleeping uninterruptibly, T stopped, t traced, Z ended.
-        cpu: its share of one core between the two looks, from 0 to 1.
+        cpu: its share of one core between the two samples, from 0 to 1.
         wait: the kernel function in which it sleeps, or empty.
         syscall: the system call in progress, or empty, e.g. ``"read"``.
         path: the file or pipe that the call uses, if it uses one.
@@ -68,13 +68,13 @@ class Process:
     Attributes:
         command: its program and arguments, shortened.
         state: that of its first thread, as in `Thread`.
-        cpu: the number of cores used between the two looks.
-        starved: the share of the time between the looks in which it was ready but had no core.
+        cpu: the number of cores used between the two samples.
+        starved: the share of the time between the samples in which it was ready but had no core.
         age_s: the time since its start.
         is_traced: whether a debugger is attached.
         children: its child processes.
-        ended_children: how child processes ended that are gone, in words, if known, each with its
-            pid first: ``"4720 was killed by SIGKILL"``.
+        ended_children: how former child processes ended, if known, each in words that begin with
+            its pid: ``"4720 was killed by SIGKILL"``.
     """
 
     pid: int
@@ -88,6 +88,11 @@ class Process:
     threads: tuple[Thread, ...] = ()
     children: tuple[Process, ...] = ()
     ended_children: tuple[str, ...] = ()
+
+    @property
+    def main_thread(self) -> Thread | None:
+        """Its first thread; None if that could not be read."""
+        return next((each for each in self.threads if each.id == self.pid), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,7 @@ class WorkerFacts:
     Attributes:
         process: the kernel's facts about it; None if it has ended, or nothing could be read.
         end: how it ended; None if it is running.
-        error: the exception that ends it, in one line, if it has reported one and runs still.
+        error: the exception that ends it, in one line, if it has reported one and still runs.
         raised_ns: when it reported that, by the monotonic clock of its machine.
         groups: its calls, by group.
         has_record: whether it keeps a flight record.
@@ -163,13 +168,13 @@ class Node:
     """A machine's part of the job.
 
     Attributes:
-        now_ns: its monotonic clock at the look, with which workers' times are compared.
-        ranks: the ranks that run there, even if nothing could be seen of them.
-        silent_s: how long nothing has been heard from it; None if it answered.
+        now_ns: its monotonic clock at that time, with which workers' times are compared.
+        ranks: the ranks that run there, even if nothing could be read of them.
+        silent_s: the time since its last message; None if it answered.
         oom_kills: the number of kills there by the kernel's out-of-memory killer since the job
             began; None if unknown.
-        is_paused: its agent has stopped its workers until it hears the others again.
-        loopback_trouble: why processes there do not reach each other; empty if they do.
+        is_paused: its agent has stopped its workers until it reaches the other nodes again.
+        loopback_trouble: why processes there cannot reach each other; empty if they can.
     """
 
     node_rank: int
@@ -186,7 +191,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything seen of a job in one look."""
+    """Everything observed about a job at one moment: one sample."""
 
     run_id: str
     round: int

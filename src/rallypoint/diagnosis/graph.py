@@ -23,11 +23,11 @@ class ReducedGraph:
     """The result of reducing a graph.
 
     Attributes:
-        roots: nodes that wait for nothing but are waited for -> who waits for them directly.
+        roots: nodes that wait for nothing but are waited for.
         stuck: nodes that could not move even if all roots did.
     """
 
-    roots: Mapping[Node, frozenset[Node]]
+    roots: tuple[Node, ...]
     stuck: frozenset[Node]
 
 
@@ -40,7 +40,7 @@ def reduce_graph(needs: Needs) -> ReducedGraph:
         for clause in clauses:
             for target in clause:
                 of_target.setdefault(target, []).append((node, clause))
-    free = [node for node in {*needs, *of_target} if not unmet.get(node)]
+    free = [node for node in dict.fromkeys([*needs, *of_target]) if not unmet.get(node)]
     ready = deque(free)
     moves = set(free)
     while ready:
@@ -49,26 +49,15 @@ def reduce_graph(needs: Needs) -> ReducedGraph:
             if not unmet[waiter] and waiter not in moves:
                 moves.add(waiter)
                 ready.append(waiter)
-    roots = {
-        node: frozenset(waiter for waiter, _ in of_target[node])
-        for node in free
-        if node in of_target
-    }
+    roots = tuple(node for node in free if node in of_target)
     return ReducedGraph(roots, frozenset(needs) - moves)
 
 
-def waiters_of(needs: Needs) -> dict[Node, set[Node]]:
-    """The reverse graph: for each node, who waits for it directly."""
-    waiters: dict[Node, set[Node]] = {}
-    for node, clauses in needs.items():
-        for clause in clauses:
-            for target in clause:
-                waiters.setdefault(target, set()).add(node)
-    return waiters
-
-
 def waiting_for(waiters: Mapping[Node, set[Node]], targets: Iterable[Node]) -> frozenset[Node]:
-    """Who waits for one of these, directly or indirectly, without these themselves."""
+    """Who waits for one of these, directly or indirectly, without these themselves.
+
+    `waiters` has for each node who waits for it directly.
+    """
     given = frozenset(targets)
     found = set(given)
     ahead = list(given)
@@ -83,7 +72,7 @@ def smallest_cycle(needs: Needs, stuck: frozenset[Node]) -> tuple[Node, ...]:
     """The shortest cycle among the stuck nodes, from its smallest rank on, in the order of
     waiting.
     """
-    ways = {
+    next_nodes = {
         node: sorted(
             {target for clause in needs[node] if clause <= stuck for target in clause}, key=_order
         )
@@ -91,16 +80,14 @@ def smallest_cycle(needs: Needs, stuck: frozenset[Node]) -> tuple[Node, ...]:
     }
     best: tuple[Node, ...] = ()
     for start in sorted(stuck, key=_order):
-        circle = _circle_from(start, ways, shorter_than=len(best))
-        if circle:
-            best = circle
+        best = _cycle_from(start, next_nodes, shorter_than=len(best)) or best
         if len(best) == 2:
             break
     return best
 
 
-def _circle_from(
-    start: Node, ways: Mapping[Node, list[Node]], shorter_than: int
+def _cycle_from(
+    start: Node, next_nodes: Mapping[Node, list[Node]], shorter_than: int
 ) -> tuple[Node, ...]:
     """The shortest path from `start` back to it, or nothing if it is no shorter than the known
     one.
@@ -109,7 +96,7 @@ def _circle_from(
     ahead = deque([start])
     while ahead:
         node = ahead.popleft()
-        for target in ways[node]:
+        for target in next_nodes[node]:
             if target == start:
                 path = [node]
                 while path[-1] != start:

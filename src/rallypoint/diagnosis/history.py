@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from rallypoint.base.collective import JOINT_OPERATIONS
@@ -28,8 +28,8 @@ class Pace:
         late_s: the median of its delay.
     """
 
-    step_s: float | None
-    steps: int
+    step_s: float | None = None
+    steps: int = 0
     last: int | None = None
     times: int = 0
     calls: int = 0
@@ -57,50 +57,35 @@ def pace(groups: Mapping[int, RecordedGroup]) -> Pace | None:
     }
     if not ended or not all(ended.values()):
         return None
-    common = sorted(set.intersection(*(set(calls) for calls in ended.values())))
     step_s, steps, period = _step(list(next(iter(ended.values())).values()))
+    best = Pace(step_s=step_s, steps=steps)
     together = [
         number
-        for number in common
+        for number in sorted(set.intersection(*map(set, ended.values())))
         if all(calls[number].operation in JOINT_OPERATIONS for calls in ended.values())
     ]
-    if len(groups) < 2 or len(together) < _LEAST_CALLS:
-        return Pace(step_s=step_s, steps=steps)
-    best = Pace(step_s=step_s, steps=steps)
-    for place in range(period):
-        found = _late([ended[rank] for rank in ended], list(ended), together[place::period])
-        if found is None:
-            continue
-        rank, times, calls, late_s = found
-        if late_s > best.late_s and late_s >= _OF_A_STEP * (step_s or 0.0):
-            best = Pace(
-                step_s=step_s, steps=steps, last=rank, times=times, calls=calls, late_s=late_s
-            )
+    for phase in range(period if len(groups) > 1 else 0):
+        found = _late(ended, together[phase::period])
+        if found and found.late_s > best.late_s and found.late_s >= _OF_A_STEP * (step_s or 0.0):
+            best = replace(found, step_s=step_s, steps=steps)
     return best
 
 
-def _late(
-    calls: Sequence[Mapping[int, RecordedCall]], ranks: Sequence[int], numbers: Sequence[int]
-) -> tuple[int, int, int, float] | None:
-    """The last rank, how often of how many, and by how much."""
+def _late(ended: Mapping[int, Mapping[int, RecordedCall]], numbers: Sequence[int]) -> Pace | None:
+    """Which rank comes last in these collectives; None if none does in most of them."""
     if len(numbers) < _LEAST_CALLS:
         return None
     lateness: dict[int, list[float]] = {}
     for number in numbers:
-        took = [_took_s(each[number]) for each in calls]
-        least = min(took)
-        place = took.index(least)
-        others = took[:place] + took[place + 1 :]
-        late_s = median(others) - least
+        took = {rank: _took_s(calls[number]) for rank, calls in ended.items()}
+        last = min(took, key=lambda rank: took[rank])
+        late_s = median(each for rank, each in took.items() if rank != last) - took[last]
         if late_s >= _LEAST_S:
-            lateness.setdefault(ranks[place], []).append(late_s)
-    if not lateness:
+            lateness.setdefault(last, []).append(late_s)
+    rank, late = max(lateness.items(), key=lambda each: len(each[1]), default=(0, []))
+    if len(late) < _OFTEN * len(numbers):
         return None
-    rank = max(lateness, key=lambda each: len(lateness[each]))
-    times = len(lateness[rank])
-    if times < _OFTEN * len(numbers):
-        return None
-    return rank, times, len(numbers), median(lateness[rank])
+    return Pace(last=rank, times=len(late), calls=len(numbers), late_s=median(late))
 
 
 def _step(calls: Sequence[RecordedCall]) -> tuple[float | None, int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 
 from rallypoint.base.collective import reduces, root_argument
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
@@ -33,9 +32,9 @@ def some_ranks(ranks: Iterable[int]) -> str:
 
 
 def does(words: str, count: int) -> str:
-    """A predicate for so many ranks: ``is in time.sleep``, ``are in time.sleep``."""
-    verb, _, rest = words.partition(" ")
-    return words if count == 1 else f"{_PLURALS.get(verb, verb)} {rest}"
+    """A predicate for this many ranks: ``is in time.sleep``, ``are in time.sleep``."""
+    verb, space, rest = words.partition(" ")
+    return words if count == 1 else f"{_PLURALS.get(verb, verb)}{space}{rest}"
 
 
 def seconds(duration_s: float) -> str:
@@ -46,7 +45,7 @@ def seconds(duration_s: float) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters, and an ellipsis if words are left out at the end."""
+    """At most this many characters, and an ellipsis if words are left out at the end."""
     if len(text) <= most:
         return text
     words, _, rest = text[:most].rpartition(" ")
@@ -67,11 +66,6 @@ def items(call: RecordedCall) -> str:
     return f"{call.dtype}[{call.count}]" if call.count and call.dtype else ""
 
 
-def size(call: RecordedCall) -> int:
-    """The number of items that it works on; 0 if unknown."""
-    return prod(call.shape) if call.shape else call.count
-
-
 def knows_root(call: RecordedCall, group: RecordedGroup) -> bool:
     """Whether the record has the root of a collective."""
     return (
@@ -89,11 +83,6 @@ def details(call: RecordedCall, group: RecordedGroup) -> str:
     if knows_root(call, group):
         parts.append(f"{root_argument(call.operation)} {group.global_rank(call.root)}")
     return ", ".join(filter(None, parts))
-
-
-def signature(call: RecordedCall, group: RecordedGroup) -> str:
-    """``all_reduce(float32[8], SUM)``."""
-    return f"{call.operation}({details(call, group)})"
 
 
 def times(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.diagnosis.activity import Doing, activity
+from rallypoint.diagnosis.activity import ActivityKind, activity
 from rallypoint.diagnosis.facts import WorkerFacts
 from tests.unit.diagnosis.jobs import TORCH, process, stack, worker
 
@@ -20,21 +20,21 @@ _IMPORT = [
 ]
 
 _STACKS = [
-    ([f"{_C10D}:3252 all_reduce", _WRAPPER], Doing.COLLECTIVE, "waits in all_reduce"),
-    ([f"{_C10D}:5356 barrier", _WRAPPER], Doing.COLLECTIVE, "waits in barrier"),
+    ([f"{_C10D}:3252 all_reduce", _WRAPPER], ActivityKind.COLLECTIVE, "waits in all_reduce"),
+    ([f"{_C10D}:5356 barrier", _WRAPPER], ActivityKind.COLLECTIVE, "waits in barrier"),
     (
         [f"{_C10D}:4287 all_gather", _WRAPPER, f"{_C10D}:3513 all_gather_object", _WRAPPER],
-        Doing.COLLECTIVE,
+        ActivityKind.COLLECTIVE,
         "waits in all_gather_object",
     ),
-    ([f"{_C10D}:2799 recv", _WRAPPER], Doing.TRANSFER, "waits in recv"),
+    ([f"{_C10D}:2799 recv", _WRAPPER], ActivityKind.TRANSFER, "waits in recv"),
     (
         [
             f"{TORCH}/distributed/rendezvous.py:199 _create_c10d_store",
             f"{_C10D}:1892 init_process_group",
             _WRAPPER,
         ],
-        Doing.INIT,
+        ActivityKind.INIT,
         "waits in init_process_group",
     ),
     (
@@ -43,13 +43,13 @@ _STACKS = [
             f"{_C10D}:6056 _new_group_with_tag",
             f"{_C10D}:5863 new_group",
         ],
-        Doing.INIT,
+        ActivityKind.INIT,
         "waits in new_group",
     ),
-    ([f"{_C10D}:2333 destroy_process_group"], Doing.C_CODE, "is in destroy_process_group"),
+    ([f"{_C10D}:2333 destroy_process_group"], ActivityKind.C_CODE, "is in destroy_process_group"),
     (
         [f"{TORCH}/autograd/graph.py:979 _engine_run_backward", f"{TORCH}/_tensor.py:623 backward"],
-        Doing.CALLS,
+        ActivityKind.CALLS,
         "is in backward",
     ),
     (
@@ -58,7 +58,7 @@ _STACKS = [
             f"{TORCH}/distributed/_functional_collectives.py:142 wait_tensor",
             f"{TORCH}/distributed/_functional_collectives.py:1111 __repr__",
         ],
-        Doing.CALLS,
+        ActivityKind.CALLS,
         "waits for a collective",
     ),
     (
@@ -69,7 +69,7 @@ _STACKS = [
             f"{TORCH}/utils/data/dataloader.py:1291 _try_get_data",
             f"{TORCH}/utils/data/dataloader.py:725 __next__",
         ],
-        Doing.LOADER,
+        ActivityKind.LOADER,
         "waits for its data loader",
     ),
     (
@@ -77,42 +77,42 @@ _STACKS = [
             f"{TORCH}/serialization.py:864 _open_zipfile_writer",
             f"{TORCH}/serialization.py:1002 save",
         ],
-        Doing.CHECKPOINT,
+        ActivityKind.CHECKPOINT,
         "is in torch.save",
     ),
     (
         [f"{_PYTHON}/threading.py:327 wait", f"{_PYTHON}/threading.py:629 wait"],
-        Doing.LOCK,
+        ActivityKind.LOCK,
         "waits for a lock of its own process",
     ),
     (
         [f"{_PYTHON}/threading.py:1139 _wait_for_tstate_lock", f"{_PYTHON}/threading.py:1119 join"],
-        Doing.LOCK,
+        ActivityKind.LOCK,
         "waits for a thread of its own",
     ),
     (
         [f"{_PYTHON}/threading.py:327 wait", f"{_PYTHON}/queue.py:171 get"],
-        Doing.QUEUE,
+        ActivityKind.QUEUE,
         "waits for a queue of its own process",
     ),
     (
         [f"{_PYTHON}/subprocess.py:2004 _try_wait", f"{_PYTHON}/subprocess.py:550 run"],
-        Doing.SUBPROCESS,
+        ActivityKind.SUBPROCESS,
         "waits for a process that it started",
     ),
     (
         [f"{_PYTHON}/socket.py:706 readinto", f"{_PYTHON}/http/client.py:286 _read_status"],
-        Doing.SOCKET,
+        ActivityKind.SOCKET,
         "waits for a connection",
     ),
     (
         [f"{_OURS}/calls/collectives.py:81 all_reduce"],
-        Doing.COLLECTIVE,
+        ActivityKind.COLLECTIVE,
         "waits in all_reduce",
     ),
     (
         [f"{_OURS}/calls/point_to_point.py:9 send"],
-        Doing.TRANSFER,
+        ActivityKind.TRANSFER,
         "waits in send",
     ),
 ]
@@ -122,10 +122,10 @@ def seen(*places: str, **kernel: object) -> WorkerFacts:
     return worker(0, stacks=[stack(*places)], at=process(0, **kernel))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("places", "doing", "words"), _STACKS)
-def test_stacks(places: list[str], doing: Doing, words: str) -> None:
+@pytest.mark.parametrize(("places", "kind", "words"), _STACKS)
+def test_stacks(places: list[str], kind: ActivityKind, words: str) -> None:
     found = activity(seen(*places, _HERE, "/home/u/train.py:60 main", syscall="futex"))
-    assert (found.doing, found.words, found.site) == (doing, words, "train.py:40")
+    assert (found.kind, found.words, found.site) == (kind, words, "train.py:40")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_lines_that_call_c_code(kernel: dict[str, object], told: str) -> None:
 def test_a_lock_can_only_be_held_by_another_thread() -> None:
     other = stack("/home/u/cache.py:70", thread="0x2", is_main=False)
     both = worker(0, stacks=[other, stack(_HERE)], at=process(0, syscall="futex"))
-    assert activity(both).doing is Doing.LOCK
+    assert activity(both).kind is ActivityKind.LOCK
 
 
 def test_imports() -> None:
@@ -161,7 +161,7 @@ def test_imports() -> None:
     inside = activity(seen(*places, _HERE, age_s=9.0))
     assert str(inside) == "is still importing torch at train.py:40 (9 s)"
     cut_off = activity(seen(*places[:-3], age_s=9.0))  # 100 frames are all that Python prints
-    assert cut_off.doing is Doing.IMPORT
+    assert cut_off.kind is ActivityKind.IMPORT
     own = activity(seen("/home/u/model/__init__.py:2 <module>", *_IMPORT, _HERE))
     assert own.words == "is still importing model"
 
@@ -169,12 +169,12 @@ def test_imports() -> None:
 def test_a_call_within_an_import_is_a_call() -> None:
     places = [f"{_C10D}:3252 all_reduce", "/home/u/job.py:4 <module>", *_IMPORT, "/home/u/run.py:1"]
     found = activity(seen(*places))
-    assert (found.doing, found.site) == (Doing.COLLECTIVE, "job.py:4")
+    assert (found.kind, found.site) == (ActivityKind.COLLECTIVE, "job.py:4")
 
 
 def test_the_program_of_an_imported_module_is_no_import() -> None:
     found = activity(seen("/home/u/job.py:4 main", "/home/u/job.py:9 <module>", *_IMPORT, _HERE))
-    assert found.doing is not Doing.IMPORT
+    assert found.kind is not ActivityKind.IMPORT
 
 
 def test_of_libraries_the_innermost_that_is_neither_pythons_nor_torchs() -> None:

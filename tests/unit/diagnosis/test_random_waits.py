@@ -7,12 +7,12 @@ import random
 import pytest
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
-from rallypoint.diagnosis.answer import explanation_of, needs_of
+from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import Cause, Verdict
 from rallypoint.diagnosis.facts import Facts, WorkerEnd, WorkerFacts
 from rallypoint.diagnosis.graph import Node, reduce_graph
-from rallypoint.diagnosis.sight import look
-from rallypoint.diagnosis.waits import find_waits
+from rallypoint.diagnosis.job_state import job_state
+from rallypoint.diagnosis.waits import find_waits, needs_of
 from tests.unit.diagnosis.jobs import NOW_S, job, looked, ns, process, sleeping, stack, worker
 from tests.unit.diagnosis.toy_ranks import Begun, Toy, broken, healthy, truth
 
@@ -29,7 +29,7 @@ def test_who_must_move(jobs: int, seed: int) -> None:
         toy.run(draw)
         facts = facts_of(toy, draw)
         expected = truth(toy)
-        needs = needs_of(find_waits(look(facts, facts)))
+        needs = needs_of(find_waits(job_state(facts, facts)))
         reduction = reduce_graph(needs)
         place = f"job {number}: {toy}"
         assert {as_toy(node) for node in reduction.roots} == expected.roots, place
@@ -68,7 +68,7 @@ def test_the_healthy_are_left_alone(jobs: int, seed: int) -> None:
         toy.run(draw, steps=draw.randint(0, 20))
         before = program_counters(toy)
         first = facts_of(toy, random.Random(number))
-        assert not reduce_graph(needs_of(find_waits(look(first, first)))).stuck, toy
+        assert not reduce_graph(needs_of(find_waits(job_state(first, first)))).stuck, toy
         brief = facts_of(toy, random.Random(number), for_s=1.0)
         assert looked(brief).kind is Verdict.NO_HANG, toy
         waited += " for " in looked(brief).sentence

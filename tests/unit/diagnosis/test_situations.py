@@ -368,3 +368,17 @@ def test_nothing_known_is_not_no_hang() -> None:
     assert found.kind is Verdict.UNEXPLAINED
     assert found.sentence.startswith("cannot tell whether the job hangs, because")
     assert len(found.sentence) <= MOST_CHARACTERS
+
+
+def test_a_rank_does_not_wait_for_itself() -> None:
+    """Its call has failed, and another rank has queued that call behind one of which it was the
+    only other member.
+    """
+    facts = job(
+        ended(0, group(call(17, state="failed"), members="0-1"), code=1),
+        waiting(1, group(call(16), members="0-1", queued=2)),
+    )
+    found = looked(facts)
+    assert not found.knot
+    assert all(edge.ranks != edge.waits_for for edge in found.edges)
+    assert found.sentence.startswith("rank 0 has ended (code 1)")

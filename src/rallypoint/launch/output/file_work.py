@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _PATIENCE_S = 2.0  # the other nodes tolerate a silence of 5 s
-_LINGERS_S = 1.0
+_IDLE_S = 1.0
 
 
 class FileWork:
     """The thread and its queue of jobs. For use by one other thread, which runs the loop.
 
     Args:
-        selector: with which `run_done` is registered.
+        selector: that calls `_run_done` when jobs have ended.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -43,8 +43,8 @@ class FileWork:
         self._has_thread = False
         self._under_way = 0
         self._hangs = False
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        selector.register(self._bell, selectors.EVENT_READ, self._run_done)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        selector.register(self._wakeup, selectors.EVENT_READ, self._run_done)
 
     def do(self, job: Callable[[], T], then: Callable[[T | OSError], None]) -> None:
         """Do it soon; `then` gets its result or exception."""
@@ -57,10 +57,10 @@ class FileWork:
         try:
             start_new_thread(self._run, ())
         except RuntimeError:  # perhaps no more threads can be started: then this one does it
-            self._run(lingers_s=0)
+            self._run(idle_s=0)
 
     def call(self, job: Callable[[], T]) -> T:
-        """Do it now."""
+        """Do it in the thread, and wait for its result."""
         results: list[T | OSError] = []
         if not self._hangs:
             self.do(job, results.append)
@@ -72,19 +72,19 @@ class FileWork:
         return results[0]
 
     def flush(self, wait_s: float) -> bool:
-        """Wait until all is done, unless nothing moves for that long; returns whether it is."""
+        """Wait until all is done; False if no job ends for `wait_s`."""
         return self._wait(lambda: not self._under_way, wait_s)
 
     def close(self) -> None:
         """Discard all further results."""
-        self._selector.unregister(self._bell)
+        self._selector.unregister(self._wakeup)
         with self._lock:
-            os.close(self._bell)
-            self._bell = -1
+            os.close(self._wakeup)
+            self._wakeup = -1
 
     def _wait(self, is_over: Callable[[], bool], wait_s: float = _PATIENCE_S) -> bool:
         poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
         while not is_over():
             if not poll.poll(1000 * wait_s):
                 return False
@@ -93,7 +93,7 @@ class FileWork:
 
     def _run_done(self) -> None:
         try:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup)
         except BlockingIOError:
             return
         self._hangs = False
@@ -105,10 +105,10 @@ class FileWork:
 
     # The thread.
 
-    def _run(self, lingers_s: float = _LINGERS_S) -> None:
+    def _run(self, idle_s: float = _IDLE_S) -> None:
         while True:
             try:
-                job, then = self._jobs.get(timeout=lingers_s)
+                job, then = self._jobs.get(timeout=idle_s)
             except Empty:
                 with self._lock:
                     if self._jobs.empty():
@@ -121,5 +121,5 @@ class FileWork:
                 result = error
             with self._lock:
                 self._done.append((then, result))
-                if self._bell >= 0:
-                    os.eventfd_write(self._bell, 1)
+                if self._wakeup >= 0:
+                    os.eventfd_write(self._wakeup, 1)

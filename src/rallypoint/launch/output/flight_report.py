@@ -37,12 +37,16 @@ def _without_memfd(size: int, why: OSError | AttributeError) -> int:
 
 
 class FlightRecords:
-    """The memory that the workers of one round on this node write; read once."""
+    """The memory that the workers of one round on this node write; read once.
+
+    Attributes:
+        seen_ns: when it was read (time.monotonic_ns); 0 if it was not.
+    """
 
     def __init__(self, workers: int) -> None:
         self._copied: dict[int, Copied] = {}  # by rank
-        self._seen: dict[int, tuple[RecordedGroup, ...]] = {}  # what was read in that
-        self._seen_ns = 0
+        self._groups: dict[int, tuple[RecordedGroup, ...]] = {}  # what was read in that
+        self.seen_ns = 0
         self._is_memfd = True
         size = workers * FLIGHT_RECORD_BYTES
         try:
@@ -64,11 +68,11 @@ class FlightRecords:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors for programs that inspect; empty: there are none."""
+        """The descriptors for programs that inspect the workers; empty if it is closed."""
         return [self._descriptor] if self._descriptor >= 0 else []
 
     def make_room(self, slot: int) -> None:
-        """A worker will write there."""
+        """Extend the memory to a slot in which a worker will write."""
         size = (slot + 1) * FLIGHT_RECORD_BYTES
         try:
             if os.fstat(self._descriptor).st_size >= size:
@@ -81,7 +85,7 @@ class FlightRecords:
             return
 
     def clear(self, slot: int) -> None:
-        """The worker has ended; another one may write there. Frees the memory."""
+        """Free a slot's memory after its worker has ended; another worker may use it."""
         import mmap
 
         offset = slot * FLIGHT_RECORD_BYTES
@@ -95,19 +99,19 @@ class FlightRecords:
             return
 
     def forget(self) -> None:
-        """What was read is of a round that is over."""
-        self._copied, self._seen, self._seen_ns = {}, {}, 0
+        """Drop what was read, because its round is over."""
+        self._copied, self._groups, self.seen_ns = {}, {}, 0
 
     def look(self, slots: Mapping[int, int]) -> bool:
         """Record the current calls of the workers (global rank -> slot); only once.
 
         Returns whether this was the first call.
         """
-        if self._seen_ns or self._descriptor < 0:
+        if self.seen_ns or self._descriptor < 0:
             return False
         from rallypoint.base.flight_record import copy_record
 
-        self._seen_ns = time.monotonic_ns()
+        self.seen_ns = time.monotonic_ns()
         self._copied = {
             rank: copy_record(self._descriptor, slot * FLIGHT_RECORD_BYTES)
             for rank, slot in slots.items()
@@ -115,22 +119,17 @@ class FlightRecords:
         return True
 
     @property
-    def seen_ns(self) -> int:
-        """When they were read (time.monotonic_ns); 0: they were not."""
-        return self._seen_ns
-
-    @property
     def has_groups(self) -> bool:
-        """Whether any of them had been in a group by then."""
+        """Whether any worker had been in a group by then."""
         return any(map(self.groups_of, self._copied))
 
     def groups_of(self, rank: int) -> tuple[RecordedGroup, ...]:
-        """The groups of that worker then."""
-        if rank not in self._seen and rank in self._copied:
+        """A worker's groups at that time."""
+        if rank not in self._groups and rank in self._copied:
             from rallypoint.base.flight_record import groups_in
 
-            self._seen[rank] = groups_in(self._copied[rank])
-        return self._seen.get(rank, ())
+            self._groups[rank] = groups_in(self._copied[rank])
+        return self._groups.get(rank, ())
 
     def lines(self, *, least_s: float = 0.0) -> list[str]:
         """The calls, folded: a line for each group in which a rank was in an operation.
@@ -138,14 +137,13 @@ class FlightRecords:
         Empty if none had been in one for `least_s` seconds.
         """
         seen = {rank: self.groups_of(rank) for rank in self._copied}
-        if not any(
-            self._seen_ns - call.since_ns >= least_s * 1e9
+        is_long = any(
+            self.seen_ns - call.since_ns >= least_s * 1e9
             for groups in seen.values()
             for group in groups
-            for call in _under_way(group, self._seen_ns)
-        ):
-            return []
-        return describe(seen, self._seen_ns)
+            for call in _under_way(group, self.seen_ns)
+        )
+        return describe(seen, self.seen_ns) if is_long else []
 
     def events(self) -> list[dict[str, object]]:
         """The same for programs: an object for each operation in progress, and each last one."""
@@ -159,13 +157,13 @@ class FlightRecords:
                 "state": call.state,
                 "dtype": call.dtype,
                 "count": call.count,
-                "since_s": round((self._seen_ns - call.since_ns) / 1e9, 3),
+                "since_s": round((self.seen_ns - call.since_ns) / 1e9, 3),
                 "site": call.site or None,
                 "queued": group.queued,
             }
             for rank in self._copied
             for group in self.groups_of(rank)
-            if not group.has_left or _under_way(group, self._seen_ns)
+            if not group.has_left or _under_way(group, self.seen_ns)
             for call in (*group.calls[-1:], *group.transfers)
         ]
 
@@ -178,17 +176,14 @@ class FlightRecords:
 
 def describe(seen: Mapping[int, Sequence[RecordedGroup]], now_ns: int) -> list[str]:
     """A line for each group in which a rank is in an operation; `seen` is by global rank."""
+    from rallypoint.base.recorded_call import current_groups
+
     by_key: dict[str, dict[int, RecordedGroup]] = {}
     for rank in sorted(seen):
-        renewed = {group.name for group in seen[rank] if not group.has_left}
-        for group in seen[rank]:
-            if not (group.has_left and group.name in renewed):
-                by_key.setdefault(group.key, {})[rank] = group
-    lines = [
-        text
-        for states in by_key.values()
-        if (text := _describe_group(states, sorted(seen), now_ns))
-    ]
+        for group in current_groups(seen[rank]):
+            by_key.setdefault(group.key, {})[rank] = group
+    texts = (_describe_group(states, sorted(seen), now_ns) for states in by_key.values())
+    lines = list(filter(None, texts))
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], f"and in {len(lines) - _MOST_LINES} more groups"]
     return lines
@@ -213,7 +208,7 @@ def _describe_group(states: Mapping[int, RecordedGroup], here: Sequence[int], no
 
 
 def _under_way(group: RecordedGroup, now_ns: int) -> list[RecordedCall]:
-    """What a worker is in, or was in when that failed."""
+    """The calls that a worker is in, or was in when they failed."""
     under_way = [call for call in (*group.calls[-1:], *group.transfers) if call.state != "done"]
     if group.backend != "rallypoint":  # its last call may have ended since
         under_way = [call for call in under_way if now_ns - call.since_ns > _AGE_NS]
@@ -226,9 +221,9 @@ def _in_words(call: RecordedCall, group: RecordedGroup) -> str:
 
     details = [f"{call.count} x {call.dtype}"] if call.count else []
     if call.peer is not None:
-        way = "to" if call.operation == "send" else "from"
+        direction = "to" if call.operation == "send" else "from"
         other = "any rank" if call.peer < 0 else _name(group, call.peer)
-        return f"{call.operation} {way} {other} ({', '.join([*details, f'tag {call.root}'])})"
+        return f"{call.operation} {direction} {other} ({', '.join([*details, f'tag {call.root}'])})"
     if reduces(call.operation) and call.operator:
         details.append(call.operator)
     if root_argument(call.operation) and call.root >= 0:
@@ -250,12 +245,12 @@ def _name(group: RecordedGroup, rank: int) -> str:
 
 
 def _waiting(text: str, calls: Sequence[tuple[int, RecordedCall]], now_ns: int) -> str:
-    """Which ranks are in it, for how long, and where."""
+    """Which ranks are in a call, for how long, and where."""
     since_ns = min(call.since_ns for _, call in calls)
     sites = sorted({call.site for _, call in calls if call.site})
-    place = f", at {', '.join(sites[:_MOST_SITES])}" if sites else ""
+    at = f", at {', '.join(sites[:_MOST_SITES])}" if sites else ""
     ranks = name_ranks(sorted({rank for rank, _ in calls}))
-    return f"{ranks} in {text} for {_seconds(since_ns, now_ns)}{place}"
+    return f"{ranks} in {text} for {_seconds(since_ns, now_ns)}{at}"
 
 
 def _others(
@@ -263,21 +258,21 @@ def _others(
 ) -> list[str]:
     """The state of the ranks that are not in the latest collective, if they are expected there."""
     one = next(iter(states.values()))
-    told: dict[str, list[int]] = {}
+    by_reason: dict[str, list[int]] = {}
     for rank in here:
-        group = states.get(rank)
-        if group is None and not _is_member(one, rank):
-            continue
-        why = "never joined the group" if group is None else _why_not(group, latest, now_ns)
-        if why:
-            told.setdefault(why, []).append(rank)
-    return [f"{name_ranks(ranks)} {why}" for why, ranks in told.items()]
+        if group := states.get(rank):
+            reason = _reason_absent(group, latest, now_ns)
+        else:
+            reason = "never joined the group" if rank in one.ranks else ""
+        if reason:
+            by_reason.setdefault(reason, []).append(rank)
+    return [f"{name_ranks(ranks)} {reason}" for reason, ranks in by_reason.items()]
 
 
-def _why_not(group: RecordedGroup, latest: int, now_ns: int) -> str:
+def _reason_absent(group: RecordedGroup, latest: int, now_ns: int) -> str:
     last = group.calls[-1] if group.calls else None
     if last is not None and last.state != "done":
-        return ""  # has been told
+        return ""  # it has been listed already
     if group.has_left:
         return "had left the group" + (f" after {_title(last)}" if last else "")
     if last is None:
@@ -286,11 +281,6 @@ def _why_not(group: RecordedGroup, latest: int, now_ns: int) -> str:
         ago = _seconds(last.since_ns, now_ns)
         return f"never entered #{latest}: last done {_title(last)}, {ago} ago"
     return f"had done {_title(last)}"
-
-
-def _is_member(group: RecordedGroup, rank: int) -> bool:
-    ranges = (part.partition("-") for part in group.members.split(",") if part)
-    return any(int(first) <= rank <= int(last or first) for first, _, last in ranges)
 
 
 def _seconds(since_ns: int, now_ns: int) -> str:

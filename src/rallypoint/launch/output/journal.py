@@ -26,7 +26,6 @@ class Journal:
         self.node_rank = job.nodes.node_rank
         self._is_on_stderr = job.prints_events
         self._path = job.events_file
-        self._fd = -1
         self._sink: Sink | None = None
         if self._path:
             try:
@@ -46,8 +45,7 @@ class Journal:
         text = json.dumps({**head, "node_rank": self.node_rank, **fields})
         if self._is_on_stderr:
             print_line(text)
-        if self._sink is not None:
-            self._check()
+        self._check()
         if self._sink is not None:
             self._sink.write(text.encode() + b"\n")
 
@@ -60,15 +58,12 @@ class Journal:
 
     def _check(self) -> None:
         """Report if something could not be written, and give up."""
-        assert self._sink is not None
-        error = self._sink.error
-        if error is None:
-            return
-        say(
-            f"cannot write {self._path}: {error.strerror}; the job goes on, but further events "
-            "are lost."
-        )
-        self._sink = None
+        if self._sink is not None and self._sink.error is not None:
+            say(
+                f"cannot write {self._path}: {self._sink.error.strerror}; the job goes on, but "
+                "further events are lost."
+            )
+            self._sink = None
 
 
 def _note_of_gap(lost: int) -> bytes:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
         """What gives its input to an outlet."""
 
         def pause(self, paused: bool) -> None:
-            """The outlet is full, or is so no longer."""
+            """Give nothing while the outlet is full, or go on."""
 
     class Rest(Protocol):
-        """What a dead worker has left in a file."""
+        """Output of a dead worker that is still in a file."""
 
         def show_rest(self) -> bool:
-            """Give the outlet what it takes; whether that was all."""
+            """Give the outlet what it accepts; returns whether nothing is left."""
 
 
 _READ_BYTES = 64 << 10
@@ -54,7 +54,7 @@ class Outlet:
         self._rests: deque[Rest] = deque()  # of dead workers; shown before anything of the living
         self._is_showing_rests = False
         self._is_sink_full = False
-        self._has_told_full = False
+        self._announced_full = False
         self._is_terminal = os.isatty(fd)
         self._room = sink.tell_room(_LOW_BYTES)
         selector.register(self._room, selectors.EVENT_READ, self._has_room)
@@ -65,7 +65,7 @@ class Outlet:
         return self._is_sink_full or bool(self._rests)
 
     def has_room_for(self, reader: object) -> bool:
-        """Whether that reader may give more; of dead workers, the first one goes first."""
+        """Whether a reader may give more; dead workers are shown one after the other."""
         return not self._is_sink_full and (not self._rests or self._rests[0] is reader)
 
     def write(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ class Outlet:
         self.update()
 
     def flush(self, wait_s: float) -> bool:
-        """Write everything; False if the reader took nothing for `wait_s`; the rest is dropped."""
+        """Write everything; False if the reader takes nothing for `wait_s`: the rest is dropped."""
         while self._sink.flush(wait_s):
             if not self._rests:
                 return True
@@ -111,7 +111,7 @@ class Outlet:
             self._rests.popleft()
             self._measure()
         self._is_showing_rests = False
-        if self.is_full != self._has_told_full:
+        if self.is_full != self._announced_full:
             self._tell_readers(self.is_full)
 
     def _measure(self) -> None:
@@ -119,11 +119,11 @@ class Outlet:
         self._is_sink_full = self._sink.pending > limit
 
     def _tell_readers(self, is_full: bool) -> None:
-        self._has_told_full = is_full
+        self._announced_full = is_full
         self.readers[:] = self.readers[1:] + self.readers[:1]  # another reader is first next time
         for reader in tuple(self.readers):
             reader.pause(is_full)
-            if self._has_told_full != is_full:
+            if self._announced_full != is_full:
                 break  # this reader's data has filled it again, and all have been told
 
 
@@ -178,10 +178,7 @@ class LineReader:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return
-        if data:
-            self._take(data)
-        else:
-            self.close()
+        self._take_or_close(data)
 
     def finish(self) -> None:
         """All writers are dead: read all that is left."""
@@ -192,13 +189,10 @@ class LineReader:
             except BlockingIOError:
                 data = b""
             left -= len(data)
-            if data:
-                self._take(data)
-            else:
-                self.close()
+            self._take_or_close(data)
 
     def pause(self, paused: bool) -> None:
-        """The outlet is full, or is so no longer."""
+        """Read nothing while the outlet is full, or go on."""
         self._listen(self._is_open and not paused)
 
     def close(self) -> None:
@@ -210,6 +204,12 @@ class LineReader:
         os.close(self._fd)
         self._outlet.readers.remove(self)
         self._give(self._lines.rest())
+
+    def _take_or_close(self, data: bytes) -> None:
+        if data:
+            self._take(data)
+        else:
+            self.close()
 
     def _take(self, data: bytes) -> None:
         self._give(self._lines.take(data))

@@ -37,10 +37,10 @@ class ProgressReporter:
         self._round = 0
         self._restarts = 0
         self._round_size = 0
-        self._began_text = ""
-        self._has_told_network = False
+        self._start_text = ""
+        self._has_reported_network = False
         is_hidden = job.logs.hides_output and job.talk is not Talk.QUIET
-        self.wake_at = now if is_hidden and is_terminal() and has_terminal(job) else None
+        self.wake_at = now if is_hidden and is_terminal() and _has_terminal(job) else None
         self._tells_events = job.talk is Talk.VERBOSE or (is_hidden and self.wake_at is None)
         if job.events_file or job.prints_events:
             from rallypoint.launch.output.journal import Journal
@@ -51,26 +51,24 @@ class ProgressReporter:
         """The agent has started; `logs` is where the user finds them, if there are any."""
         if logs and self._job.talk is not Talk.QUIET:
             say(f"logs: {logs}")
-        if self._journal is not None:
-            job = self._job
-            self._record(
-                "job_began",
-                command=list(job.command),
-                nnodes=job.nodes.count,
-                nproc_per_node=job.local_world_size,
-                max_restarts=job.max_restarts,
-                logs=logs or None,
-            )
+        self._record(
+            "job_began",
+            command=list(self._job.command),
+            nnodes=self._job.nodes.count,
+            nproc_per_node=self._job.local_world_size,
+            max_restarts=self._job.max_restarts,
+            logs=logs or None,
+        )
 
     def network_chosen(self, network: NetworkChoice | None) -> None:
-        """The interface at which others reach this node; reported once, None: not known yet.
+        """The interface at which others reach this node; None if it is not known yet.
 
-        Without alternatives, only the journal reports it; nothing does if all nodes are on this
-        machine.
+        Reported once: only to the journal if there was no alternative, and not at all if all nodes
+        are on this machine.
         """
-        if network is None or network.is_loopback or self._has_told_network:
+        if network is None or network.is_loopback or self._has_reported_network:
             return
-        self._has_told_network = True
+        self._has_reported_network = True
         if network.had_rivals or self._job.talk is Talk.VERBOSE:
             self.told(f"{'warning: ' if network.is_doubtful else ''}network: {network.told}")
         self._record("network", **network.event)
@@ -79,14 +77,15 @@ class ProgressReporter:
         """Workers are being started on this node."""
         self._round, self._round_size = number, len(ranks)
         self._restarts += bool(because)
-        self._began_text = f"round {number}: {name_ranks(ranks)} started"
+        self._start_text = f"round {number}: {name_ranks(ranks)} started"
         if self._journal is not None:
             self._journal.node_rank = node_rank
         self._record("round_began", round=number, ranks=list(ranks), because=because)
 
     def round_runs(self) -> None:
-        """All of them have been started, and a failed round before it has been reported."""
-        self._event(self._began_text)
+        """All workers have been started, and the end of the round before has been reported."""
+        if self._tells_events:
+            say(self._start_text)
 
     def worker_started(self, rank: int, pid: int) -> None:
         """A worker has a process."""
@@ -175,16 +174,12 @@ class ProgressReporter:
             f" {self._restarts} restarts | {duration(now - self._began)}"
         )
 
-    def _event(self, text: str) -> None:
-        if self._tells_events:
-            say(text)
-
     def _record(self, event: str, **fields: object) -> None:
         if self._journal is not None:
             self._journal.record(event, fields)
 
 
-def has_terminal(job: Job) -> bool:
+def _has_terminal(job: Job) -> bool:
     """Whether only the launcher writes to the terminal; otherwise it has no status line."""
     return all(
         job.logs.passes_through(local_rank, stream) or not os.isatty(stream)

@@ -75,7 +75,7 @@ class Sink:
         self._start()
 
     def flush(self, wait_s: float) -> bool:
-        """Wait until all is written, unless the reader takes nothing for that long; whether it is.
+        """Wait until all is written; False if the reader takes nothing for `wait_s`.
 
         The rest stays in the queue.
         """

@@ -78,15 +78,15 @@ class JobDirectory:
         return "" if self.is_kept else self.path
 
     def start_round(self, number: int) -> None:
-        """Before the files of a round."""
+        """Use the directory of this round from now on."""
         self.attempt = f"{self.path}/attempt_{number}"
 
     def directory_of(self, local_rank: int) -> str:
-        """The part of the latest process with that local rank."""
+        """The directory of the latest process with this local rank."""
         return self._latest.get(local_rank, f"{self.attempt}/{local_rank}")
 
     def make_directory(self, local_rank: int) -> str:
-        """Create the part of a new process; empty if that is not possible."""
+        """Create the directory of a new process; empty if that is not possible."""
         if not self.make_attempt():
             return ""
         part, number = f"{self.attempt}/{local_rank}", 1
@@ -157,9 +157,9 @@ class Streams:
     """Stdout and stderr of one worker.
 
     Attributes:
-        descriptors: what the worker gets for them.
-        error_file: where it can record its error; None if there is no place.
-        files: where they can be read.
+        descriptors: those for the worker.
+        error_file: where it can record its error; None if it cannot.
+        files: for what is done with the error file.
     """
 
     def __init__(
@@ -173,13 +173,13 @@ class Streams:
         self.to_close: list[int] = []
 
     def started(self) -> None:
-        """The worker has its ends; close ours, so that its death shows as an end of file."""
+        """Close our copies of the worker's ends, so that its death shows as an end of file."""
         for fd in self.to_close:
             os.close(fd)
         self.to_close.clear()
 
     def rename(self, place: Placement) -> None:
-        """The worker has another rank."""
+        """Give its lines the prefix of its new rank."""
         for reader in self.readers:
             reader.prefix = self._prefix_of(place)
 
@@ -191,7 +191,7 @@ class Streams:
 
 
 class Output:
-    """All of it."""
+    """The output of all workers of this node."""
 
     def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
         self._job = job
@@ -214,10 +214,11 @@ class Output:
         found = self.directory.attempt
         if local_rank is not None:
             part = self.directory.directory_of(local_rank)
-            for path in [f"{part}/{NAMES[stream]}.log" for stream in (STDOUT, STDERR)]:
+            for stream in (STDOUT, STDERR):
+                path = f"{part}/{NAMES[stream]}.log"
                 if self._ask(partial(os.path.exists, path)):
                     found = path
-        is_full_there = self._ask(partial(is_full, self.directory.path))
+        is_full_there = self._ask(partial(_is_full, self.directory.path))
         return f"{found} ({FULL})" if is_full_there else found
 
     def _ask(self, question: Callable[[], bool]) -> bool:
@@ -227,7 +228,7 @@ class Output:
             return False
 
     def start_round(self, number: int) -> None:
-        """Before the workers of a round."""
+        """Prepare a round, before its workers start."""
         self._end_round()
         self.directory.start_round(number)
         if any(self._job.logs.filters.values()) and self._ask(self.directory.make_attempt):
@@ -326,7 +327,7 @@ class Output:
         )
 
     def _failed(self, path: str, error: OSError) -> None:
-        """Once: the first file is enough, and the job matters more than its logs."""
+        """Report the first file that cannot be written; the job matters more than its logs."""
         if not self._has_failed:
             self._has_failed = True
             say(
@@ -335,7 +336,7 @@ class Output:
             )
 
 
-def is_full(path: str) -> bool:
+def _is_full(path: str) -> bool:
     """Whether a file there cannot grow."""
     try:
         return os.statvfs(path).f_bavail == 0

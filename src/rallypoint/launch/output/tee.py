@@ -74,7 +74,7 @@ class FilteredFile:
 
 
 class Tee(LineReader):
-    """The agent's end of such a stream."""
+    """The agent's end of a stream that also goes to a file."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class Tee(LineReader):
         self._failed = failed
         self._written = self._shown = 0
         self._unwritten = b""
-        self._held = b""  # data that a broken file did not accept, until the outlet has room
+        self._unshown = b""  # data that a broken file did not accept, until the outlet has room
         self._is_file_broken = False
         self._is_busy = False  # the file is being written or read
         self._is_rest = False  # its worker is dead
         super().__init__(outlet, prefix, selector)
 
     def finish(self) -> None:
-        """See LineReader. What is waiting in the file is shown when there is room for it."""
+        """Read all that is left; what is waiting in the file is shown when there is room for it."""
         super().finish()
         self._is_rest = True
         self._outlet.readers.remove(self)
@@ -109,18 +109,18 @@ class Tee(LineReader):
 
     def show_rest(self) -> bool:
         """Show more of it; True once nothing is left, and the files are closed."""
-        self._go_on()
+        self._proceed()
         if self._is_busy or self._unwritten or self._shown < self._written:
             return False
-        self._give(self._lines.take(self._held) + self._lines.rest())
-        self._held = b""
+        self._give(self._lines.take(self._unshown) + self._lines.rest())
+        self._unshown = b""
         if self._filtered is not None:
             self._filtered.close()
         self._files.do(partial(os.close, self._file), lambda _: None)
         return True
 
     def pause(self, paused: bool) -> None:
-        self._go_on()
+        self._proceed()
 
     def close(self) -> None:
         """The worker's end is closed; what is waiting in the file stays for `finish`."""
@@ -128,16 +128,16 @@ class Tee(LineReader):
             self._listen(False)
             self._is_open = False
             os.close(self._fd)
-            self._go_on()
+            self._proceed()
 
     def _take(self, data: bytes) -> None:
         self._unwritten += data
-        self._go_on()
+        self._proceed()
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         """Write, otherwise show, as far as the file and the outlet allow."""
         if self._is_file_broken:
-            self._held += self._unwritten
+            self._unshown += self._unwritten
             self._unwritten = b""
         if not self._is_busy and self._unwritten:
             data, self._unwritten = self._unwritten, b""
@@ -150,16 +150,16 @@ class Tee(LineReader):
                 self._files.do(
                     lambda: os.pread(self._file, size, self._shown), self._have_read_back
                 )
-            elif self._held:
-                held, self._held = self._held, b""
-                self._give(self._lines.take(held))
+            elif self._unshown:
+                data, self._unshown = self._unshown, b""
+                self._give(self._lines.take(data))
         # Without a file, the worker has to wait for the reader.
-        must_wait = self._is_file_broken and (self._held or self._outlet.is_full)
+        must_wait = self._is_file_broken and (self._unshown or self._outlet.is_full)
         is_behind = len(self._unwritten) >= _BLOCK_BYTES
         self._listen(self._is_open and not must_wait and not is_behind)
 
     def _wrote(self, data: bytes, result: tuple[int, OSError | None] | OSError) -> None:
-        """The file took this much; the rest is held."""
+        """Show what the file accepted, if that is next; keep the rest."""
         count, error = (0, result) if isinstance(result, OSError) else result
         self._is_busy = False
         is_next = self._shown == self._written
@@ -167,11 +167,11 @@ class Tee(LineReader):
         if error is not None:
             self._is_file_broken = True
             self._failed(self._path, error)
-            self._held = data[count:] + self._held
+            self._unshown = data[count:] + self._unshown
         if is_next and self._outlet.has_room_for(self):
             self._shown = self._written
             self._give(self._lines.take(data[:count]))
-        self._went_on()
+        self._after_file_work()
 
     def _have_read_back(self, data: bytes | OSError) -> None:
         self._is_busy = False
@@ -180,13 +180,13 @@ class Tee(LineReader):
         else:
             self._shown += len(data)
             self._give(self._lines.take(data))
-        self._went_on()
+        self._after_file_work()
 
-    def _went_on(self) -> None:
+    def _after_file_work(self) -> None:
         if self._is_rest:
             self._outlet.update()
         else:
-            self._go_on()
+            self._proceed()
 
     def _give(self, block: bytes) -> None:
         if block and self._filtered is not None:

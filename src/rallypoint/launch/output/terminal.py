@@ -17,7 +17,7 @@ _ERASE = "\r\x1b[K"
 
 
 class StatusLine:
-    """The line."""
+    """One line of status, rewritten in place."""
 
     def __init__(self) -> None:
         self._is_shown = False

@@ -1,4 +1,4 @@
-"""The state of each rank, from two looks at a job: is it alive, what does it do, has it moved?"""
+"""The state of each rank, from two samples of a job: is it alive, what does it do, has it moved?"""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 
-from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup, current_groups
 from rallypoint.diagnosis.activity import Activity, activity, main_stack
-from rallypoint.diagnosis.facts import Facts, Node, Process, WorkerEnd, WorkerFacts
+from rallypoint.diagnosis.facts import Facts, Node, Process, Stack, WorkerEnd, WorkerFacts
 
 _HARDLY_RUNS = 0.05  # of a core
 _ENDING_S = 1.5  # what an interpreter takes to end, when all is well
@@ -36,6 +35,11 @@ class Condition(Enum):
         """Whether it has ended."""
         return self in (Condition.KILLED, Condition.ENDED)
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended, or will not move until somebody intervenes."""
+        return self.is_over or self in (Condition.RAISED, Condition.STOPPED, Condition.TRACED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
@@ -43,10 +47,10 @@ class Rank:
 
     Attributes:
         node: the node where it runs; None if unknown.
-        worker: from the second look; None if it was not seen.
+        worker: from the second sample; None if it was not seen.
         groups: its groups by key, without those that it left and formed anew.
-        moved: whether it began or ended a call between the looks.
-        lingers: whether its main thread was at the same place in both.
+        moved: whether it began or ended a call between the samples.
+        stays: whether its main thread was at the same line in both.
     """
 
     rank: int
@@ -56,7 +60,7 @@ class Rank:
     activity: Activity
     groups: Mapping[str, RecordedGroup]
     moved: bool
-    lingers: bool
+    stays: bool
 
     @property
     def end(self) -> WorkerEnd | None:
@@ -64,14 +68,30 @@ class Rank:
         return self.worker.end if self.worker else None
 
     @property
+    def process(self) -> Process | None:
+        """The kernel's facts about it."""
+        return self.worker.process if self.worker else None
+
+    @property
     def pid(self) -> int:
         """The process number; 0 if unknown."""
-        return self.worker.process.pid if self.worker and self.worker.process else 0
+        return self.process.pid if self.process else 0
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Its Python threads."""
+        return self.worker.stacks if self.worker else ()
 
     @property
     def has_record(self) -> bool:
         """Whether its calls are known."""
         return self.worker is not None and self.worker.has_record
+
+    def calls(self) -> Iterator[tuple[RecordedGroup, RecordedCall]]:
+        """All calls in its record, each with its group."""
+        for group in self.groups.values():
+            for call in (*group.calls, *group.transfers):
+                yield group, call
 
     def since_s(self, then_ns: int) -> float | None:
         """How long ago that time was."""
@@ -81,11 +101,11 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What is known of all ranks, by rank."""
+class JobState:
+    """What is known of all ranks, by rank; the nodes are those of the second sample."""
 
     ranks: Mapping[int, Rank]
-    second: Facts
+    nodes: tuple[Node, ...]
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(self.ranks.values())
@@ -98,25 +118,26 @@ class Sight:
     @property
     def knows_calls(self) -> bool:
         """Whether any rank's calls are known."""
-        return any(
-            group.calls or group.transfers for rank in self for group in rank.groups.values()
-        )
+        return any(any(rank.calls()) for rank in self)
+
+    def members(self, group: RecordedGroup) -> tuple[int, ...]:
+        """The members of a group, or those ranks that are known to be in it."""
+        if group.ranks:
+            return tuple(rank for rank in group.ranks if rank in self.ranks)
+        return tuple(rank.rank for rank in self if group.key in rank.groups)
 
 
-def look(first: Facts, second: Facts) -> Sight:
-    """Combine two looks, which may be the same one."""
+def job_state(first: Facts, second: Facts) -> JobState:
+    """Combine two samples, which may be the same one."""
     earlier: dict[int, WorkerFacts] = {}
     if first.round == second.round:
         earlier = {worker.rank: worker for node in first.nodes for worker in node.workers}
-    ranks: dict[int, Rank] = {}
+    ranks = {rank: _rank(rank, None, None, None) for rank in range(second.world_size)}
     for node in second.nodes:
         workers = {worker.rank: worker for worker in node.workers}
-        for rank in sorted({*node.ranks, *workers}):
+        for rank in {*node.ranks, *workers}:
             ranks[rank] = _rank(rank, node, workers.get(rank), earlier.get(rank))
-    for rank in range(second.world_size):
-        if rank not in ranks:
-            ranks[rank] = _rank(rank, None, None, None)
-    return Sight(dict(sorted(ranks.items())), second)
+    return JobState(dict(sorted(ranks.items())), second.nodes)
 
 
 def entered(group: RecordedGroup) -> int:
@@ -134,19 +155,6 @@ def call_at(group: RecordedGroup, number: int) -> RecordedCall | None:
     return next((call for call in group.calls if call.number == number), None)
 
 
-def members_of(group: RecordedGroup) -> tuple[int, ...]:
-    """The members' global ranks in the order of the group; empty if unknown."""
-    return _members(group.members)
-
-
-@lru_cache(maxsize=1024)
-def _members(text: str) -> tuple[int, ...]:
-    ranges = (part.partition("-") for part in text.split(",") if part)
-    return tuple(
-        rank for first, _, last in ranges for rank in range(int(first), int(last or first) + 1)
-    )
-
-
 def _rank(
     rank: int, node: Node | None, worker: WorkerFacts | None, before: WorkerFacts | None
 ) -> Rank:
@@ -156,9 +164,9 @@ def _rank(
         worker=worker,
         condition=_condition(node, worker, before),
         activity=activity(worker or WorkerFacts(rank=rank, local_rank=0, process=None)),
-        groups=_current(worker.groups) if worker else {},
+        groups={group.key: group for group in current_groups(worker.groups if worker else ())},
         moved=worker is not None and before is not None and _calls(worker) != _calls(before),
-        lingers=worker is None or before is None or _place(worker) == _place(before),
+        stays=worker is None or before is None or _frames(worker) == _frames(before),
     )
 
 
@@ -183,7 +191,7 @@ def _condition(
 
 def _of_living(worker: WorkerFacts, process: Process, before: WorkerFacts | None) -> Condition:
     """The condition of a live worker. A debugger or a disk may stop a process for moments; lasting
-    stops show in both looks.
+    stops show in both samples.
     """
     earlier = before.process if before else None
     if earlier is None or earlier.state == process.state:
@@ -195,14 +203,14 @@ def _of_living(worker: WorkerFacts, process: Process, before: WorkerFacts | None
 
 
 def _keeps_gil(worker: WorkerFacts, process: Process, before: WorkerFacts | None) -> bool:
-    """Whether one thread held the GIL in both looks, and no Python code ran that would release
+    """Whether one thread held the GIL in both samples, and no Python code ran that would release
     it.
     """
     if before is None or before.gil != worker.gil:
         return False
     now, then = (
-        next((each for each in seen.stacks if each.thread == worker.gil), None)
-        for seen in (worker, before)
+        next((each for each in sample.stacks if each.thread == worker.gil), None)
+        for sample in (worker, before)
     )
     if now is None or then is None or now.frames != then.frames:
         return False
@@ -215,12 +223,7 @@ def _keeps_gil(worker: WorkerFacts, process: Process, before: WorkerFacts | None
 _LASTING = {"T": Condition.STOPPED, "t": Condition.TRACED, "Z": Condition.ENDED}
 
 
-def _current(groups: tuple[RecordedGroup, ...]) -> dict[str, RecordedGroup]:
-    renewed = {group.name for group in groups if not group.has_left}
-    return {group.key: group for group in groups if not (group.has_left and group.name in renewed)}
-
-
-def _place(worker: WorkerFacts) -> object:
+def _frames(worker: WorkerFacts) -> object:
     main = main_stack(worker.stacks)
     return main.frames if main else ()
 
