@@ -23,7 +23,7 @@ from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import NetworkPlace, listening_place
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
-from rallypoint.rendezvous.consensus.admission import why_not
+from rallypoint.rendezvous.consensus.admission import refusal_reason
 from rallypoint.rendezvous.consensus.messages import Message, Over, Setup
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.register import PeerRegister
@@ -183,7 +183,7 @@ class ElasticRounds(LinkedRounds):
 
     def settle(self) -> None:
         """See RoundSource. Closes old stores."""
-        newest = self._core.round_before
+        newest = self._core.follower.last_round
         for number in [each for each in self._stores if each < newest]:
             self._stores.pop(number).close()
 
@@ -199,12 +199,12 @@ class ElasticRounds(LinkedRounds):
     @property
     def waiting(self) -> int:
         """How many nodes wait for the next round."""
-        return self._core.waiting
+        return self._core.follower.waiting
 
     @property
     def is_stopping(self) -> bool:
         """Whether the latest round is being ended, on whichever nodes it runs."""
-        return self._core.is_stopping
+        return self._core.follower.is_stopping
 
     @property
     def missing(self) -> str:
@@ -234,7 +234,7 @@ class ElasticRounds(LinkedRounds):
     # How agents find each other.
 
     def _came_too_late(self, key: str, join: Join) -> None:
-        if self.tells_late_comers and self._finish and not why_not(self._setup, join):
+        if self.tells_late_comers and self._finish and not refusal_reason(self._setup, join):
             self._board.send(key, None, encode(Over(finish=self._finish)))
 
     def _not_found(self, at: Endpoint, why: str) -> None:

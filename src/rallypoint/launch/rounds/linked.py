@@ -141,7 +141,7 @@ class LinkedRounds(RoundSource, Receiver):
 
     @property
     def fence_at(self) -> float | None:
-        fence_at = self._core.fence_at
+        fence_at = self._core.follower.fence_at
         return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.kill_s
 
     def open(self, selector: selectors.BaseSelector) -> None:
@@ -158,9 +158,6 @@ class LinkedRounds(RoundSource, Receiver):
         self._look_if_due()
         self._board.poll()
         self._happened(self._core.tick)
-
-    def settle(self) -> None:
-        """See RoundSource."""
 
     def roster(self) -> Roster:
         core, now = self._core, lease_time()
@@ -179,7 +176,7 @@ class LinkedRounds(RoundSource, Receiver):
     def close(self) -> None:
         """See RoundSource. A leaving node waits until the others agree to it."""
         deadline = time.monotonic() + GOODBYE_S
-        is_leaving = self._core.is_leaving
+        is_leaving = bool(self._core.follower.leaving)
         with selectors.DefaultSelector() as selector:
             self._watch(selector)
             while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
@@ -284,7 +281,7 @@ class LinkedRounds(RoundSource, Receiver):
 
     def _with_finding(self, finish: Finish) -> Finish:
         """If the nodes never met: add what this node finds out about the cause."""
-        has_met = finish.was_cut_off or self._core.round_before >= 0
+        has_met = finish.was_cut_off or self._core.follower.last_round >= 0
         if finish.outcome is not Outcome.GIVEN_UP or has_met or self._setup.limits.max_nodes == 1:
             return finish
         from rallypoint.doctor.quick import told_with
@@ -300,7 +297,7 @@ class LinkedRounds(RoundSource, Receiver):
         now = time.monotonic()
         if now < self._examine_at:
             return
-        if self._core.round_before >= 0 or self._setup.limits.max_nodes == 1:
+        if self._core.follower.last_round >= 0 or self._setup.limits.max_nodes == 1:
             self._examine_at = inf
         elif now >= self._last_look_at:
             self._examine_at = inf
@@ -365,7 +362,7 @@ class LinkedRounds(RoundSource, Receiver):
     def _tell(self, reason: str) -> None:
         """Report a new or lost coordinator to the user; the rest only if verbose."""
         before, self._part = self._part, self._core.part
-        is_known = self._core.round_before >= 0 and self._part is not Part.DONE
+        is_known = self._core.follower.last_round >= 0 and self._part is not Part.DONE
         has_changed = before is not self._part and (
             self._part in (Part.LEADING, Part.CAMPAIGNING) or before is Part.LEADING
         )

@@ -149,9 +149,6 @@ class PlugInRounds(RoundSource):
     def tick(self) -> None:
         """See RoundSource. The thread keeps its own time."""
 
-    def settle(self) -> None:
-        """See RoundSource."""
-
     def close(self) -> None:
         """See RoundSource. A handler that does not return is abandoned."""
         self._calls.put(None)

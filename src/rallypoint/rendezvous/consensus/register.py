@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 
 from rallypoint.rendezvous.consensus.ballot import Agreements, Campaign
 from rallypoint.rendezvous.consensus.messages import Action, Ballot, Setup
-from rallypoint.rendezvous.consensus.rules import FixedRules, Rules
+from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.consensus.voter import Voter
 from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Member
@@ -59,10 +60,10 @@ class Register(ABC):
     def claim(self, ballot: Ballot, now: float) -> Campaign:
         """Claim it."""
 
-    def looks_at(self, heard_at: float) -> float | None:
-        """When to check who has it, if nothing was heard since then; None: no need."""
+    def looks_at(self, heard_at: float) -> float:
+        """When to check who has it, if nothing was heard since then."""
         del heard_at
-        return None
+        return inf
 
     def look(self, join: Join, now: float) -> list[Action]:
         """Check who has it."""
@@ -109,12 +110,3 @@ class PeerRegister(Register):
         return Agreements(
             self.setup, self.rules, campaign.ballot, campaign.decided, campaign.slots()
         )
-
-
-class FixedRegister(PeerRegister):
-    """The register of a job whose nodes are known from the start: node 0 is the only voter, so it
-    is granted as soon as it is claimed there.
-    """
-
-    def __init__(self, setup: Setup, rules: type[Rules] = FixedRules) -> None:
-        super().__init__(setup, rules)

@@ -146,14 +146,14 @@ class Rounds:
         if not left and self._setup.me.key not in self._gone:
             # An agent that took over without being a member is one from the next round on.
             return None
-        shrunk = self._follow_up(members=tuple(left), because="some nodes have left")
         if left and not (self._setup.quorum == "host" and newest.host in self._gone):
-            return shrunk
-        because = "the last node left"
-        ended = Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True)
-        if left:
-            ended = ended.__replace__(because="the node that began the job left")
-        return shrunk.__replace__(members=newest.members, finish=ended)
+            return self._follow_up(members=tuple(left), because="some nodes have left")
+        because = "the node that began the job left" if left else "the last node left"
+        return self._ended(Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True))
+
+    def _ended(self, finish: Finish) -> Agreement:
+        ended = self._follow_up(members=self._agreements.newest.members, because=finish.because)
+        return ended.__replace__(finish=finish)
 
     def _follow_up(self, *, members: tuple[Member, ...], because: str) -> Agreement:
         assert self.job is not None
@@ -195,7 +195,7 @@ class Rounds:
         self.perform(self.job.tick(now), now)
 
     def perform(self, decision: Decision, now: float) -> None:
-        """Perform what the job has decided."""
+        """Do what the job has decided, and what follows from it."""
         assert self.job is not None
         while decision != NOTHING:
             decision = self._do(decision, now)
@@ -219,10 +219,7 @@ class Rounds:
                 case Stop():
                     left += self._halt(action, now)
                 case Finish():
-                    ended = self._follow_up(
-                        members=self._agreements.newest.members, because=action.because
-                    )
-                    self.wanted = ended.__replace__(finish=action)
+                    self.wanted = self._ended(action)
                 case Notice():
                     self._peers.tell_all(action)
                 case Refuse():
@@ -256,9 +253,9 @@ class Rounds:
         job, key = self.job, beat.key
         assert job is not None
         # An agent that only waits for its node rank has no place yet that it could lose.
-        has_place = key in job.here or key in self._gone
+        has_place = key in job.gathering.here or key in self._gone
         self.perform(job.reported(key, beat.report, now), now)
-        if key not in job.here and (has_place or beat.report.leaves):
+        if key not in job.gathering.here and (has_place or beat.report.leaves):
             self._gone.add(key)
             if all(member.key != key for member in self._agreements.newest.members):
                 self._peers.tell(key, Over(finish=LEFT))

@@ -122,8 +122,7 @@ class Search:
         me, gone = self._setup.me.key, self._gone
         others = [each for each in self._follower.voters if each.key != me and each.key not in gone]
         for voter in self._random.sample(others, min(len(others), _ASK)):
-            at = Endpoint(host=voter.address, port=voter.port)
-            asked.append(SendMessage(to=voter.key, at=at, message=join))
+            asked.append(SendMessage(to=voter.key, at=voter.endpoint, message=join))
         return asked
 
     def unreachable(self, at: Endpoint, why: str, now: float, *, stands: bool) -> None:

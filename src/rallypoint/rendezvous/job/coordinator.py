@@ -78,6 +78,10 @@ class Coordinator:
     """The job. Each method takes one event and returns one `Decision`.
 
     Members join and leave by their keys, free of charge; only failures are charged.
+
+    Attributes:
+        current: the newest round, also once it is over.
+        gathering: the members that are present, in that round or not.
     """
 
     def __init__(self, limits: Limits, max_restarts: int) -> None:
@@ -87,12 +91,12 @@ class Coordinator:
         self._known_round = -1  # the newest one that somebody here has seen, also of another job
         self.restarts = 0
         self.wake_at: float | None = None
-        self.current = RoundState()  # of the round, also once it is over
+        self.current = RoundState()
         self._stop_order: Stop | None = None
         self._reports: dict[str, NodeReport] = {}  # each member's newest, by key
         self._ranks: tuple[Member, ...] = ()  # of the newest round that began
         self._ranks_before: tuple[Member, ...] = ()
-        self._gathering = Gathering(limits)
+        self.gathering = Gathering(limits)
         self._flapping = Flapping()
         self._short_lives = ShortLives()
         self._stop_asked = ""
@@ -123,17 +127,17 @@ class Coordinator:
         self.opened(now)
         if runs:
             for member in members:
-                self._gathering.join(member, now)
+                self.gathering.join(member, now)
             self._move(JobStage.RUNNING)
             self.wake_at = None
         elif round_number >= 0:
-            self._gathering.expect({member.key for member in members})
+            self.gathering.expect({member.key for member in members})
             self._because = "the coordinator changed"
         return self
 
     def opened(self, now: float) -> Decision:
         """Nodes may join from now on."""
-        self._gathering.open(now)
+        self.gathering.open(now)
         self._opened_at, self._notice_at = now, next_notice(now, now)
         self._set_alarm()
         return NOTHING
@@ -144,9 +148,9 @@ class Coordinator:
             return Decision(
                 (Refuse(member.key, "the job is over"),), f"{member.host} joined after the end"
             )
-        if member.key in self._gathering.here:
+        if member.key in self.gathering.here:
             return NOTHING
-        refusal = self._gathering.join(member, now)
+        refusal = self.gathering.join(member, now)
         if refusal:
             return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
         self._known_round = max(self._known_round, report.round)
@@ -216,7 +220,7 @@ class Coordinator:
         return self._stop(text)
 
     def _leaves(self, key: str, text: str, now: float) -> Decision:
-        if not self._expects(key) or self.current.has_ended(key):
+        if not self._is_in_round(key) or self.current.has_ended(key):
             return self.node_lost(key, text, now)
         # A last checkpoint, say, must be written before others go on from it.
         self.current.leaving[key] = text
@@ -224,7 +228,7 @@ class Coordinator:
 
     def node_silent(self, key: str, why: str) -> Decision:
         """A member is not heard: end the round, while it may still return or be lost."""
-        if not self._expects(key) or self.current.has_ended(key):
+        if not self._is_in_round(key) or self.current.has_ended(key):
             return NOTHING
         name = self.current.name_of(key)
         self.current.interrupted = f"{name} was silent"
@@ -232,7 +236,7 @@ class Coordinator:
 
     def node_lost(self, key: str, why: str, now: float) -> Decision:
         """A member's agent is gone, and its workers with it."""
-        member, current = self._gathering.leave(key), self.current
+        member, current = self.gathering.leave(key), self.current
         self._reports.pop(key, None)
         current.leaving.pop(key, None)
         current.present.discard(key)
@@ -258,11 +262,11 @@ class Coordinator:
             return self._admit()
         if self.stage is not JobStage.GATHERING or self.wake_at is None or now < self.wake_at:
             return NOTHING
-        if self._gathering.is_complete(now):
+        if self.gathering.is_complete(now):
             return self._open_if_complete(now, otherwise=NOTHING)
-        text = self._gathering.text()
-        if self._gathering.is_over(now):
-            waited_s = self._gathering.limits.join_timeout_s
+        text = self.gathering.text()
+        if self.gathering.is_over(now):
+            waited_s = self.gathering.limits.join_timeout_s
             told = f"{text}, after {waited_s:g} s; start it there, or find out why it exited"
             return self._finish(Outcome.GIVEN_UP, told)
         notice = NOTHING
@@ -271,15 +275,6 @@ class Coordinator:
             notice = Decision((Notice(text),), "")
         self._set_alarm()
         return notice
-
-    @property
-    def here(self) -> dict[str, Member]:
-        """The members that are present now, by key, in the round or not."""
-        return self._gathering.here
-
-    def holder_of(self, rank: int | None) -> str:
-        """The key of the node that joined with that rank; empty: none did."""
-        return "" if rank is None else self._gathering.holder_of(rank)
 
     def revoked(self, now: float) -> Decision:
         """The latest round began nowhere: no rank comes from it, and no report of its end."""
@@ -310,43 +305,37 @@ class Coordinator:
         return self.stage is JobStage.RUNNING and self.round == round_number
 
     @property
-    def text(self) -> str:
-        """Which nodes are present, and which are missing."""
-        return self._gathering.text()
-
-    @property
     def waiting(self) -> int:
         """The number of nodes that wait for the next round while one runs."""
         if self.stage is JobStage.GATHERING:
             return 0
-        return len(self.here) - len(self.current.present)
+        return len(self.gathering.here) - len(self.current.present)
 
     def expects(self, key: str) -> bool:
         """Whether the end of that member's workers is still to be reported."""
-        return self._expects(key) and key in self.current.awaited
+        return self._is_in_round(key) and key in self.current.awaited
 
     def _set_alarm(self) -> None:
-        alarm = self._gathering.wake_at
-        self.wake_at = self._notice_at if alarm is None else min(alarm, self._notice_at)
+        self.wake_at = min(self.gathering.wake_at, self._notice_at)
 
     def _has_room(self) -> bool:
         current = self.current
         gone = len(current.lost) + len(current.left_succeeded)  # as nodes without ranks do, too
-        return len(current.members) - gone < self._gathering.limits.max_nodes
+        return len(current.members) - gone < self.gathering.limits.max_nodes
 
-    def _expects(self, key: str) -> bool:
+    def _is_in_round(self, key: str) -> bool:
         return self.stage in (JobStage.RUNNING, JobStage.STOPPING) and key in self.current
 
     def _runs(self, key: str, report: NodeReport) -> bool:
-        return self._expects(key) and report.round == self.round
+        return self._is_in_round(key) and report.round == self.round
 
     def _judge_if_all_ended(self, now: float) -> Decision:
-        current, here = self.current, self._gathering.here
+        current, here = self.current, self.gathering.here
         if current.awaited:
             return NOTHING
         if not current.has_succeeded:
             for key in current.leaving:  # whose own workers had; it takes no part in another round
-                self._gathering.leave(key)
+                self.gathering.leave(key)
         facts = RoundEnd(
             succeeded=current.has_succeeded,
             causes=current.causes,
@@ -358,8 +347,8 @@ class Coordinator:
             nodes_lost=current.missing(here),
             nodes_came=tuple(current.came),
             interrupted=current.why_interrupted(),
-            min_nodes=self._gathering.limits.min_nodes,
-            is_fixed=self._gathering.limits.is_fixed,
+            min_nodes=self.gathering.limits.min_nodes,
+            is_fixed=self.gathering.limits.is_fixed,
             unkillable=current.unkillable,
             survivors=current.survivors,
         )
@@ -386,11 +375,11 @@ class Coordinator:
         self._is_urgent = bool(was_broken)
         self._may_replace = after.next is Next.RESTART
         self.opened(now)
-        notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []
+        notices = [Notice(f"{after.reason}: {self.gathering.text()}")] if here else []
         return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))
 
     def _open_if_complete(self, now: float, *, otherwise: Decision) -> Decision:
-        if not self._gathering.is_complete(now):
+        if not self.gathering.is_complete(now):
             self._set_alarm()
             return otherwise
         because, self._because = self._because, ""
@@ -399,7 +388,7 @@ class Coordinator:
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
         over = self.current
-        members = over.seated(self._gathering.form(self._ranks), may_join=may_join)
+        members = over.seated(self.gathering.form(self._ranks), may_join=may_join)
         go_on = sum(member.size for member in members if member.taking_part > 0)
         self._begin(members, has_newcomers=go_on > over.survivors > 0)
         action = OpenRound(

@@ -127,7 +127,7 @@ class KeyValueRegister(Register):
             decided = decided.__replace__(host=self.voter.job)  # otherwise it might begin a new one
         return _Claim(self.setup, self.rules, ballot, decided, now)
 
-    def looks_at(self, heard_at: float) -> float | None:
+    def looks_at(self, heard_at: float) -> float:
         beat_s = self.setup.timeouts.beat_s
         return max(self._looked_at, heard_at + beat_s) + beat_s
 
