@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
 
 _STALLED = 0.4  # of a lease; the rest is for a new connection, and for what it has to say first
-_STRANGE_AFTER = 2
+_REPORTED_CALL = 2
 
 
 def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
@@ -57,8 +57,8 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     is_etcd = rendezvous.backend == "etcd"
     place = NetworkPlace(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
     place.find(timeouts.join_timeout_s, job.to_find_out)
-    place_of_stores = listening_place(place.address, is_chosen=place.is_chosen)
-    listener = place.listener or listen(place_of_stores, 0)
+    stores_listen_at = listening_place(place.address, is_chosen=place.is_chosen)
+    listener = place.listener or listen(stores_listen_at, 0)
     setup = setup_of(
         job,
         rendezvous,
@@ -70,7 +70,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
     keeper = None if not is_etcd else _etcd(setup, configuration)
     rounds = ElasticRounds(
-        setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=place_of_stores
+        setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=stores_listen_at
     )
     rounds.network = place.choice
     rounds.to_find_out = job.to_find_out
@@ -173,12 +173,12 @@ class ElasticRounds(LinkedRounds):
         agreed_s = min(math.ceil(setup.timeouts.silence_s), MOST_SILENCE_S)
         self.silence_s = max(agreed_s, read_silence(os.environ))
         self._stores: dict[int, StoreHost] = {}  # by round
-        self._strangers: Counter[Endpoint] = Counter()  # calls without an answer
+        self._unanswered_calls: Counter[Endpoint] = Counter()
 
     # RoundSource.
 
     def tick(self) -> None:
-        self._hear_keeper()
+        self._take_answers()
         super().tick()
 
     def settle(self) -> None:
@@ -233,22 +233,22 @@ class ElasticRounds(LinkedRounds):
 
     # How agents find each other.
 
-    def _came_too_late(self, key: str, join: Join) -> None:
+    def _joined_late(self, key: str, join: Join) -> None:
         if self.tells_late_comers and self._finish and not refusal_reason(self._setup, join):
-            self._board.send(key, None, encode(Over(finish=self._finish)))
+            self._connections.send(key, None, encode(Over(finish=self._finish)))
 
     def _not_found(self, at: Endpoint, why: str) -> None:
-        self._name_stranger(at, why)
+        self._report_other_program(at, why)
         super()._not_found(at, why)
 
-    def _name_stranger(self, at: Endpoint, why: str) -> None:
+    def _report_other_program(self, at: Endpoint, why: str) -> None:
         """A program at a local endpoint does not answer as an agent: report which.
 
         Not at the first time: an agent that starts or ends can briefly look the same.
         """
         is_here = is_loopback(at.host) or at.host in (self._setup.me.address, os.uname().nodename)
-        self._strangers[at] += 1
-        if not is_here or self._strangers[at] != _STRANGE_AFTER:
+        self._unanswered_calls[at] += 1
+        if not is_here or self._unanswered_calls[at] != _REPORTED_CALL:
             return
         from rallypoint.store.port_holder import holder_of
 
@@ -264,7 +264,7 @@ class ElasticRounds(LinkedRounds):
     def _watch(self, selector: selectors.BaseSelector) -> None:
         super()._watch(selector)
         if self._keeper is not None:
-            selector.register(self._keeper, selectors.EVENT_READ, self._hear_keeper)
+            selector.register(self._keeper, selectors.EVENT_READ, self._take_answers)
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
         if to == KEEPER and self._keeper is not None:
@@ -278,7 +278,7 @@ class ElasticRounds(LinkedRounds):
         else:
             super()._call(at, message)
 
-    def _hear_keeper(self) -> None:
+    def _take_answers(self) -> None:
         for answer in [] if self._keeper is None else self._keeper.take():
             self._happened(partial(self._answered, answer))
 

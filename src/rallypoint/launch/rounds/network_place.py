@@ -15,11 +15,7 @@ from rallypoint.base.errors import HostError
 from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.names import in_thread
-from rallypoint.cluster.network import (
-    UnknownHostError,
-    is_here,
-    is_own_name,
-)
+from rallypoint.cluster.network import UnknownHostError, is_here, is_own_name
 from rallypoint.launch.job import Rendezvous
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import ANY, listen

@@ -121,7 +121,7 @@ class StaticGuest(_StaticRounds):
     def __init__(self, job: Job) -> None:
         self._agent: Endpoint | None = None  # node 0's, once it is found
         self._silent_agent: Endpoint | None = None  # where it was to be, and did not answer
-        self._look_at: float | None = None
+        self._ask_at: float | None = None
         self._began = self._notice_at = 0.0
         super().__init__(job, None)
 
@@ -129,38 +129,38 @@ class StaticGuest(_StaticRounds):
 
     @property
     def wake_at(self) -> float | None:
-        if self._look_at is None:
+        if self._ask_at is None:
             return super().wake_at
-        return self._examine_at if self._is_looking_first else min(self._look_at, self._examine_at)
+        return self._examine_at if self._is_examining_start else min(self._ask_at, self._examine_at)
 
     def tell(self, report: NodeReport) -> None:
         if self._agent is not None:  # else nobody is there to be told
             super().tell(report)
 
     def tick(self) -> None:
-        if self._look_at is None:
+        if self._ask_at is None:
             super().tick()
             return
-        self._look_if_due()
+        self._examine_if_due()
         # It blocks for up to a second, and what was found is to be told.
-        if time.monotonic() >= self._look_at and not self._is_looking_first:
-            self._look()
+        if time.monotonic() >= self._ask_at and not self._is_examining_start:
+            self._find_node_0()
 
     # Node 0.
 
     def _begin(self) -> None:
         self._began = time.monotonic()
         self._notice_at = next_notice(self._began, self._began)
-        self._look()
+        self._find_node_0()
 
-    def _look(self) -> None:
+    def _find_node_0(self) -> None:
         """Find node 0's agent, and call it."""
         try:
             self._agent = self._ask()
         except StoreError as error:
-            self._look_later(str(error))
+            self._ask_later(str(error))
             return
-        self._look_at = None
+        self._ask_at = None
         self.network = _choose(self._nodes)
         self._core = self._new_core()
         self._happened(self._core.started)
@@ -176,7 +176,7 @@ class StaticGuest(_StaticRounds):
             )
         return Endpoint(host=host, port=int(text))
 
-    def _look_later(self, why: str) -> None:
+    def _ask_later(self, why: str) -> None:
         self._agent = None
         now = time.monotonic()
         waited_s = now - self._began
@@ -188,7 +188,7 @@ class StaticGuest(_StaticRounds):
         elif now >= self._notice_at:
             say(f"waiting for {missing}, for {waited_s:.0f} s so far: {why}")
             self._notice_at = next_notice(self._began, now)
-        self._look_at = now + _RETRY_S
+        self._ask_at = now + _RETRY_S
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
         """To the address where node 0 was found, which is known to work."""
@@ -200,9 +200,9 @@ class StaticGuest(_StaticRounds):
 
     def _not_found(self, at: Endpoint, why: str) -> None:
         self._silent_agent = at
-        self._look_later(f"its agent at {at}: {why}")
+        self._ask_later(f"its agent at {at}: {why}")
 
-    def _agent_in_question(self) -> Endpoint | None:
+    def _agent_to_examine(self) -> Endpoint | None:
         return self._agent or self._silent_agent
 
     def _name_of(self, at: Endpoint) -> str:

@@ -215,7 +215,7 @@ class Agreements:
             )
         return pending.is_decided
 
-    def hold(self) -> None:
+    def adopt(self) -> None:
         """The decided proposal is the latest one from now on."""
         assert self.pending is not None
         self.newest, self.pending = self.pending.agreement, None

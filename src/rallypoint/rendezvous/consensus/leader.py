@@ -28,15 +28,8 @@ from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rounds import LEFT, Rounds
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
-from rallypoint.rendezvous.job.coordinator import Coordinator, next_notice
-from rallypoint.rendezvous.job.reports import (
-    Finish,
-    Join,
-    NodeReport,
-    Notice,
-    Outcome,
-    Refuse,
-)
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobStage, next_notice
+from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Outcome, Refuse
 
 
 class Leader:
@@ -78,11 +71,11 @@ class Leader:
         self._scan_at = now
         bound = campaign.bound()
         self._rounds.done, self._rounds.wanted = done, bound
-        self._await(campaign.decided, now)
+        self._expect(campaign.decided, now)
         if bound is None:
             self._rounds.resume(now)
         elif campaign.decided.number > BEFORE_ALL:
-            self._await(bound, now)
+            self._expect(bound, now)
         self._advance(now)
 
     @property
@@ -116,7 +109,8 @@ class Leader:
     def missing(self) -> str:
         """Which nodes are present and missing for a round; empty: there is one, or no job yet."""
         job = self._rounds.job
-        return "" if job is None or job.is_busy else job.gathering.text()
+        is_gathering = job is not None and job.stage is JobStage.GATHERING
+        return job.gathering.text() if job is not None and is_gathering else ""
 
     def silent_s(self, key: str, now: float) -> float:
         """The time since that member's last message."""
@@ -133,15 +127,15 @@ class Leader:
         if self._over is not None:
             # An agent that never was in this job came for the next one, and asks again until that
             # begins.
-            return self._peers.tell(key, self._over) if join.job == self.agreement.host else None
+            return self._peers.send(key, self._over) if join.job == self.agreement.host else None
         refusal = refusal_reason(self._setup, join)
         if refusal:
-            return self._peers.tell(key, Refuse(key, refusal))
+            return self._peers.send(key, Refuse(key, refusal))
         job = self._job
-        if job is None or job.is_over:
+        if job is None or job.stage is JobStage.DONE:
             return None  # it asks again until everything is decided
         if join.job not in ("", self.agreement.host):
-            return self._peers.tell(key, self.led(now))  # it must leave that job first
+            return self._peers.send(key, self.led(now))  # it must leave that job first
         peer = self._peers.by_key.get(key)
         if peer is None or key not in job.gathering.here:
             self._gone.discard(key)
@@ -149,16 +143,16 @@ class Leader:
             peer.has_beaten, peer.report = True, join.report
             self._admit(job, peer, join.report, now)
         if key in self._peers.by_key:
-            self._peers.tell(key, self.led(now))
+            self._peers.send(key, self.led(now))
         return self._advance(now)
 
     def beat(self, beat: Beat, now: float) -> None:
         """A peer's heartbeat, with its news."""
         peer = self._peers.by_key.get(beat.key)
         if peer is None:
-            return self._peers.tell(beat.key, Unknown(ballot=self._ballot))
+            return self._peers.send(beat.key, Unknown(ballot=self._ballot))
         if peer.is_over and self._over is None:  # it has left, and telling it had no effect
-            return self._peers.tell(beat.key, Over(finish=LEFT))
+            return self._peers.send(beat.key, Over(finish=LEFT))
         if peer.sent_at is not None and beat.sent_at < peer.sent_at:
             return None  # a late one, over an older connection
         if not peer.has_beaten:
@@ -166,7 +160,7 @@ class Leader:
         self._peers.confirms(beat.key, beat.stamp, now)
         peer.sent_at, peer.report = beat.sent_at, beat.report
         if self._over is not None:
-            self._peers.tell(beat.key, self._over)
+            self._peers.send(beat.key, self._over)
         elif self._job is not None:
             if beat.key not in self._job.gathering.here and beat.key not in self._gone:
                 self._admit(self._job, peer, beat.report, now)
@@ -181,7 +175,7 @@ class Leader:
         """
         holder = self._peers.by_key.get(job.gathering.holder_of(peer.member.wish))
         is_vacant = holder is None or holder.heard_at >= peer.since
-        if is_vacant and not job.is_over:
+        if is_vacant and job.stage is not JobStage.DONE:
             self._rounds.perform(job.joined(peer.member, now, report), now)
 
     def accepted(self, message: Accepted, now: float) -> None:
@@ -233,20 +227,20 @@ class Leader:
     def _repeat(self, now: float) -> None:
         """Repeat what may have been lost."""
         if self._over is not None:
-            return self._peers.tell_all(self._over)
+            return self._peers.send_all(self._over)
         self._out.add(self._agreements.repeat(now))
         if self._agreements.pending is not None:
-            self._tell_if_stuck(self._agreements.pending, now)
+            self._report_if_stuck(self._agreements.pending, now)
         self._out.add(self._agreements.renew(now))
         for key, peer in self._peers.by_key.items():
             if not peer.has_beaten:
-                self._peers.tell(key, self.led(now))
+                self._peers.send(key, self.led(now))
         if self.agreement.number > BEFORE_ALL:
             for at in self._setup.to_call:
                 self._out.add([Call(at=at, message=self.led(None))])
         return None
 
-    def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
+    def _report_if_stuck(self, pending: Proposal, now: float) -> None:
         """A proposal of a lost coordinator may need voters that are lost as well."""
         waited_s = now - pending.since
         missing = self._agreements.missing(pending)
@@ -255,10 +249,10 @@ class Leader:
         if waited_s >= wait_s:
             because = f"{text}, after {waited_s:.0f} s"
             self.finish = Finish(outcome=Outcome.GIVEN_UP, because=because)
-            self._peers.tell_all(Over(finish=self.finish))
+            self._peers.send_all(Over(finish=self.finish))
         elif waited_s >= pending.notice_at_s:
             pending.notice_at_s = next_notice(0.0, waited_s)
-            self._peers.tell_all(Notice(f"waiting for {waited_s:.0f} s so far: {text}"))
+            self._peers.send_all(Notice(f"waiting for {waited_s:.0f} s so far: {text}"))
 
     def _check(self, peer: Peer, now: float) -> None:
         """Whether it is silent, or has been for so long that it is lost."""
@@ -295,7 +289,7 @@ class Leader:
         rounds = self._rounds
         while True:
             pending = self._agreements.pending
-            if pending is not None and not self._settle(pending, now):
+            if pending is not None and not self._try_complete(pending, now):
                 break
             if self._over is not None:
                 is_alone = all(key == self._setup.me.key for key in self._peers.by_key)
@@ -307,7 +301,7 @@ class Leader:
                 break
             self._out.add(self._agreements.append(wanted, now))
 
-    def _settle(self, pending: Proposal, now: float) -> bool:
+    def _try_complete(self, pending: Proposal, now: float) -> bool:
         """Whether the proposal is complete; perform what follows from it."""
         new = pending.agreement
         was_decided = pending.is_decided
@@ -319,13 +313,13 @@ class Leader:
         is_wanted = job is not None and new.runs and job.is_running(new.round)
         if is_wanted and pending.store is None and new.members[0].key not in self._gone:
             return False  # the worker store must be opened first
-        self._agreements.hold()
-        self._hold(new, now)
+        self._agreements.adopt()
+        self._adopt(new, now)
         if is_wanted and pending.store is not None:
             self._rounds.start(new, pending.store, now)
         return True
 
-    def _hold(self, new: Agreement, now: float) -> None:
+    def _adopt(self, new: Agreement, now: float) -> None:
         """An agreement is decided."""
         self._peers.changed()
         if new.finish is not None:
@@ -333,27 +327,27 @@ class Leader:
             self._over_until = now + self._rules.tell_end_for_s()
             for peer in self._peers.by_key.values():
                 peer.is_over = True
-            self._peers.tell_all(self._over)
+            self._peers.send_all(self._over)
             return
         for voter in self._rules.voters(new):
-            self._peers.tell(voter.key, self.led(now))
+            self._peers.send(voter.key, self.led(now))
         if self._rounds.job is None:
-            self._await(new, now)
+            self._expect(new, now)
             self._peers.take_over(now)
             self._rounds.resume(now)
         members = {member.key for member in new.members}
         for key in [key for key in self._peers.by_key if key in self._gone and key not in members]:
-            self._peers.tell(key, Over(finish=LEFT))
+            self._peers.send(key, Over(finish=LEFT))
             self._peers.by_key[key].is_over = True
 
-    def _await(self, agreement: Agreement, now: float) -> None:
+    def _expect(self, agreement: Agreement, now: float) -> None:
         """These are members, as far as we know: wait for them."""
         if agreement.number == BEFORE_ALL:
             return
         for member in agreement.members:
             if member.key not in self._gone and member.key not in self._peers.by_key:
                 self._peers.by_key[member.key] = Peer(member, now)
-                self._peers.tell(member.key, self.led(now))
+                self._peers.send(member.key, self.led(now))
 
     # Sending.
 
@@ -369,4 +363,4 @@ class Leader:
             done=self._rounds.done,
             is_stopping=job is not None and job.stopping is not None,
         )
-        self._peers.tell(peer.member.key, ack)
+        self._peers.send(peer.member.key, ack)

@@ -42,14 +42,7 @@ from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import OwnStore, Voter
 from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.reports import (
-    Finish,
-    Join,
-    NodeReport,
-    Notice,
-    Outcome,
-    Refuse,
-)
+from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Outcome, Refuse
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 
@@ -121,10 +114,9 @@ class Participant:
 
     def led_members(self, now: float) -> list[tuple[Member, float]]:
         """The members and the time since each was heard, if this agent coordinates."""
-        leader, newest = self._leader, self.agreement
-        if leader is None or newest is None:
-            return []
-        return [(member, leader.silent_s(member.key, now)) for member in newest.members]
+        leader = self._leader
+        members = () if leader is None else leader.agreement.members
+        return [(each, leader.silent_s(each.key, now)) for each in members if leader]
 
     @property
     def agreement(self) -> Agreement | None:
@@ -176,7 +168,7 @@ class Participant:
 
     def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
         """A `Call` reached no agent."""
-        self._search.unreachable(at, why, now, stands=self.part is not Part.SEEKING)
+        self._search.unreachable(at, why, now, is_candidate=self.part is not Part.SEEKING)
         return self._decide(now)
 
     def reported(self, report: NodeReport, now: float) -> Decision:
@@ -186,9 +178,9 @@ class Participant:
 
     def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision:
         """The store requested with `OpenStore` is open."""
-        propose = self._store.opened(round_number, store)
-        if propose is not None:
-            self._answer(propose, now)
+        proposal = self._store.opened(round_number, store)
+        if proposal is not None:
+            self._answer(proposal, now)
         return self._decide(now)
 
     def fenced(self, now: float) -> Decision:
@@ -232,7 +224,7 @@ class Participant:
         if not self._has_leader():
             self._search_on(now)
         elif now >= follower.beat_at:
-            self._say(follower.ballot.candidate, follower.beat(now))
+            self._send(follower.ballot.candidate, follower.beat(now))
         return None
 
     @property
@@ -259,7 +251,7 @@ class Participant:
                 answer = self._voter.prepare(message, now)
                 if isinstance(answer, Refused) and self._has_leader():
                     answer = answer.__replace__(leader=self._leading_member())
-                self._say(sender, answer)
+                self._send(sender, answer)
             case Promise():
                 self._promised(message, now)
             case Refused():
@@ -279,7 +271,7 @@ class Participant:
                 if message.ballot == self.follower.ballot:
                     self._out.add(self.follower.cut_off("the coordinator does not know this node"))
                     if self.follower.round < 0:
-                        self._say(sender, self.follower.join())
+                        self._send(sender, self.follower.join())
             case Refuse(why=why):
                 text = f"this node was refused: {why}"
                 self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
@@ -316,7 +308,7 @@ class Participant:
         elif self.part is Part.FOLLOWING:
             led = self.follower.led_by()
         if led is not None and led.host and led.leader.key != key:
-            self._say(key, led)
+            self._send(key, led)
 
     def _ordered(self, sender: str, message: Ack | Go | Halt, now: float) -> None:
         """A coordinator's message: ours, if no higher ballot is known here."""
@@ -330,7 +322,7 @@ class Participant:
             follower.acknowledged(message)
         elif isinstance(message, Go):
             if not self.job:  # it was told to start before it was told about the job
-                return self._say(sender, self.follower.join())
+                return self._send(sender, self.follower.join())
             self._out.add(follower.go(message, now))
         else:
             self._out.add(follower.halt(message, now))
@@ -345,7 +337,7 @@ class Participant:
         if self._is_other_job(message) and not self._give_way(sender, message, now):
             self._tell_who_leads(sender, now)  # that one gives way
             return
-        self._voter.told(message.host)
+        self._voter.job_exists(message.host)
         if self._leader is not None and not self.register.may_claim():
             self._leader.deposed = "a job already exists"
         is_by_leader = sender == message.leader.key and message.stamp is not None
@@ -369,24 +361,22 @@ class Participant:
             self._move(Part.FOLLOWING)
 
     def _refuse(self, sender: str, ballot: Ballot) -> None:
-        self._say(sender, Refused(ballot=ballot, promised=self._voter.promised, job=self.job))
+        self._send(sender, Refused(ballot=ballot, promised=self._voter.promised, job=self.job))
 
     # Votes.
 
     def _proposed(self, sender: str, message: Propose, now: float) -> None:
         self._search.saw(message.ballot)
-        if message.ballot.candidate != sender:
-            return
-        self._out.add(self._store.asked(message.agreement, self._voter.number))
-        self._answer(message, now)
-        self._store.put_off(message)
+        if message.ballot.candidate == sender:
+            self._out.add(self._store.proposed(message, self._voter.number))
+            self._answer(message, now)
 
     def _answer(self, message: Propose, now: float) -> None:
         answer = self._voter.propose(message, now)
         if isinstance(answer, Accepted):
             self._follow(message.ballot, None, now)
-            answer = self._store.told(answer, message.agreement)
-        self._say(message.ballot.candidate, answer)
+            answer = self._store.with_store(answer, message.agreement)
+        self._send(message.ballot.candidate, answer)
 
     def _promised(self, message: Promise, now: float) -> None:
         if not self.register.may_claim():
@@ -457,14 +447,14 @@ class Participant:
             self._search.take_turn(now, was_leading=False)
         if not self._search.is_due(now):
             return None
-        stands = self.part is Part.CAMPAIGNING
-        if stands and not self.register.may_claim():
+        is_candidate = self.part is Part.CAMPAIGNING
+        if is_candidate and not self.register.may_claim():
             self._search.campaign = None
             return self._move(Part.SEEKING)
         won = self._search.won(now)
         if won is not None:
             return self._win(won, now)
-        return self._out.add(self._search.act(now, stands=stands))
+        return self._out.add(self._search.act(now, is_candidate=is_candidate))
 
     # Other jobs.
 
@@ -487,7 +477,7 @@ class Participant:
         self._out.add((), f"joins the job that {message.leader.host} coordinates instead")
         if self._leader is not None:
             for key in self._leader.peers:
-                self._say(key, message)
+                self._send(key, message)
         self._out.add(self.follower.cut_off("another job with that name is further ahead"))
         self._leader = None
         self.register.leave_job()
@@ -504,7 +494,7 @@ class Participant:
     def _leading_member(self) -> Member | None:
         return self.setup.me if self._leader is not None else self.follower.leader
 
-    def _say(self, key: str, message: Message) -> None:
+    def _send(self, key: str, message: Message) -> None:
         leader = self.follower.leader
         at = leader.endpoint if leader is not None and leader.key == key else None
         self._out.send(key, at, message)

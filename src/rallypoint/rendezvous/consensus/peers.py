@@ -45,14 +45,6 @@ class Peer:
         self.is_silent = False
         self.is_over = False
 
-    def confirms(self, stamp: float | None, now: float, fence_s: float) -> None:
-        """It has heard our message of that time."""
-        if stamp is None or stamp > now:
-            return
-        self.heard_at = max(self.heard_at, stamp)
-        if now - self.heard_at < fence_s:
-            self.is_silent = False
-
 
 class Peers:
     """All agents by key, and what a coordinator may allow them: to run until the latest
@@ -82,15 +74,15 @@ class Peers:
         self._quorum_heard_at: float | None = None  # cached
         self.take_over(now)
 
-    def tell(self, key: str, message: Message) -> None:
+    def send(self, key: str, message: Message) -> None:
         """Send that to one of them, or to the sender of the last message."""
         peer = self.by_key.get(key)
         self._out.send(key, None if peer is None else peer.at, message)
 
-    def tell_all(self, message: Message) -> None:
+    def send_all(self, message: Message) -> None:
         """Send that to each of them."""
         for key in self.by_key:
-            self.tell(key, message)
+            self.send(key, message)
 
     def take_over(self, now: float) -> None:
         """The predecessor's last agreement is decided by now."""
@@ -99,10 +91,11 @@ class Peers:
     def confirms(self, key: str, stamp: float | None, now: float) -> None:
         """An agent has heard our message of that time."""
         peer = self.by_key.get(key)
-        if peer is not None:
-            peer.confirms(stamp, now, self._setup.fence_s)
-        elif stamp is not None:
+        if stamp is not None and peer is None:
             self._others_heard_at[key] = max(self._others_heard_at.get(key, _NEVER), stamp)
+        elif stamp is not None and peer is not None and stamp <= now:
+            peer.heard_at = max(peer.heard_at, stamp)
+            peer.is_silent = peer.is_silent and now - peer.heard_at >= self._setup.fence_s
         if peer is None or key in self._agreements.voters:
             self._quorum_heard_at = None
 

@@ -16,7 +16,7 @@ from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Beat, Go
 from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
-from rallypoint.rendezvous.job.coordinator import Coordinator, OpenRound
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobStage, OpenRound
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.reports import (
     Finish,
@@ -137,7 +137,7 @@ class Rounds:
 
     def shrunk(self) -> Agreement | None:
         """A list without those who are gone, so that they are not needed for a quorum any more."""
-        if self.job is None or self.job.is_busy:
+        if self.job is None or self.job.stage is not JobStage.GATHERING:
             return None
         newest = self._agreements.newest
         left = [each for each in newest.members if each.key not in self._gone]
@@ -198,11 +198,11 @@ class Rounds:
         """Do what the job has decided, and what follows from it."""
         assert self.job is not None
         while decision != NOTHING:
-            decision = self._do(decision, now)
+            decision = self._perform_once(decision, now)
         is_done = self._setup.me.key in self.job.current.succeeded
         self.done = self.job.current.left_succeeded + (self._setup.me.key,) * is_done
 
-    def _do(self, decision: Decision, now: float) -> Decision:
+    def _perform_once(self, decision: Decision, now: float) -> Decision:
         """Returns what follows from it at once."""
         self._out.add((), decision.reason)
         left = NOTHING
@@ -221,9 +221,9 @@ class Rounds:
                 case Finish():
                     self.wanted = self._ended(action)
                 case Notice():
-                    self._peers.tell_all(action)
+                    self._peers.send_all(action)
                 case Refuse():
-                    self._peers.tell(action.key, action)
+                    self._peers.send(action.key, action)
                     self._peers.by_key.pop(action.key, None)
         return left
 
@@ -236,7 +236,7 @@ class Rounds:
         peer = self._peers.by_key.get(key)
         if peer is None or peer.sent_at is None:
             return self._orders.put_off(key)
-        return self._peers.tell(
+        return self._peers.send(
             key, self._orders.go(key, peer.sent_at, self._peers.lease_s(peer, now))
         )
 
@@ -245,7 +245,7 @@ class Rounds:
         assert self.job is not None
         if not self._orders.may_run(stop.round):
             return self.job.revoked(now)
-        self._peers.tell_all(self._orders.halt_all(stop, now))
+        self._peers.send_all(self._orders.halt_all(stop, now))
         return NOTHING
 
     def take_report(self, peer: Peer, beat: Beat, now: float) -> None:
@@ -258,7 +258,7 @@ class Rounds:
         if key not in job.gathering.here and (has_place or beat.report.leaves):
             self._gone.add(key)
             if all(member.key != key for member in self._agreements.newest.members):
-                self._peers.tell(key, Over(finish=LEFT))
+                self._peers.send(key, Over(finish=LEFT))
                 peer.is_over = True
 
     def correct(self, beat: Beat, now: float) -> None:
@@ -267,19 +267,19 @@ class Rounds:
         assert job is not None
         running = beat.report.running
         if running not in (-1, job.round):
-            self._peers.tell(key, orders.halt(Stop(round=running, because="that round has ended")))
+            self._peers.send(key, orders.halt(Stop(round=running, because="that round has ended")))
         if beat.number < self._agreements.newest.number and key in self._agreements.voters:
-            self._peers.tell(key, self._agreements.remind(now))
+            self._peers.send(key, self._agreements.remind(now))
         runs = running == job.round
         is_due = orders.must_repeat(key, now, self._setup.timeouts.beat_s)
         if runs or not job.expects(key):
             if runs and job.stopping is not None and is_due:
-                self._peers.tell(key, orders.halt(job.stopping))
+                self._peers.send(key, orders.halt(job.stopping))
         elif job.round == orders.old_round:
             # It does not run the round that our predecessor began, and has no end of it to report.
             self.perform(job.never_ran(key, now, was_cut_off=True), now)
         elif job.round == orders.round and is_due:
             if job.stopping is not None:
-                self._peers.tell(key, orders.halt(job.stopping))
+                self._peers.send(key, orders.halt(job.stopping))
             else:
                 self._send_go(key, now)

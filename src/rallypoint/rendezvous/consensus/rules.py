@@ -90,18 +90,13 @@ class Rules:
             heard: the latest time that each has confirmed; the coordinator's own is now.
         """
         words = [(heard[each.key], each.key) for each in self.voters(held) if each.key in heard]
-        words.sort(reverse=True)
-        keys = [key for _, key in words]
-        if not self.is_quorum(held, keys):
-            return float("-inf")
-        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
-        while fewest + 1 < enough:
-            middle = (fewest + enough) // 2
-            if self.is_quorum(held, keys[:middle]):
-                enough = middle
-            else:
-                fewest = middle
-        return words[enough - 1][0]
+        latest_first = sorted(words, reverse=True)
+        keys: list[str] = []
+        for heard_at, key in latest_first:
+            keys.append(key)
+            if self.is_quorum(held, keys):
+                return heard_at
+        return float("-inf")
 
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
         """For how long after it sent the beat that is answered `now` a member may run workers."""

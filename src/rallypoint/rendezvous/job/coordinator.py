@@ -58,7 +58,7 @@ class OpenRound(Record, kw_only=True):
 
 
 class JobStage(Enum):
-    """Where the job stands."""
+    """Where the job stands. Workers may run in RUNNING and STOPPING; DONE: its end is decided."""
 
     GATHERING = "gathering"
     RUNNING = "running"
@@ -154,7 +154,7 @@ class Coordinator:
         if refusal:
             return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
         self._known_round = max(self._known_round, report.round)
-        self._see_who_goes_on(member.key, report)
+        self._note_survivors(member.key, report)
         came = f"{member.host} joined"
         match self.stage:
             case JobStage.GATHERING:
@@ -165,7 +165,7 @@ class Coordinator:
                 pause_s = self._flapping.pause_s(now)
                 in_s = self._began_at + pause_s - now
                 is_due = not pause_s or in_s <= 0
-                return self._stop(came, Ending.ADMIT) if is_due else self._put_off(came, in_s, now)
+                return self._stop(came, Ending.ADMIT) if is_due else self._delay(came, in_s, now)
         return Decision((), f"{came}, and waits for the next round")
 
     def reported(self, key: str, report: NodeReport, now: float) -> Decision:
@@ -181,7 +181,7 @@ class Coordinator:
             decided += self._stop_was_asked(report.stop_asked)
         if report.leaves and key not in self.current.leaving:
             decided += self._leaves(key, report.leaves, now)
-        self._see_who_goes_on(key, report)
+        self._note_survivors(key, report)
         if not self._runs(key, report):
             return decided
         if report.is_finishing:
@@ -189,7 +189,7 @@ class Coordinator:
         if report.is_over:
             return decided + self._ended(key, report, now)
         has_grown = self.current.grown(key, report.ready)
-        return decided + (self._let_join(now) if has_grown else NOTHING)
+        return decided + (self._admit_workers(now) if has_grown else NOTHING)
 
     def never_ran(self, key: str, now: float, *, was_cut_off: bool = False) -> Decision:
         """The round never began there, or nobody knows any more how it ended."""
@@ -204,9 +204,9 @@ class Coordinator:
         why = current.ended(key, report)
         stopped = NOTHING if report.succeeded else self._stop(why)
         judged = self._judge_if_all_ended(now) if is_new else NOTHING
-        return stopped + judged + self._let_join(now)  # its first report may be lost
+        return stopped + judged + self._admit_workers(now)  # its first report may be lost
 
-    def _see_who_goes_on(self, key: str, report: NodeReport) -> None:
+    def _note_survivors(self, key: str, report: NodeReport) -> None:
         """Until the next round begins, also if another coordinator has ended the one before."""
         if self.stage is JobStage.GATHERING and report.is_over and key in self.current:
             has_it = report.round == self.round
@@ -257,11 +257,11 @@ class Coordinator:
 
     def tick(self, now: float) -> Decision:
         """Time has passed."""
-        if self.stage is JobStage.RUNNING and self.wake_at is not None and now >= self.wake_at:
+        if self.wake_at is None or now < self.wake_at:
+            return NOTHING
+        if self.stage is JobStage.RUNNING:
             self.wake_at = None
             return self._admit()
-        if self.stage is not JobStage.GATHERING or self.wake_at is None or now < self.wake_at:
-            return NOTHING
         if self.gathering.is_complete(now):
             return self._open_if_complete(now, otherwise=NOTHING)
         text = self.gathering.text()
@@ -284,16 +284,6 @@ class Coordinator:
             if self.expects(member.key):
                 decided += self.never_ran(member.key, now)
         return decided
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether members have, or may have, running workers, or the job is over."""
-        return self.stage is not JobStage.GATHERING
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has been decided how the job ends."""
-        return self.stage is JobStage.DONE
 
     @property
     def stopping(self) -> Stop | None:
@@ -411,7 +401,7 @@ class Coordinator:
         self.current = RoundState(members, is_taken_over=is_taken_over, has_newcomers=has_newcomers)
         self._ranks_before, self._ranks = self._ranks, members
 
-    def _let_join(self, now: float) -> Decision:
+    def _admit_workers(self, now: float) -> Decision:
         """Workers are ready for empty places: now, or soon with others, or after a pause."""
         current = self.current
         if self.stage is not JobStage.RUNNING or current.is_finishing or not current.joining:
@@ -438,7 +428,7 @@ class Coordinator:
     def _wake_by(self, at: float) -> None:
         self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
 
-    def _put_off(self, came: str, pause_s: float, now: float) -> Decision:
+    def _delay(self, came: str, pause_s: float, now: float) -> Decision:
         self._wake_by(now + pause_s)
         text = f"{came}, and waits for {pause_s:.0f} s: {self._flapping.text}"
         notices = () if self._flapping.has_told else (Notice(text),)
