@@ -30,6 +30,7 @@ from rallypoint.rendezvous.consensus.rounds import LEFT, Rounds
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import Coordinator, JobStage, next_notice
 from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Outcome, Refuse
+from rallypoint.rendezvous.job.round import Member
 
 
 class Leader:
@@ -110,10 +111,13 @@ class Leader:
         """Which nodes are present and missing for a round; empty: there is one, or no job yet."""
         job = self._rounds.job
         is_gathering = job is not None and job.stage is JobStage.GATHERING
-        return job.gathering.text() if job is not None and is_gathering else ""
+        return job.gathering.text() if job and is_gathering else ""
 
-    def silent_s(self, key: str, now: float) -> float:
-        """The time since that member's last message."""
+    def members(self, now: float) -> list[tuple[Member, float]]:
+        """The members, and the time since each was heard."""
+        return [(each, self._silent_s(each.key, now)) for each in self.agreement.members]
+
+    def _silent_s(self, key: str, now: float) -> float:
         peer = self._peers.by_key.get(key)
         if peer is None or key == self._setup.me.key:
             return 0.0

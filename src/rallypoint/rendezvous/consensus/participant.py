@@ -14,6 +14,7 @@ itself. No socket, clock or process here.
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from random import Random
 
 from rallypoint.rendezvous.consensus.admission import EndedAgents
@@ -84,6 +85,7 @@ class Participant:
         self._gone = EndedAgents()
         self._search = Search(register, self.follower, random, self._gone)
         self._store = OwnStore(self._key)
+        self._keeper_asked_at = -inf
         self._out = Outbox(self._key)
 
     @property
@@ -101,8 +103,7 @@ class Participant:
         if follower.fence_at is not None:
             alarms.append(follower.fence_at)
         if self.part is Part.FOLLOWING:
-            alarms.append(follower.heard_at + self.setup.fence_s)
-            alarms.append(self.register.looks_at(follower.heard_at))
+            alarms += [follower.heard_at + self.setup.fence_s, self._ask_keeper_at]
         if self._leader is not None:
             alarms.append(self._leader.wake_at)
         return min(alarms)
@@ -114,9 +115,7 @@ class Participant:
 
     def led_members(self, now: float) -> list[tuple[Member, float]]:
         """The members and the time since each was heard, if this agent coordinates."""
-        leader = self._leader
-        members = () if leader is None else leader.agreement.members
-        return [(each, leader.silent_s(each.key, now)) for each in members if leader]
+        return [] if self._leader is None else self._leader.members(now)
 
     @property
     def agreement(self) -> Agreement | None:
@@ -219,13 +218,22 @@ class Participant:
         elif self.part is Part.FOLLOWING:
             if now >= follower.heard_at + self.setup.fence_s:
                 self._lose(f"the coordinator was silent for {self.setup.fence_s:g} s", now)
-            elif now >= self.register.looks_at(follower.heard_at):
-                self._out.add(self.register.look(follower.join(), now))
+            elif now >= self._ask_keeper_at:
+                self._keeper_asked_at = now
+                self._send(self.register.keeper_key, follower.join())
         if not self._has_leader():
             self._search_on(now)
         elif now >= follower.beat_at:
             self._send(follower.ballot.candidate, follower.beat(now))
         return None
+
+    @property
+    def _ask_keeper_at(self) -> float:
+        """When to ask the keeper who coordinates, if the coordinator is not heard until then."""
+        if not self.register.keeper_key:
+            return inf
+        beat_s = self.setup.timeouts.beat_s
+        return max(self._keeper_asked_at, self.follower.heard_at + beat_s) + beat_s
 
     @property
     def _voter(self) -> Voter:
@@ -285,10 +293,11 @@ class Participant:
         An agent with a coordinator believes that one, the keeper of the register, and members;
         otherwise any agent.
         """
-        if not self._has_leader() or sender in (self._key, self.follower.ballot.candidate):
+        believed = (self._key, self.follower.ballot.candidate, self.register.keeper_key)
+        if not self._has_leader() or sender in believed:
             return True
         members = () if self.agreement is None else self.agreement.members
-        return self.register.is_kept_by(sender) or any(sender == member.key for member in members)
+        return any(sender == member.key for member in members)
 
     def _heard_peer(self, sender: str, message: Join | Beat, now: float) -> None:
         if self._leader is None:

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from math import inf
 
 from rallypoint.rendezvous.consensus.ballot import Agreements, Campaign
-from rallypoint.rendezvous.consensus.messages import Action, Ballot, Setup
+from rallypoint.rendezvous.consensus.messages import Ballot, Setup
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.consensus.voter import Voter
-from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Member
 
 
@@ -32,10 +30,11 @@ class Register(ABC):
 
     Attributes:
         voter: what this agent knows of it, and has promised.
-        has_rivals: whether simultaneous claimants hinder each other, and should avoid it.
+        keeper_key: of the voter that is not an agent, and that all believe; empty: there is none,
+            so simultaneous claimants hinder each other.
     """
 
-    has_rivals = False
+    keeper_key = ""
 
     def __init__(self, setup: Setup, rules: Rules) -> None:
         self.setup, self.rules = setup, rules
@@ -60,21 +59,6 @@ class Register(ABC):
     def claim(self, ballot: Ballot, now: float) -> Campaign:
         """Claim it."""
 
-    def looks_at(self, heard_at: float) -> float:
-        """When to check who has it, if nothing was heard since then."""
-        del heard_at
-        return inf
-
-    def look(self, join: Join, now: float) -> list[Action]:
-        """Check who has it."""
-        del join, now
-        return []
-
-    def is_kept_by(self, key: str) -> bool:
-        """Whether all believe that keeper, which is not an agent."""
-        del key
-        return False
-
     # To write.
 
     @abstractmethod
@@ -88,8 +72,6 @@ class PeerRegister(Register):
     No agent promises while it follows a coordinator, so a claimant first asks whether it would be
     promised (`Campaign.is_trial`). At the beginning the endpoints vote.
     """
-
-    has_rivals = True
 
     def __init__(self, setup: Setup, rules: type[Rules] = Rules) -> None:
         super().__init__(setup, rules(setup))

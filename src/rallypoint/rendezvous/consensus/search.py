@@ -174,5 +174,5 @@ class Search:
         """The pause before it campaigns among others than those that it asked."""
         self.campaign = None
         self.act_at = now
-        if self._register.has_rivals:
+        if not self._register.keeper_key:
             self.act_at += self._random.uniform(0, _RETRY_S)
