@@ -242,11 +242,3 @@ class Agreements:
 
     def _message(self, agreement: Agreement, now: float) -> Propose:
         return Propose(ballot=self._ballot, stamp=now, agreement=agreement, decided=self.newest)
-
-
-def text(agreement: Agreement) -> str:
-    """What it says, in few words."""
-    count = len(agreement.members)
-    if agreement.finish is not None:
-        return agreement.finish.outcome.value
-    return f"round {agreement.round} of {count}" if agreement.runs else f"{count} stay"

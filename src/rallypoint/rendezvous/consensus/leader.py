@@ -11,7 +11,6 @@ from math import inf
 
 from rallypoint.rendezvous.consensus.admission import EndedAgents, refusal_reason
 from rallypoint.rendezvous.consensus.ballot import Campaign, Proposal
-from rallypoint.rendezvous.consensus.ballot import text as agreement_text
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
@@ -312,7 +311,7 @@ class Leader:
         if not self._agreements.is_decided():
             return False
         if not was_decided:
-            self._out.add((), f"agreement {new.number}: {agreement_text(new)}")
+            self._out.add((), f"agreement {new.number}: {new.text}")
         job = self._rounds.job
         is_wanted = job is not None and new.runs and job.is_running(new.round)
         if is_wanted and pending.store is None and new.members[0].key not in self._gone:

@@ -65,6 +65,14 @@ class Agreement(Record, kw_only=True):
         if self.runs and not self.members:
             raise InvalidArgumentError("a round needs members.")
 
+    @property
+    def text(self) -> str:
+        """What it says, in few words."""
+        if self.finish is not None:
+            return self.finish.outcome.value
+        count = len(self.members)
+        return f"round {self.round} of {count}" if self.runs else f"{count} stay"
+
 
 # From members to the coordinator.
 

@@ -167,7 +167,7 @@ class Participant:
 
     def unreachable(self, at: Endpoint, why: str, now: float) -> Decision:
         """A `Call` reached no agent."""
-        self._search.unreachable(at, why, now, is_candidate=self.part is not Part.SEEKING)
+        self._search.unreachable(at, why, now, is_seeking=self.part is Part.SEEKING)
         return self._decide(now)
 
     def reported(self, report: NodeReport, now: float) -> Decision:

@@ -54,7 +54,7 @@ class Orders:
     def begin(
         self, agreed: Agreement, store: Endpoint, voters: tuple[Member, ...], now: float
     ) -> tuple[str, ...]:
-        """That round is agreed; returns the keys of members to tell."""
+        """That round is agreed; returns the keys of its members."""
         opened = Round(number=agreed.round, members=agreed.members, store=store)
         keep = {member.key for member in agreed.members if member.taking_part > 0}
         self.round, self._sent_at = agreed.round, now
@@ -78,14 +78,15 @@ class Orders:
         self._unsent.clear()
         return tuple(self._orders)
 
-    def put_off(self, key: str) -> None:
-        """No heartbeat received yet."""
-        self._unsent.add(key)
-
-    def go(self, key: str, sent_at: float, lease_s: float) -> Go:
-        """The order to that member, valid for this long after the heartbeat sent then."""
+    def send(self, key: str, peers: Peers, now: float) -> None:
+        """Order that member to start, if it has sent a heartbeat."""
+        peer = peers.by_key.get(key)
+        if peer is None or peer.sent_at is None:
+            self._unsent.add(key)
+            return
         self._unsent.discard(key)
-        return self._orders[key].__replace__(sent_at=sent_at, lease_s=lease_s)
+        lease_s = peers.lease_s(peer, now)
+        peers.send(key, self._orders[key].__replace__(sent_at=peer.sent_at, lease_s=lease_s))
 
     def must_repeat(self, key: str, now: float, beat_s: float) -> bool:
         """Whether to repeat the order to a member whose heartbeat does not show it."""
@@ -101,10 +102,6 @@ class Orders:
         if self._halt is None or self._halt.stop != stop:
             self._halt = Halt(ballot=self._ballot, stop=stop)
         return self._halt
-
-    def may_run(self, round_number: int) -> bool:
-        """Whether any member was ever told to start it."""
-        return round_number in (self.round, self.old_round)
 
 
 LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
@@ -230,20 +227,12 @@ class Rounds:
     def start(self, new: Agreement, store: Endpoint, now: float) -> None:
         """That round is agreed, and its store open: order its members to start."""
         for key in self._orders.begin(new, store, self._rules.heirs(new), now):
-            self._send_go(key, now)
-
-    def _send_go(self, key: str, now: float) -> None:
-        peer = self._peers.by_key.get(key)
-        if peer is None or peer.sent_at is None:
-            return self._orders.put_off(key)
-        return self._peers.send(
-            key, self._orders.go(key, peer.sent_at, self._peers.lease_s(peer, now))
-        )
+            self._orders.send(key, self._peers, now)
 
     def _halt(self, stop: Stop, now: float) -> Decision:
         """Pass it on; returns what follows at once if no member was told to start."""
         assert self.job is not None
-        if not self._orders.may_run(stop.round):
+        if stop.round not in (self._orders.round, self._orders.old_round):
             return self.job.revoked(now)
         self._peers.send_all(self._orders.halt_all(stop, now))
         return NOTHING
@@ -282,4 +271,4 @@ class Rounds:
             if job.stopping is not None:
                 self._peers.send(key, orders.halt(job.stopping))
             else:
-                self._send_go(key, now)
+                orders.send(key, self._peers, now)

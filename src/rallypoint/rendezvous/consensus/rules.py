@@ -103,8 +103,8 @@ class Rules:
         return min(self.setup.fence_s, quorum_heard_at + self.setup.fence_s - now)
 
     def needs_lease(self, *, is_alone: bool) -> bool:
-        """Whether others may start workers without this node: not without its vote, if it is the
-        round's only one.
+        """Whether workers may run here only within a lease, as others may start theirs without
+        this node. They cannot if it is alone in the round: then they need its vote.
         """
         return not is_alone
 
@@ -125,8 +125,8 @@ class Rules:
         return self.setup.dead_s
 
     def taken_over_after_s(self, *, was_lost: bool) -> float:
-        """How long after another coordinator's end the workers of all agents that we do not hear
-        are dead.
+        """How long after the previous coordinator's end the workers of agents that have not been
+        heard since are certainly dead.
 
         If a voter promised early, because that coordinator's connection closed, the time in which
         it could still answer others must pass as well.
@@ -162,11 +162,9 @@ class FixedRules(Rules):
         return False
 
     def must_fence(self, now: float, lease_until: float) -> bool:
-        """Never."""
         return False
 
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
-        """None is needed."""
         return 0.0
 
     def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:

@@ -125,10 +125,10 @@ class Search:
             asked.append(SendMessage(to=voter.key, at=voter.endpoint, message=join))
         return asked
 
-    def unreachable(self, at: Endpoint, why: str, now: float, *, is_candidate: bool) -> None:
+    def unreachable(self, at: Endpoint, why: str, now: float, *, is_seeking: bool) -> None:
         """No agent is there, at least not yet."""
         self.why = f"{at}: {why}"
-        if not is_candidate and self.act_at is not None:
+        if is_seeking and self.act_at is not None:
             self.act_at = min(self.act_at, now + self._pause_s)
             self._pause_s = min(2 * self._pause_s, _SEEK_S)
 

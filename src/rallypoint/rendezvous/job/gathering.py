@@ -27,11 +27,7 @@ class Flapping:
     """The changes of the last minutes.
 
     Nodes join and leave free of charge, so one that dies every second could stop all others. So
-    after a few such changes new nodes wait, longer each time, and are admitted together. The same
-    holds for workers that join others which go on in place, if they, and nobody else, are lost soon
-    after it each time: where others are lost, too, it is not the newcomers' fault, and places must
-    not stay empty. As the others may have waited for them all that time, the next ones wait for
-    longer than they lived.
+    after a few such changes new nodes wait, longer each time, and are admitted together.
 
     Attributes:
         has_told: whether the user knows that new nodes wait.
@@ -66,7 +62,12 @@ class Flapping:
 
 
 class ShortLives:
-    """Workers that joined others and were lost soon, time after time."""
+    """Workers that joined others, which go on in place, and were lost soon, time after time.
+
+    The next ones wait, too, and longer than the last ones lived, as the others may have waited for
+    those all that time. Where others were also lost, it was not the newcomers' fault, and places
+    must not stay empty.
+    """
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -129,8 +130,8 @@ class Gathering:
         self._has_formed = False
 
     def expect(self, keys: set[str]) -> None:
-        """These were members before: it is complete once those that are left of them are here, and
-        not earlier, as their workers may be the only ones that can go on.
+        """It is complete once each of these former members is here or gone, and not earlier: their
+        workers may be the only ones that can go on.
         """
         self._expected = keys
 
