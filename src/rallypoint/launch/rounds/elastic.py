@@ -21,8 +21,8 @@ from rallypoint.cluster.interface import own_addresses
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
-from rallypoint.launch.rounds.network_place import NetworkPlace, listening_place
-from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
+from rallypoint.launch.rounds.network_place import NetworkPlace, find_place
+from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members
 from rallypoint.rendezvous.consensus.admission import refusal_reason
 from rallypoint.rendezvous.consensus.messages import Message, Over, Setup
 from rallypoint.rendezvous.consensus.participant import Part
@@ -55,22 +55,20 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     timeouts = read_timeouts(configuration, rendezvous.backend)
     warn_without_token(rendezvous)
     is_etcd = rendezvous.backend == "etcd"
-    place = NetworkPlace(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
-    place.find(timeouts.join_timeout_s, job.to_find_out)
-    stores_listen_at = listening_place(place.address, is_chosen=place.is_chosen)
-    listener = place.listener or listen(stores_listen_at, 0)
-    setup = setup_of(
-        job,
+    place = find_place(
         rendezvous,
-        timeouts,
-        at=Endpoint(host=place.address, port=listener.getsockname()[1]),
-        slot=place.slot,
-        attempt=read_attempt(os.environ),
+        is_host=False if is_etcd else read_is_host(configuration),
+        wait_s=timeouts.join_timeout_s,
+        to_find_out=job.to_find_out,
     )
-    is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
-    keeper = None if not is_etcd else _etcd(setup, configuration)
+    setup = setup_of(job, rendezvous, timeouts, place, attempt=read_attempt(os.environ))
     rounds = ElasticRounds(
-        setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=stores_listen_at
+        setup,
+        place.listener,
+        rendezvous.token or b"",
+        is_verbose=job.talk is Talk.VERBOSE,
+        keeper=_etcd(setup, configuration) if is_etcd else None,
+        place=place.stores_at,
     )
     rounds.network = place.choice
     rounds.to_find_out = job.to_find_out
@@ -90,12 +88,12 @@ def setup_of(
     job: Job,
     rendezvous: Rendezvous,
     timeouts: Timeouts,
+    place: NetworkPlace,
     *,
-    at: Endpoint,
-    slot: int | None,
     attempt: int,
 ) -> Setup:
-    """This agent's initial state; it listens `at` that address."""
+    """This agent's initial state, in that place."""
+    at = place.at
     me = Member(
         # Agents of one host get their ranks in the order in which they were started.
         key=f"{os.getpid():08x}{os.urandom(8).hex()}",
@@ -118,7 +116,7 @@ def setup_of(
         ),
         endpoints=rendezvous.endpoints,
         attempt=attempt,
-        slot=slot,
+        slot=place.slot,
         max_restarts=job.max_restarts,
         timeouts=timeouts,
         quorum=read_quorum(rendezvous.configuration),

@@ -26,8 +26,7 @@ from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import can_bind
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
-from rallypoint.launch.rounds.network_place import listening_place
-from rallypoint.launch.rounds.store_host import listen
+from rallypoint.launch.rounds.network_place import any_port
 from rallypoint.rendezvous.consensus.messages import Led, Message, Setup
 from rallypoint.rendezvous.job.reports import Join, Outcome
 from rallypoint.rendezvous.job.round import Endpoint
@@ -179,30 +178,20 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
     """The rounds that this job's agent takes part in."""
     timeouts = read_timeouts(rendezvous.configuration)
     warn_without_token(rendezvous)
-    directory = rendezvous.endpoints[0]
-    choice = _choose(rendezvous)
-    address = choice.address
-    place = listening_place(address, is_chosen=choice.is_wished and choice.is_own)
-    listener = listen(place, 0)
-    setup = setup_of(
-        job,
-        rendezvous,
-        timeouts,
-        at=Endpoint(host=address, port=listener.getsockname()[1]),
-        slot=None,
-        attempt=0,  # the tasks of an array are requeued one by one
-    )
-    files = AddressFiles(directory.host, setup.me.key)
-    files.leave_address(Endpoint(host=address, port=setup.me.port))
+    place = any_port(_choose(rendezvous))
+    # The tasks of an array are requeued one by one.
+    setup = setup_of(job, rendezvous, timeouts, place, attempt=0)
+    files = AddressFiles(rendezvous.endpoints[0].host, setup.me.key)
+    files.leave_address(place.at)
     rounds = SharedDirectoryRounds(
         files,
         setup,
-        listener,
+        place.listener,
         rendezvous.token or b"",
         is_verbose=job.talk is Talk.VERBOSE,
-        place=place,
+        place=place.stores_at,
     )
-    rounds.network = choice
+    rounds.network = place.choice
     rounds.to_find_out = job.to_find_out
     return rounds
 
