@@ -62,7 +62,7 @@ def find_place(
     began = notice_at = time.monotonic()
     while True:
         try:
-            in_thread(lambda: found.append(_find(rendezvous, is_host)))
+            in_thread(lambda: found.append(_find(rendezvous, is_host=is_host)))
             return found[0]
         except UnknownHostError as error:
             now = time.monotonic()
@@ -84,7 +84,7 @@ def any_port(choice: NetworkChoice) -> NetworkPlace:
     return NetworkPlace(choice=choice, stores_at=place, listener=listen(place, 0))
 
 
-def _find(rendezvous: Rendezvous, is_host: bool | None) -> NetworkPlace:
+def _find(rendezvous: Rendezvous, *, is_host: bool | None) -> NetworkPlace:
     """Listen at the first endpoint that is on this machine, if it is free."""
     choice, local_addr = _choose(rendezvous), rendezvous.local_addr
     address, is_wished = choice.address, choice.is_wished and choice.is_own

@@ -293,8 +293,8 @@ class Participant:
         An agent with a coordinator believes that one, the keeper of the register, and members;
         otherwise any agent.
         """
-        believed = (self._key, self.follower.ballot.candidate, self.register.keeper_key)
-        if not self._has_leader() or sender in believed:
+        keeper = self.register.keeper_key or self._key
+        if not self._has_leader() or sender in (self._key, self.follower.ballot.candidate, keeper):
             return True
         members = () if self.agreement is None else self.agreement.members
         return any(sender == member.key for member in members)

@@ -70,7 +70,8 @@ class Peers:
         self._setup, self._rules, self._agreements, self._out = setup, rules, agreements, out
         self._was_lost = was_lost
         self._began = now
-        self._others_heard_at: dict[str, float] = {}  # like Peer.heard_at; not peers
+        # Like Peer.heard_at, of voters that are not peers.
+        self._others_heard_at: dict[str, float] = {}
         self._quorum_heard_at: float | None = None  # cached
         self.take_over(now)
 
