@@ -258,7 +258,7 @@ class LinkedRounds(RoundSource, Receiver):
             self._is_busy = False
 
     def _perform(self, decision: Decision) -> None:
-        self._tell(decision.reason)
+        self._report(decision.reason)
         for action in decision.actions:
             match action:
                 case SendMessage(to=to, at=at, message=message):
@@ -356,7 +356,7 @@ class LinkedRounds(RoundSource, Receiver):
             self._encoded = (message, encode(message))
         return self._encoded[1]
 
-    def _tell(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         """Report a new or lost coordinator to the user; the rest only if verbose."""
         before, self._part = self._part, self._core.part
         is_known = self._core.follower.last_round >= 0 and self._part is not Part.DONE

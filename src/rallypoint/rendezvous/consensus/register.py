@@ -52,8 +52,8 @@ class Register(ABC):
         """Whether this agent can get it, as far as it knows."""
 
     @abstractmethod
-    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
-        """The agents that may claim it next, in turn; `told` by the last coordinator."""
+    def heirs(self, announced: Sequence[Member]) -> Sequence[Member]:
+        """The agents that may claim it next, in turn; `announced`: the last coordinator's."""
 
     @abstractmethod
     def claim(self, ballot: Ballot, now: float) -> Campaign:
@@ -80,7 +80,7 @@ class PeerRegister(Register):
         """A voter may."""
         return self.voter.has_vote()
 
-    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
+    def heirs(self, announced: Sequence[Member]) -> Sequence[Member]:
         assert self.voter.decided is not None
         return self.rules.heirs(self.voter.decided)
 

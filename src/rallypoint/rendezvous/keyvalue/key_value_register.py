@@ -117,8 +117,8 @@ class KeyValueRegister(Register):
     def may_claim(self) -> bool:
         return True
 
-    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
-        return told
+    def heirs(self, announced: Sequence[Member]) -> Sequence[Member]:
+        return announced
 
     def claim(self, ballot: Ballot, now: float) -> Campaign:
         decided = self.voter.decided
