@@ -289,7 +289,7 @@ class SimCluster:
         held = [
             each.core.agreement
             for each in alive
-            if job is not None and each.core.may_claim and each.core.job == job.host
+            if job is not None and each.core.register.may_claim() and each.core.job == job.host
         ]
         if self.witness.may_fork or not held:
             return self._jobs_apart(alive)
@@ -300,7 +300,7 @@ class SimCluster:
             return ""
         keys = {KEEPER, *[agent.key for agent in alive]}
         for agent in alive:  # was something proposed that the live agents cannot decide on?
-            pending = agent.core.accepted
+            pending = agent.core.register.voter.accepted
             if pending is None or pending.number <= newest.number:
                 continue
             if not self.rules(agent.core.setup).is_quorum(pending, keys):
@@ -313,7 +313,7 @@ class SimCluster:
         # New agents find the job only at its endpoints.
         is_found = any(self.is_alive(name) for name in self._names[: self._endpoints])
         # A leaving agent stays a member until the next agreement; drivers wait for two seconds.
-        leaving = {each.key for each in alive if each.core.is_leaving}
+        leaving = {each.key for each in alive if each.core.follower.leaving}
         leaving &= {member.key for member in members}
         count = len(alive) if is_found or self.keeper is not None else len(members)
         count -= len(leaving)

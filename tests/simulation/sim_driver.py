@@ -198,9 +198,9 @@ class SimRounds(ElasticRounds):
             keeper=cast(Any, self.keeper),
             speak=node.say,
         )
-        self._board.close(0.0)
-        self._board = cast(Any, SimBoard(node))
-        self.board = cast(SimBoard, self._board)
+        self._connections.close(0.0)
+        self._connections = cast(Any, SimBoard(node))
+        self.board = cast(SimBoard, self._connections)
         self._node = node
 
     def _new_core(self) -> Participant:

@@ -62,7 +62,7 @@ def test_a_founder_that_is_seen_has_not_left(shared: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "listdir", lambda _: next(lists))
     seen = b.look()
     assert (seen.founder, seen.others) == ("aa", {"aa": A})
-    assert not may_found(seen, vain_s=0.0, patience_s=1.0)
+    assert not may_found(seen, unanswered_s=0.0, patience_s=1.0)
 
 
 def test_the_second_does_not_begin_another_job(shared: Path) -> None:
@@ -70,13 +70,13 @@ def test_the_second_does_not_begin_another_job(shared: Path) -> None:
     a, b = (AddressFiles(str(shared), key) for key in ("aa", "bb"))
     b.leave_address(B)
     seen = b.look()
-    assert may_found(seen, vain_s=0.0, patience_s=1.0)
+    assert may_found(seen, unanswered_s=0.0, patience_s=1.0)
     a.leave_address(A)
     assert a.found(0)
     assert not b.found(0)
     seen = seen.overtaken()
-    assert not may_found(seen, vain_s=59.0, patience_s=1.0)  # as late NFS may show it
-    assert may_found(seen, vain_s=60.0, patience_s=1.0)
+    assert not may_found(seen, unanswered_s=59.0, patience_s=1.0)  # as late NFS may show it
+    assert may_found(seen, unanswered_s=60.0, patience_s=1.0)
     assert b.look() == Listing(others={"aa": A}, founder="aa", generation=0)
 
 
@@ -134,7 +134,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     ],
 )
 def test_who_may_found(seen: Listing, vain_s: float, expected: bool) -> None:
-    assert may_found(seen, vain_s=vain_s, patience_s=10.0) is expected
+    assert may_found(seen, unanswered_s=vain_s, patience_s=10.0) is expected
 
 
 def test_a_directory_that_is_not_there(shared: Path) -> None:

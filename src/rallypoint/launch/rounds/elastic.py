@@ -21,9 +21,9 @@ from rallypoint.cluster.interface import own_addresses
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
-from rallypoint.launch.rounds.network_place import NetworkPlace, listening_place
-from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
-from rallypoint.rendezvous.consensus.admission import why_not
+from rallypoint.launch.rounds.network_place import NetworkPlace, find_place
+from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members
+from rallypoint.rendezvous.consensus.admission import refusal_reason
 from rallypoint.rendezvous.consensus.messages import Action, Message, Over, Setup
 from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.register import PeerRegister
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
 
 _STALLED = 0.4  # of a lease; the rest is for a new connection, and for what it has to say first
-_STRANGE_AFTER = 2
+_REPORTED_CALL = 2
 
 
 def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
@@ -55,22 +55,20 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
     timeouts = read_timeouts(configuration, rendezvous.backend)
     warn_without_token(rendezvous)
     is_etcd = rendezvous.backend == "etcd"
-    place = NetworkPlace(rendezvous, is_host=False if is_etcd else read_is_host(configuration))
-    place.find(timeouts.join_timeout_s, job.to_find_out)
-    place_of_stores = listening_place(place.address, is_chosen=place.is_chosen)
-    listener = place.listener or listen(place_of_stores, 0)
-    setup = setup_of(
-        job,
+    place = find_place(
         rendezvous,
-        timeouts,
-        at=Endpoint(host=place.address, port=listener.getsockname()[1]),
-        slot=place.slot,
-        attempt=read_attempt(os.environ),
+        is_host=False if is_etcd else read_is_host(configuration),
+        wait_s=timeouts.join_timeout_s,
+        to_find_out=job.to_find_out,
     )
-    is_verbose, token = job.talk is Talk.VERBOSE, rendezvous.token or b""
-    keeper = None if not is_etcd else _etcd(setup, configuration)
+    setup = setup_of(job, rendezvous, timeouts, place, attempt=read_attempt(os.environ))
     rounds = ElasticRounds(
-        setup, listener, token, is_verbose=is_verbose, keeper=keeper, place=place_of_stores
+        setup,
+        place.listener,
+        rendezvous.token or b"",
+        is_verbose=job.talk is Talk.VERBOSE,
+        keeper=_etcd(setup, configuration) if is_etcd else None,
+        place=place.stores_at,
     )
     rounds.network = place.choice
     rounds.to_find_out = job.to_find_out
@@ -90,12 +88,12 @@ def setup_of(
     job: Job,
     rendezvous: Rendezvous,
     timeouts: Timeouts,
+    place: NetworkPlace,
     *,
-    at: Endpoint,
-    slot: int | None,
     attempt: int,
 ) -> Setup:
-    """This agent's initial state; it listens `at` that address."""
+    """This agent's initial state, in that place."""
+    at = place.at
     me = Member(
         # Agents of one host get their ranks in the order in which they were started.
         key=f"{os.getpid():08x}{os.urandom(8).hex()}",
@@ -118,7 +116,7 @@ def setup_of(
         ),
         endpoints=rendezvous.endpoints,
         attempt=attempt,
-        slot=slot,
+        slot=place.slot,
         max_restarts=job.max_restarts,
         timeouts=timeouts,
         quorum=read_quorum(rendezvous.configuration),
@@ -173,17 +171,17 @@ class ElasticRounds(LinkedRounds):
         agreed_s = min(math.ceil(setup.timeouts.silence_s), MOST_SILENCE_S)
         self.silence_s = max(agreed_s, read_silence(os.environ))
         self._stores: dict[int, StoreHost] = {}  # by round
-        self._strangers: Counter[Endpoint] = Counter()  # calls without an answer
+        self._unanswered_calls: Counter[Endpoint] = Counter()
 
     # RoundSource.
 
     def tick(self) -> None:
-        self._hear_keeper()
+        self._take_answers()
         super().tick()
 
     def settle(self) -> None:
         """See RoundSource. Closes old stores."""
-        newest = self._core.round_before
+        newest = self._core.follower.last_round
         for number in [each for each in self._stores if each < newest]:
             self._stores.pop(number).close()
 
@@ -199,12 +197,12 @@ class ElasticRounds(LinkedRounds):
     @property
     def waiting(self) -> int:
         """How many nodes wait for the next round."""
-        return self._core.waiting
+        return self._core.follower.waiting
 
     @property
     def is_stopping(self) -> bool:
         """Whether the latest round is being ended, on whichever nodes it runs."""
-        return self._core.is_stopping
+        return self._core.follower.is_stopping
 
     @property
     def missing(self) -> str:
@@ -233,22 +231,22 @@ class ElasticRounds(LinkedRounds):
 
     # How agents find each other.
 
-    def _came_too_late(self, key: str, join: Join) -> None:
-        if self.tells_late_comers and self._finish and not why_not(self._setup, join):
-            self._board.send(key, None, encode(Over(finish=self._finish)))
+    def _joined_late(self, key: str, join: Join) -> None:
+        if self.tells_late_comers and self._finish and not refusal_reason(self._setup, join):
+            self._connections.send(key, None, encode(Over(finish=self._finish)))
 
     def _not_found(self, at: Endpoint, why: str) -> None:
-        self._name_stranger(at, why)
+        self._report_other_program(at, why)
         super()._not_found(at, why)
 
-    def _name_stranger(self, at: Endpoint, why: str) -> None:
+    def _report_other_program(self, at: Endpoint, why: str) -> None:
         """A program at a local endpoint does not answer as an agent: report which.
 
         Not at the first time: an agent that starts or ends can briefly look the same.
         """
         is_here = is_loopback(at.host) or at.host in (self._setup.me.address, os.uname().nodename)
-        self._strangers[at] += 1
-        if not is_here or self._strangers[at] != _STRANGE_AFTER:
+        self._unanswered_calls[at] += 1
+        if not is_here or self._unanswered_calls[at] != _REPORTED_CALL:
             return
         from rallypoint.store.port_holder import holder_of
 
@@ -264,7 +262,7 @@ class ElasticRounds(LinkedRounds):
     def _watch(self, selector: selectors.BaseSelector) -> None:
         super()._watch(selector)
         if self._keeper is not None:
-            selector.register(self._keeper, selectors.EVENT_READ, self._hear_keeper)
+            selector.register(self._keeper, selectors.EVENT_READ, self._take_answers)
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
         if to == KEEPER and self._keeper is not None:
@@ -278,7 +276,7 @@ class ElasticRounds(LinkedRounds):
         else:
             super()._call(at, message)
 
-    def _hear_keeper(self) -> None:
+    def _take_answers(self) -> None:
         for answer in [] if self._keeper is None else self._keeper.take():
             self._happened(partial(self._answered, answer))
 

@@ -57,9 +57,9 @@ _INQUIRY = b"?"
 # Of the time that the others wait (kill_s): if we have not ended or paused the workers by then, the
 # guardian does.
 _GUARD_SHARE = 0.2
-_FIRST_LOOK_S = 1.0  # after the start: nodes that are started together have met
+_FIRST_EXAMINATION_S = 1.0  # after the start: nodes that are started together have met
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
-LOOK_AGAIN_S = 0.1  # for what was found
+CHECK_RESULT_S = 0.1  # for what was found
 
 
 class LinkedRounds(RoundSource, Receiver):
@@ -89,7 +89,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._setup = setup
         self._register = register
         self._core = self._new_core()
-        self._board = PeerConnections(
+        self._connections = PeerConnections(
             setup.me.key, token, listener, self, stalled_s=stalled_s, lost_s=lost_s
         )
         self._is_verbose = is_verbose
@@ -101,8 +101,8 @@ class LinkedRounds(RoundSource, Receiver):
         self._encoded: tuple[Message | None, bytes] = (None, b"")
         self.to_find_out = ""  # see Job
         self._findings: list[str] = []  # the first one: what keeps this node from the others
-        self._first_findings: list[str] | None = None  # the same at the start; None: not looked for
-        self._examine_at = self._last_look_at = inf
+        self._start_findings: list[str] | None = None  # the same at the start; None: not looked for
+        self._examine_at = self._last_examination_at = inf
 
     # How the kinds differ.
 
@@ -111,12 +111,12 @@ class LinkedRounds(RoundSource, Receiver):
         """An empty store for the workers of these members in that round."""
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
-        self._board.send(to, at, self._bytes_of(message))
+        self._connections.send(to, at, self._bytes_of(message))
 
     def _call(self, at: Endpoint, message: Message) -> None:
-        self._board.call(at, self._bytes_of(message))
+        self._connections.call(at, self._bytes_of(message))
 
-    def _came_too_late(self, key: str, join: Join) -> None:
+    def _joined_late(self, key: str, join: Join) -> None:
         """An agent asks to join a job that is over for this node."""
 
     def _not_found(self, at: Endpoint, why: str) -> None:
@@ -127,14 +127,14 @@ class LinkedRounds(RoundSource, Receiver):
 
     def _watch(self, selector: selectors.BaseSelector) -> None:
         """Let it register its sources of events."""
-        selector.register(self._board, selectors.EVENT_READ, self._board.poll)
+        selector.register(self._connections, selectors.EVENT_READ, self._connections.poll)
 
     # RoundSource.
 
     @property
     def wake_at(self) -> float | None:
         alarms = [self._examine_at] if self._examine_at < inf else []
-        alarms += [] if self._board.wake_at is None else [self._board.wake_at]
+        alarms += [] if self._connections.wake_at is None else [self._connections.wake_at]
         core_wakes_at = self._core.wake_at
         if core_wakes_at is not None:
             alarms.append(core_wakes_at - lease_time() + time.monotonic())
@@ -142,26 +142,23 @@ class LinkedRounds(RoundSource, Receiver):
 
     @property
     def fence_at(self) -> float | None:
-        fence_at = self._core.fence_at
+        fence_at = self._core.follower.fence_at
         return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.kill_s
 
     def open(self, selector: selectors.BaseSelector) -> None:
         self._watch(selector)
         wait_s, now = self._setup.timeouts.join_timeout_s, time.monotonic()
-        self._last_look_at = now + max(wait_s - _EXAMINE_BEFORE_S, wait_s / 2)
-        self._examine_at = min(now + _FIRST_LOOK_S, self._last_look_at)
+        self._last_examination_at = now + max(wait_s - _EXAMINE_BEFORE_S, wait_s / 2)
+        self._examine_at = min(now + _FIRST_EXAMINATION_S, self._last_examination_at)
         self._begin()
 
     def tell(self, report: NodeReport) -> None:
         self._happened(lambda now: self._core.reported(report, now))
 
     def tick(self) -> None:
-        self._look_if_due()
-        self._board.poll()
+        self._examine_if_due()
+        self._connections.poll()
         self._happened(self._core.tick)
-
-    def settle(self) -> None:
-        """See RoundSource."""
 
     def roster(self) -> Roster:
         core, now = self._core, lease_time()
@@ -172,7 +169,7 @@ class LinkedRounds(RoundSource, Receiver):
         return Roster(me=self.key, leader=core.leader_key, members=tuple(members), why=self.news)
 
     def inquire(self, key: str, payload: bytes) -> None:
-        self._board.send(key, None, _INQUIRY + payload)
+        self._connections.send(key, None, _INQUIRY + payload)
 
     def fenced(self) -> None:
         self._happened(self._core.fenced)
@@ -180,14 +177,14 @@ class LinkedRounds(RoundSource, Receiver):
     def close(self) -> None:
         """See RoundSource. A leaving node waits until the others agree to it."""
         deadline = time.monotonic() + GOODBYE_S
-        is_leaving = self._core.is_leaving
+        is_leaving = bool(self._core.follower.leaving)
         with selectors.DefaultSelector() as selector:
             self._watch(selector)
             while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
                 alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
                 selector.select(max(0.0, alarm - time.monotonic()))
                 self.tick()
-        self._board.close(GOODBYE_S)
+        self._connections.close(GOODBYE_S)
 
     # Receiver.
 
@@ -221,10 +218,10 @@ class LinkedRounds(RoundSource, Receiver):
         address = join.member.address
         if join.member.port and numeric_family(address) is None:
             wrong = f"its address {address!r} is not numeric; check --local-addr"
-            self._board.send(key, None, encode(Refuse(key, wrong)))
+            self._connections.send(key, None, encode(Refuse(key, wrong)))
             return False
         if self._finish is not None:
-            self._came_too_late(key, join)
+            self._joined_late(key, join)
         return self._finish is None
 
     def gone(self, key: str, why: str) -> None:
@@ -262,7 +259,7 @@ class LinkedRounds(RoundSource, Receiver):
             self._is_busy = False
 
     def _perform(self, decision: Decision[Action]) -> None:
-        self._tell(decision.reason)
+        self._report(decision.reason)
         for action in decision.actions:
             match action:
                 case SendMessage(to=to, at=at, message=message):
@@ -270,7 +267,7 @@ class LinkedRounds(RoundSource, Receiver):
                 case Call(at=at, message=message):
                     self._call(at, message)
                 case OpenStore(round=number, members=members):
-                    self._store_asked(number, members)
+                    self._provide_store(number, members)
                 case Start():
                     self.news = ""
                     self.orders.append(action)
@@ -287,73 +284,70 @@ class LinkedRounds(RoundSource, Receiver):
 
     def _with_finding(self, finish: Finish) -> Finish:
         """If the nodes never met: add what this node finds out about the cause."""
-        has_met = finish.was_cut_off or self._core.round_before >= 0
+        has_met = finish.was_cut_off or self._core.follower.last_round >= 0
         if finish.outcome is not Outcome.GIVEN_UP or has_met or self._setup.limits.max_nodes == 1:
             return finish
         from rallypoint.doctor.quick import told_with
 
         if not self._findings:
-            self._find_out()
+            self._findings.append(self._examine())
         return finish.__replace__(because=told_with(finish.because, self._findings[0]))
 
-    def _look_if_due(self) -> None:
+    def _examine_if_due(self) -> None:
         """Look for the cause at the start, for what waiting does not change; and again shortly
         before giving up, while the others still run.
         """
         now = time.monotonic()
         if now < self._examine_at:
             return
-        if self._core.round_before >= 0 or self._setup.limits.max_nodes == 1:
+        if self._core.follower.last_round >= 0 or self._setup.limits.max_nodes == 1:
             self._examine_at = inf
-        elif now >= self._last_look_at:
+        elif now >= self._last_examination_at:
             self._examine_at = inf
-            start_new_thread(self._find_out, ())
-        elif self._first_findings is None:
-            self._examine_at = now + LOOK_AGAIN_S
-            self._first_findings = []
-            start_new_thread(self._look_first, ())
-        elif self._is_looking_first:
-            self._examine_at = now + LOOK_AGAIN_S
+            _run_in_thread(self._examine, self._findings)
+        elif self._start_findings is None:
+            self._examine_at = now + CHECK_RESULT_S
+            self._start_findings = []
+            _run_in_thread(self._examine_start, self._start_findings)
+        elif self._is_examining_start:
+            self._examine_at = now + CHECK_RESULT_S
         else:
-            self._examine_at = self._last_look_at
-            if finding := self._first_findings[0]:
+            self._examine_at = self._last_examination_at
+            if finding := self._start_findings[0]:
                 self._say(f"not all nodes have met yet: {finding}; {self.to_find_out}")
 
     @property
-    def _is_looking_first(self) -> bool:
-        return self._first_findings == []
+    def _is_examining_start(self) -> bool:
+        return self._start_findings == []
 
-    def _look_first(self) -> None:
+    def _examine_start(self) -> str:
         from rallypoint.doctor.quick import first_finding
 
-        finding = first_finding(
+        return first_finding(
             [(each.host, each.port) for each in self._setup.endpoints if each.port],
             os.environ,
             count=self._setup.limits.max_nodes,
             is_listener=self._setup.slot is not None,
         )
-        assert self._first_findings is not None
-        self._first_findings.append(finding)
 
-    def _find_out(self) -> None:
+    def _examine(self) -> str:
         from rallypoint.doctor.cluster_facts import MEETING
         from rallypoint.doctor.quick import finding_about
 
-        agent = self._agent_in_question()
+        agent = self._agent_to_examine()
         looked_at = self._setup.endpoints if agent is None else (agent,)
-        finding = finding_about(
+        return finding_about(
             [(each.host, each.port) for each in looked_at if each.port],
             os.environ,
             count=self._setup.limits.max_nodes,
             role=MEETING if agent is None else "where the first node's agent listens",
         )
-        self._findings.append(finding)
 
-    def _agent_in_question(self) -> Endpoint | None:
+    def _agent_to_examine(self) -> Endpoint | None:
         """The agent found at the endpoint that does not answer; None: the endpoint does not."""
         return None
 
-    def _store_asked(self, number: int, members: tuple[Member, ...]) -> None:
+    def _provide_store(self, number: int, members: tuple[Member, ...]) -> None:
         endpoint = self._open_store(number, members)
         self._happened(lambda now: self._core.store_opened(number, endpoint, now))
 
@@ -365,12 +359,17 @@ class LinkedRounds(RoundSource, Receiver):
             self._encoded = (message, encode(message))
         return self._encoded[1]
 
-    def _tell(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         """Report a new or lost coordinator to the user; the rest only if verbose."""
         before, self._part = self._part, self._core.part
-        is_known = self._core.round_before >= 0 and self._part is not Part.DONE
+        is_known = self._core.follower.last_round >= 0 and self._part is not Part.DONE
         has_changed = before is not self._part and (
             self._part in (Part.LEADING, Part.CAMPAIGNING) or before is Part.LEADING
         )
         if reason and (self._is_verbose or (is_known and has_changed)):
-            self._say(f"{reason}" if not self._is_verbose else f"{self._part.value}: {reason}")
+            self._say(f"{self._part.value}: {reason}" if self._is_verbose else reason)
+
+
+def _run_in_thread(examine: Callable[[], str], findings: list[str]) -> None:
+    """Append what it finds to those."""
+    start_new_thread(lambda: findings.append(examine()), ())

@@ -21,10 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.base.address import is_loopback
-from rallypoint.base.errors import (
-    InvalidArgumentError,
-    RendezvousClosedError,
-)
+from rallypoint.base.errors import InvalidArgumentError, RendezvousClosedError
 from rallypoint.base.record import Record
 from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.launch.job import Job, Rendezvous
@@ -36,19 +33,12 @@ from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousInfo,
     RendezvousParameters,
 )
-from rallypoint.rendezvous.job.reports import (
-    Finish,
-    NodeReport,
-    Order,
-    Outcome,
-    Start,
-    Stop,
-)
+from rallypoint.rendezvous.job.reports import Finish, NodeReport, Order, Outcome, Start, Stop
 from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
 from rallypoint.rendezvous.transport.codec import decode_record, encode
 
-_LOOK_EVERY_S = 0.2
+_CHECK_EVERY_S = 0.2
 _GOODBYE_S = 2.0
 
 
@@ -116,24 +106,24 @@ class PlugInRounds(RoundSource):
         self._round = -1
         self._is_stopped = True  # that round
         self._has_succeeded = False
-        self._told = NodeReport()
+        self._report = NodeReport()
         self._stop_asked = ""
         self._store: StoreHost | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._news: deque[Order] = deque()
-        self._bell, self._ear = socket.socketpair()
-        self._ear.setblocking(False)
+        self._posted: deque[Order] = deque()
+        self._wakeup, self._wakeups = socket.socketpair()
+        self._wakeups.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
     # RoundSource.
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        selector.register(self._ear, selectors.EVENT_READ, self._hear)
-        self._calls.put(lambda: self._meet(""))
+        selector.register(self._wakeups, selectors.EVENT_READ, self._take_posted)
+        self._calls.put(lambda: self._join_round(""))
         self._thread.start()
 
     def tell(self, report: NodeReport) -> None:
-        before, self._told = self._told, report
+        before, self._report = self._report, report
         is_current = report.round == self._round
         if is_current and report.broken and not before.broken:
             self.orders.append(Stop(round=self._round, because=report.broken))
@@ -149,9 +139,6 @@ class PlugInRounds(RoundSource):
     def tick(self) -> None:
         """See RoundSource. The thread keeps its own time."""
 
-    def settle(self) -> None:
-        """See RoundSource."""
-
     def close(self) -> None:
         """See RoundSource. A handler that does not return is abandoned."""
         self._calls.put(None)
@@ -159,26 +146,26 @@ class PlugInRounds(RoundSource):
             self._thread.join(_GOODBYE_S)
         if self._store is not None:
             self._store.close()
-        self._ear.close()
-        self._bell.close()
+        self._wakeups.close()
+        self._wakeup.close()
 
-    def _hear(self) -> None:
+    def _take_posted(self) -> None:
         with suppress(BlockingIOError):
-            self._ear.recv(4096)
-        while self._news:
-            self.orders.append(self._news.popleft())
+            self._wakeups.recv(4096)
+        while self._posted:
+            self.orders.append(self._posted.popleft())
 
     # The thread.
 
     def _run(self) -> None:
         while True:
             try:
-                call = self._calls.get(timeout=_LOOK_EVERY_S)
+                call = self._calls.get(timeout=_CHECK_EVERY_S)
                 if call is None:
                     break
                 call()
             except queue.Empty:
-                self._try(self._look)
+                self._try(self._check_others)
             except RendezvousClosedError as error:
                 self._give_up(str(error))
             except Exception as error:  # a package's code; tell the user whatever it is
@@ -191,11 +178,11 @@ class PlugInRounds(RoundSource):
             what()
 
     def _post(self, order: Order) -> None:
-        self._news.append(order)
+        self._posted.append(order)
         with suppress(OSError):
-            self._bell.send(b"!")
+            self._wakeup.send(b"!")
 
-    def _meet(self, because: str) -> None:
+    def _join_round(self, because: str) -> None:
         seat = None
         while seat is None:
             self._info = self._handler.next_rendezvous()
@@ -213,7 +200,7 @@ class PlugInRounds(RoundSource):
         while not info.store.check(keys):
             if self._handler.num_nodes_waiting() > 0:
                 return None
-            time.sleep(_LOOK_EVERY_S / 4)
+            time.sleep(_CHECK_EVERY_S / 4)
         cards = [decode_record(Card, bytes(info.store.get(key))) for key in keys]
         store = cards[0].store
         if store is None:
@@ -238,7 +225,7 @@ class PlugInRounds(RoundSource):
         self._store.serve()
         return Endpoint(host=address, port=self._store.port)
 
-    def _look(self) -> None:
+    def _check_others(self) -> None:
         """Check whether a node waits for a new round, and whether all have finished."""
         if self._info is None or self._round < 0:
             return
@@ -252,7 +239,7 @@ class PlugInRounds(RoundSource):
         elif self._handler.num_nodes_waiting() > 0:
             self._is_stopped = True
             if self._has_succeeded:
-                self._calls.put(lambda: self._meet("another node needs a new round"))
+                self._calls.put(lambda: self._join_round("another node needs a new round"))
             else:
                 because = "another node joined, or needs a new round"
                 self._post(Stop(round=self._round, because=because))
@@ -277,7 +264,7 @@ class PlugInRounds(RoundSource):
         self._has_succeeded = end.succeeded
         if end.succeeded:
             self._info.store.set(f"rallypoint/done/{self._info.rank}", "1")
-            return self._look()
+            return self._check_others()
         self._is_stopped = True
         facts = RoundEnd(
             causes=end.causes,
@@ -290,7 +277,7 @@ class PlugInRounds(RoundSource):
         after = judge(facts)
         if after.next in (Next.RESTART, Next.RESIZE):
             self._restarts += after.next is Next.RESTART
-            return self._meet(after.reason)
+            return self._join_round(after.reason)
         outcome = Outcome.STOPPED if after.next is Next.STOP else Outcome.GIVEN_UP
         self._try(self._handler.set_closed)
         finish = Finish(outcome=outcome, because=after.reason)

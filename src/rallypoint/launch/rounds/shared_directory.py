@@ -9,12 +9,12 @@ success for a while, for example if the founder was lost, or too few were left: 
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import time
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Mapping
+from contextlib import suppress
 from random import SystemRandom
 
 from rallypoint.base.address import numeric_family
@@ -26,8 +26,7 @@ from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import can_bind
 from rallypoint.launch.job import Job, Rendezvous, Talk
 from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
-from rallypoint.launch.rounds.network_place import listening_place
-from rallypoint.launch.rounds.store_host import listen
+from rallypoint.launch.rounds.network_place import any_port
 from rallypoint.rendezvous.consensus.messages import Led, Message, Setup
 from rallypoint.rendezvous.job.reports import Join, Outcome
 from rallypoint.rendezvous.job.round import Endpoint
@@ -82,7 +81,9 @@ class AddressFiles:
         """Write where this agent listens."""
         part = self._file(_PART, self._key)
         try:
-            self._make()
+            with suppress(FileExistsError):
+                # Only the last part: if the rest is missing, the path is wrong, or not shared here.
+                os.mkdir(self._path)
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(str(at))
@@ -92,13 +93,6 @@ class AddressFiles:
                 f"cannot use the directory {self._path} of --rdzv-endpoint ({error.strerror}); "
                 "name one that all nodes share and can write to."
             ) from None
-
-    def _make(self) -> None:
-        """Only the last part: if the rest is missing, the path is wrong, or not shared here."""
-        try:
-            os.mkdir(self._path)
-        except FileExistsError:
-            return
 
     def look(self) -> Listing:
         """The current contents."""
@@ -129,10 +123,8 @@ class AddressFiles:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
             fd = os.open(self._file(_FOUNDER, str(generation)), flags, 0o644)
-        except OSError as error:
-            if error.errno == errno.EEXIST:
-                return False
-            raise
+        except FileExistsError:
+            return False
         try:
             os.write(fd, self._key.encode())
         finally:
@@ -145,14 +137,12 @@ class AddressFiles:
             for generation in self._list()[1] if is_over else ():
                 founder = self._read(_FOUNDER, str(generation))
                 # Of those that are here, one may have begun the next job.
-                if founder == self._key or (founder and not self._is_here(founder)):
+                is_here = os.path.lexists(self._file(_AGENT, founder))
+                if founder == self._key or (founder and not is_here):
                     os.unlink(self._file(_FOUNDER, str(generation)))
             os.unlink(self._file(_AGENT, self._key))
         except OSError:  # what stays does no harm
             return
-
-    def _is_here(self, key: str) -> bool:
-        return os.path.lexists(self._file(_AGENT, key))
 
     def _address_of(self, key: str) -> Endpoint | None:
         known = self._known.get(key)
@@ -178,7 +168,7 @@ class AddressFiles:
 
 
 _CALLED = 3  # at a time, beside the founder: there may be many, and any member will do
-_LOOK_EVERY_S = 5.0  # of who has a job; others look each time that they ask
+_LIST_EVERY_S = 5.0  # of who has a job; others look each time that they ask
 _SILENCES = 2  # of a lease: a job whose coordinator was lost has another one by then
 _CLEARING_S = 2.0
 _SHOWN_LATE_S = 60.0  # NFS may show a directory as it was that long ago
@@ -188,30 +178,20 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
     """The rounds that this job's agent takes part in."""
     timeouts = read_timeouts(rendezvous.configuration)
     warn_without_token(rendezvous)
-    directory = rendezvous.endpoints[0]
-    choice = _choose(rendezvous)
-    address = choice.address
-    place = listening_place(address, is_chosen=choice.is_wished and choice.is_own)
-    listener = listen(place, 0)
-    setup = setup_of(
-        job,
-        rendezvous,
-        timeouts,
-        at=Endpoint(host=address, port=listener.getsockname()[1]),
-        slot=None,
-        attempt=0,  # the tasks of an array are requeued one by one
-    )
-    files = AddressFiles(directory.host, setup.me.key)
-    files.leave_address(Endpoint(host=address, port=setup.me.port))
+    place = any_port(_choose(rendezvous))
+    # The tasks of an array are requeued one by one.
+    setup = setup_of(job, rendezvous, timeouts, place, attempt=0)
+    files = AddressFiles(rendezvous.endpoints[0].host, setup.me.key)
+    files.leave_address(place.at)
     rounds = SharedDirectoryRounds(
         files,
         setup,
-        listener,
+        place.listener,
         rendezvous.token or b"",
         is_verbose=job.talk is Talk.VERBOSE,
-        place=place,
+        place=place.stores_at,
     )
-    rounds.network = choice
+    rounds.network = place.choice
     rounds.to_find_out = job.to_find_out
     return rounds
 
@@ -227,15 +207,15 @@ def _choose(rendezvous: Rendezvous) -> NetworkChoice:
     return choose_network(elsewhere[:_CALLED], os.environ, local_addr=rendezvous.local_addr)
 
 
-def may_found(seen: Listing, *, vain_s: float, patience_s: float) -> bool:
+def may_found(seen: Listing, *, unanswered_s: float, patience_s: float) -> bool:
     """Whether to begin the job, after calling all agents in the directory without success.
 
     At once if nobody has begun it, or all have left. Otherwise the founder may be running and only
     be unreachable; then there are two jobs of that name until they meet (031).
     """
     if seen.is_behind:
-        return vain_s >= max(patience_s, _SHOWN_LATE_S)
-    return seen.generation < 0 or not seen.others or vain_s >= patience_s
+        return unanswered_s >= max(patience_s, _SHOWN_LATE_S)
+    return seen.generation < 0 or not seen.others or unanswered_s >= patience_s
 
 
 class SharedDirectoryRounds(ElasticRounds):
@@ -258,12 +238,12 @@ class SharedDirectoryRounds(ElasticRounds):
     ) -> None:
         super().__init__(setup, listener, token, is_verbose=is_verbose, place=place)
         self._files = files
-        self._seen = files.look()
-        self._looked_at = time.monotonic()
-        self._is_looking = False
-        self._vain_since: float | None = None  # nobody who is called knows a coordinator
+        self._listing = files.look()
+        self._listed_at = time.monotonic()
+        self._is_listing = False
+        self._unanswered_since: float | None = None  # nobody who is called knows a coordinator
         self._random = SystemRandom()
-        if may_found(self._seen, vain_s=0.0, patience_s=self._patience_s):
+        if may_found(self._listing, unanswered_s=0.0, patience_s=self._patience_s):
             self._found()
 
     def close(self) -> None:
@@ -286,27 +266,28 @@ class SharedDirectoryRounds(ElasticRounds):
     def _received(self, key: str, message: Message) -> None:
         super()._received(key, message)
         if isinstance(message, Led) or self.is_led:
-            self._vain_since = None
+            self._unanswered_since = None
 
     def _call(self, at: Endpoint, message: Message) -> None:
         """Send it to some of those whose addresses are in the directory."""
         seeks = isinstance(message, Join)
         now = time.monotonic()
-        if seeks or now >= self._looked_at + _LOOK_EVERY_S:
-            self._look(now)
+        if seeks or now >= self._listed_at + _LIST_EVERY_S:
+            self._list_again(now)
         if seeks and not self._core.has_part:
-            self._vain_since = self._vain_since or now
-            vain_s = now - self._vain_since
-            if may_found(self._seen, vain_s=vain_s, patience_s=self._patience_s):
-                self._vain_since = now
-                others = len(self._seen.others)
+            self._unanswered_since = self._unanswered_since or now
+            unanswered_s = now - self._unanswered_since
+            if may_found(self._listing, unanswered_s=unanswered_s, patience_s=self._patience_s):
+                self._unanswered_since = now
+                others = len(self._listing.others)
                 if self._found():
                     if others:
-                        self._say(f"starting the job again: {_in_vain(others)}")
+                        self._say(f"starting the job again: {_no_answer(others)}")
                     return self._begin()
-            self._tell_in_vain(at)
-        for key, address in self._whom_to_call(self._seen, is_question=seeks):
-            self._board.send(key, address, self._bytes_of(message))
+            why = _no_answer(len(self._listing.others))
+            self._happened(lambda now: self._core.unreachable(at, why, now))
+        for key, address in self._whom_to_call(self._listing, is_question=seeks):
+            self._connections.send(key, address, self._bytes_of(message))
         return None
 
     def _whom_to_call(self, seen: Listing, *, is_question: bool) -> list[tuple[str, Endpoint]]:
@@ -317,56 +298,52 @@ class SharedDirectoryRounds(ElasticRounds):
         called = [
             (key, at)
             for key, at in seen.others.items()
-            if is_question or not self._board.is_connected(key)
+            if is_question or not self._connections.is_connected(key)
         ]
         first = [each for each in called if each[0] == seen.founder]
         rest = [each for each in called if each[0] != seen.founder]
         return first + self._random.sample(rest, min(len(rest), _CALLED))
 
-    def _tell_in_vain(self, at: Endpoint) -> None:
-        why = _in_vain(len(self._seen.others))
-        self._happened(lambda now: self._core.unreachable(at, why, now))
-
     def _found(self) -> bool:
         """Begin the job, unless another agent does."""
         try:
-            is_founder = self._files.found(self._seen.generation + 1)
+            is_founder = self._files.found(self._listing.generation + 1)
         except OSError:
             return False
         if is_founder:
             self._setup = self._setup.__replace__(slot=0)
             self._core = self._new_core()
         else:  # the directory may show it later
-            self._seen = self._seen.overtaken()
+            self._listing = self._listing.overtaken()
         return is_founder
 
     @property
     def _patience_s(self) -> float:
         return _SILENCES * self._setup.timeouts.silence_s
 
-    def _look(self, now: float) -> None:
+    def _list_again(self, now: float) -> None:
         """In a thread, because a file system may be slow. The result is used next time."""
-        if self._is_looking:
+        if self._is_listing:
             return
-        self._is_looking, self._looked_at = True, now
+        self._is_listing, self._listed_at = True, now
 
-        def look() -> None:
+        def list_files() -> None:
             try:
                 seen = self._files.look()
-                if seen.generation >= self._seen.generation:
-                    self._seen = seen
+                if seen.generation >= self._listing.generation:
+                    self._listing = seen
             except OSError:  # next time, maybe
                 pass
             finally:
-                self._is_looking = False
+                self._is_listing = False
 
         try:
-            start_new_thread(look, ())
+            start_new_thread(list_files, ())
         except RuntimeError:  # there may be no more threads
-            self._is_looking = False
+            self._is_listing = False
 
 
-def _in_vain(others: int) -> str:
+def _no_answer(others: int) -> str:
     if not others:
         return "no other agent has written its address there"
     return (

@@ -117,8 +117,7 @@ class RoundSource(ABC):
     def fenced(self) -> None:  # noqa: B027 - most have no such time
         """The guardian has paused the workers, or is ending them, because that time is over."""
 
-    @abstractmethod
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 - most have nothing to do
         """The workers have been started: do what could be postponed until then."""
 
     @abstractmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import time
 from datetime import timedelta
 from functools import partial
@@ -22,11 +23,12 @@ from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import UnknownHostError, can_bind
 from rallypoint.launch.job import Job, Nodes, Talk
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.linked import LOOK_AGAIN_S, LinkedRounds
+from rallypoint.launch.rounds.linked import CHECK_RESULT_S, LinkedRounds
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
 from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.consensus.register import FixedRegister
+from rallypoint.rendezvous.consensus.register import PeerRegister
+from rallypoint.rendezvous.consensus.rules import FixedRules
 from rallypoint.rendezvous.job.coordinator import next_notice
 from rallypoint.rendezvous.job.reports import Finish, NodeReport, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
@@ -34,28 +36,43 @@ from rallypoint.rendezvous.timeouts import NO_SILENCE, Timeouts
 from rallypoint.store.client import TCPStore
 
 _WHERE = "rallypoint/control"  # in the first store: the port of node 0's agent
-_ATTEMPT_S = 1.0
+_ATTEMPT = timedelta(seconds=1)
 _RETRY_S = 0.2
-_ANSWER_S = 10.0
+_ANSWER = timedelta(seconds=10)
 _STALLED_S = 1.5  # then a connection is made anew; the rest is time to do so
 _LOST_S = 6.0
 
 
 def rounds_of(job: Job) -> StaticHost | StaticGuest:
     """The rounds of several nodes that this job's agent takes part in."""
-    rounds = StaticGuest(job) if job.nodes.node_rank else StaticHost(job)
-    rounds.to_find_out = job.to_find_out
-    return rounds
+    return StaticGuest(job) if job.nodes.node_rank else StaticHost(job)
 
 
-class StaticHost(LinkedRounds):
+class _StaticRounds(LinkedRounds):
+    """One of these nodes; node 0 is the only voter, so it leads as soon as it claims to."""
+
+    def __init__(self, job: Job, listener: socket.socket | None) -> None:
+        self._nodes = job.nodes
+        super().__init__(
+            _setup_of(job),
+            partial(PeerRegister, rules=FixedRules),
+            listener,
+            job.nodes.token or b"",
+            stalled_s=_STALLED_S,
+            lost_s=_LOST_S,
+            is_verbose=job.talk is Talk.VERBOSE,
+        )
+        self.to_find_out = job.to_find_out
+        (self._endpoint,) = self._setup.endpoints
+
+
+class StaticHost(_StaticRounds):
     """Node 0."""
 
     def __init__(self, job: Job) -> None:
-        self._nodes = nodes = job.nodes
+        nodes = job.nodes
         self._is_local = is_loopback(nodes.master_addr)
         self._interface = _interface_of(nodes.master_addr)
-        self._endpoint = _endpoint_of(job)
         self._store: StoreHost | None = None
         if nodes.token is None and not self._is_local:
             say(
@@ -64,15 +81,7 @@ class StaticHost(LinkedRounds):
             )
         listener = listen(self._interface, 0)
         self._port = listener.getsockname()[1]
-        super().__init__(
-            _setup_of(job),
-            FixedRegister,
-            listener,
-            nodes.token or b"",
-            stalled_s=_STALLED_S,
-            lost_s=_LOST_S,
-            is_verbose=job.talk is Talk.VERBOSE,
-        )
+        super().__init__(job, listener)
 
     def open(self, selector: selectors.BaseSelector) -> None:
         self.network = _choose(self._nodes)
@@ -87,7 +96,7 @@ class StaticHost(LinkedRounds):
             raise HostError(f"{str(error).rstrip('.')}; {of_two}.") from None
         self._store.serve()
         here = "127.0.0.1" if self._interface == ANY else self._interface
-        with TCPStore(here, self._endpoint.port, timeout=_seconds(_ANSWER_S)) as first:
+        with TCPStore(here, self._endpoint.port, timeout=_ANSWER) as first:
             first.set(_WHERE, str(self._port))
             first.check([_WHERE])  # an answer: it has been set
         super().open(selector)
@@ -106,71 +115,61 @@ class StaticHost(LinkedRounds):
         return self._endpoint
 
 
-class StaticGuest(LinkedRounds):
+class StaticGuest(_StaticRounds):
     """Any other node."""
 
     def __init__(self, job: Job) -> None:
-        self._nodes = job.nodes
-        self._endpoint = _endpoint_of(job)
         self._agent: Endpoint | None = None  # node 0's, once it is found
         self._silent_agent: Endpoint | None = None  # where it was to be, and did not answer
-        self._look_at: float | None = None
+        self._ask_at: float | None = None
         self._began = self._notice_at = 0.0
-        super().__init__(
-            _setup_of(job),
-            FixedRegister,
-            None,
-            job.nodes.token or b"",
-            stalled_s=_STALLED_S,
-            lost_s=_LOST_S,
-            is_verbose=job.talk is Talk.VERBOSE,
-        )
+        super().__init__(job, None)
 
     # RoundSource.
 
     @property
     def wake_at(self) -> float | None:
-        if self._look_at is None:
+        if self._ask_at is None:
             return super().wake_at
-        if self._is_looking_first:  # on a busy machine still when the last look is under way
-            return min(self._examine_at, time.monotonic() + LOOK_AGAIN_S)
-        return min(self._look_at, self._examine_at)
+        if self._is_examining_start:  # on a busy machine still when the last look is under way
+            return min(self._examine_at, time.monotonic() + CHECK_RESULT_S)
+        return min(self._ask_at, self._examine_at)
 
     def tell(self, report: NodeReport) -> None:
         if self._agent is not None:  # else nobody is there to be told
             super().tell(report)
 
     def tick(self) -> None:
-        if self._look_at is None:
+        if self._ask_at is None:
             super().tick()
             return
-        self._look_if_due()
+        self._examine_if_due()
         # It blocks for up to a second, and what was found is to be told.
-        if time.monotonic() >= self._look_at and not self._is_looking_first:
-            self._look()
+        if time.monotonic() >= self._ask_at and not self._is_examining_start:
+            self._find_node_0()
 
     # Node 0.
 
     def _begin(self) -> None:
         self._began = time.monotonic()
         self._notice_at = next_notice(self._began, self._began)
-        self._look()
+        self._find_node_0()
 
-    def _look(self) -> None:
+    def _find_node_0(self) -> None:
         """Find node 0's agent, and call it."""
         try:
             self._agent = self._ask()
         except StoreError as error:
-            self._look_later(str(error))
+            self._ask_later(str(error))
             return
-        self._look_at = None
+        self._ask_at = None
         self.network = _choose(self._nodes)
         self._core = self._new_core()
         self._happened(self._core.started)
 
     def _ask(self) -> Endpoint:
         host, port = self._nodes.master_addr, self._nodes.master_port
-        with TCPStore(host, port, timeout=_seconds(_ATTEMPT_S)) as first:
+        with TCPStore(host, port, timeout=_ATTEMPT) as first:
             is_there = first.check([_WHERE])
             text = first.get(_WHERE).decode("ascii", "replace") if is_there else ""
         if not (text.isdecimal() and 0 < int(text) < 65536):
@@ -179,7 +178,7 @@ class StaticGuest(LinkedRounds):
             )
         return Endpoint(host=host, port=int(text))
 
-    def _look_later(self, why: str) -> None:
+    def _ask_later(self, why: str) -> None:
         self._agent = None
         now = time.monotonic()
         waited_s = now - self._began
@@ -191,7 +190,7 @@ class StaticGuest(LinkedRounds):
         elif now >= self._notice_at:
             say(f"waiting for {missing}, for {waited_s:.0f} s so far: {why}")
             self._notice_at = next_notice(self._began, now)
-        self._look_at = now + _RETRY_S
+        self._ask_at = now + _RETRY_S
 
     def _send(self, to: str, at: Endpoint | None, message: Message) -> None:
         """To the address where node 0 was found, which is known to work."""
@@ -203,9 +202,9 @@ class StaticGuest(LinkedRounds):
 
     def _not_found(self, at: Endpoint, why: str) -> None:
         self._silent_agent = at
-        self._look_later(f"its agent at {at}: {why}")
+        self._ask_later(f"its agent at {at}: {why}")
 
-    def _agent_in_question(self) -> Endpoint | None:
+    def _agent_to_examine(self) -> Endpoint | None:
         return self._agent or self._silent_agent
 
     def _name_of(self, at: Endpoint) -> str:
@@ -224,7 +223,7 @@ def _setup_of(job: Job) -> Setup:
         me=me,
         run_id=job.run_id,
         limits=job.limits,
-        endpoints=(_endpoint_of(job),),
+        endpoints=(Endpoint(host=nodes.master_addr, port=nodes.master_port),),
         slot=None if nodes.node_rank else 0,
         max_restarts=job.max_restarts,
         timeouts=Timeouts(join_timeout_s=nodes.join_timeout_s, missed_beats=NO_SILENCE),
@@ -235,9 +234,11 @@ def _setup_of(job: Job) -> Setup:
 def _choose(nodes: Nodes) -> NetworkChoice:
     """The interface at which this node's workers are reached; agents only call node 0's."""
     is_local = is_loopback(nodes.master_addr)
-    environ = {} if is_local else os.environ
     choose = partial(
-        choose_network, environ=environ, local_addr=nodes.local_addr, has_remote_peers=not is_local
+        choose_network,
+        environ={} if is_local else os.environ,
+        local_addr=nodes.local_addr,
+        has_remote_peers=not is_local,
     )
     try:
         return choose([nodes.master_addr])
@@ -245,15 +246,7 @@ def _choose(nodes: Nodes) -> NetworkChoice:
         return choose([])
 
 
-def _endpoint_of(job: Job) -> Endpoint:
-    return Endpoint(host=job.nodes.master_addr, port=job.nodes.master_port)
-
-
 def _interface_of(master_addr: str) -> str:
     """Where node 0 listens: at that address, if it is this machine's."""
     is_own = numeric_family(master_addr) is not None and can_bind(master_addr)
     return listening_place(master_addr, is_chosen=is_own)
-
-
-def _seconds(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds)

@@ -70,7 +70,9 @@ class RendezvousHandlerRegistry:
 def plug_ins() -> dict[str, EntryPoint]:
     """The backends of packages, by name; they cannot use this package's own names."""
     found = {each.name: each for each in entry_points(group=TORCH_GROUP)}
-    own = sorted(entry_points(group=GROUP), key=_is_own)  # the last one takes precedence
+    own = sorted(
+        entry_points(group=GROUP), key=lambda each: _brought_by(each) == _OWN
+    )  # the last one takes precedence
     found.update((each.name, each) for each in own)
     return found
 
@@ -89,10 +91,6 @@ def find_plug_in(name: str) -> RendezvousHandlerCreator | None:
             f" cannot be loaded: {error}; repair or remove that package."
         ) from error
     return creator
-
-
-def _is_own(entry: EntryPoint) -> bool:
-    return _brought_by(entry) == _OWN
 
 
 def _brought_by(entry: EntryPoint) -> str:

@@ -22,11 +22,10 @@ from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
+from rallypoint.rendezvous.job.gathering import shorten
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.store.client import TCPStore
 from rallypoint.store.prefix import PrefixStore
-
-_MAX_SHOWN = 16
 
 
 class StaticTCPRendezvous(RendezvousHandler):
@@ -131,11 +130,10 @@ class StaticTCPRendezvous(RendezvousHandler):
             store.wait(keys, self.timeout)
         except StoreTimeoutError:
             absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-            shown = ", ".join(absent[:_MAX_SHOWN]) + ", ..." * (len(absent) > _MAX_SHOWN)
             raise RendezvousTimeoutError(
                 f"{self.world_size - len(absent)}/{self.world_size} nodes joined"
-                f" {self.run_id!r} within {self.timeout.total_seconds():g} s; missing rank {shown}:"
-                " start it there, or find out why it exited."
+                f" {self.run_id!r} within {self.timeout.total_seconds():g} s; missing rank"
+                f" {shorten(absent)}: start it there, or find out why it exited."
             ) from None
         return RendezvousInfo(
             PrefixStore(self._key(f"{number}/store"), store),

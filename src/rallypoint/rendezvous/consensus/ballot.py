@@ -53,10 +53,7 @@ class Campaign:
     def ask(self) -> list[Action]:
         """Ask every voter; at the beginning of a job, every endpoint."""
         prepare = Prepare(
-            ballot=self.ballot,
-            stamp=self._stamp,
-            decided=self.decided,
-            is_trial=self.is_trial,
+            ballot=self.ballot, stamp=self._stamp, decided=self.decided, is_trial=self.is_trial
         )
         if self.decided.number == BEFORE_ALL:
             return [
@@ -66,9 +63,7 @@ class Campaign:
                 for slot, endpoint in enumerate(self._setup.endpoints)
             ]
         return [
-            SendMessage(
-                to=each.key, at=Endpoint(host=each.address, port=each.port), message=prepare
-            )
+            SendMessage(to=each.key, at=each.endpoint, message=prepare)
             for each in self._rules.voters(self.decided)
         ]
 
@@ -118,8 +113,9 @@ class Campaign:
     def text(self) -> str:
         """The state, for people: which voters are missing, and why the others are not enough."""
         voters = self._rules.voters(self.decided)
-        absent = ", ".join([voter.host for voter in self.missing()][:16])
-        here = len(voters) - len(self.missing())
+        missing = self.missing()
+        absent = ", ".join([voter.host for voter in missing[:16]])
+        here = len(voters) - len(missing)
         what = "endpoints" if self.decided.number == BEFORE_ALL else "last agreed members"
         tie = ""
         if 2 * here == len(voters):
@@ -151,7 +147,8 @@ class Agreements:
     """The agreements of one ballot.
 
     Attributes:
-        newest: the latest decided one; `voters`: the keys of those who decide on the next one.
+        newest: the latest decided one.
+        voters: the keys of those who decide on the next one.
         pending: the current proposal.
     """
 
@@ -218,7 +215,7 @@ class Agreements:
             )
         return pending.is_decided
 
-    def hold(self) -> None:
+    def adopt(self) -> None:
         """The decided proposal is the latest one from now on."""
         assert self.pending is not None
         self.newest, self.pending = self.pending.agreement, None
@@ -232,29 +229,16 @@ class Agreements:
     def _ask(self, pending: Proposal, now: float, *, is_first: bool) -> list[Action]:
         new = pending.agreement
         pending.asked_at = now
-        asked = {voter.key: voter for voter in self._rules.voters(self.newest)}
-        if self.newest.number == BEFORE_ALL:
-            asked = {}
-        asked.update((voter.key, voter) for voter in self._rules.voters(new))
-        opener = new.members[0].key if new.runs else ""  # rank 0 opens the worker store
-        if new.runs:
-            asked[opener] = new.members[0]
+        old_voters = () if self.newest.number == BEFORE_ALL else self._rules.voters(self.newest)
+        openers = new.members[:1] if new.runs else ()  # rank 0 opens the worker store
+        asked = {each.key: each for each in (*old_voters, *self._rules.voters(new), *openers)}
         message = self._message(new, now)
         sent: list[Action] = []
         for key, member in asked.items():
-            needs_store = key == opener and pending.store is None
+            needs_store = member in openers and pending.store is None
             if is_first or needs_store or key not in pending.accepted_by:
-                at = Endpoint(host=member.address, port=member.port)
-                sent.append(SendMessage(to=key, at=at, message=message))
+                sent.append(SendMessage(to=key, at=member.endpoint, message=message))
         return sent
 
     def _message(self, agreement: Agreement, now: float) -> Propose:
         return Propose(ballot=self._ballot, stamp=now, agreement=agreement, decided=self.newest)
-
-
-def text(agreement: Agreement) -> str:
-    """What it says, in few words."""
-    count = len(agreement.members)
-    if agreement.finish is not None:
-        return agreement.finish.outcome.value
-    return f"round {agreement.round} of {count}" if agreement.runs else f"{count} stay"

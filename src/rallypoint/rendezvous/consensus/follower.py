@@ -32,11 +32,14 @@ class Follower:
     Attributes:
         ballot: whose coordinator it follows; its `leader`, where known.
         round: the round that runs here; -1: none.
+        last_round: the latest one that ran here, or should have; -1: none.
         has_run: whether a round ever began here.
         heard_at: when it last heard its coordinator.
-        waiting, is_stopping: as the coordinator last reported.
+        waiting: how many nodes wait for the next round, as the coordinator last reported.
+        is_stopping: whether the latest round is being ended, on whichever nodes; as reported.
         voters: whom to ask if the coordinator is lost.
         beat_at, beat_s: the time of the next heartbeat, and the interval.
+        leaving: why this agent was asked to end; empty: it was not.
     """
 
     def __init__(self, register: Register) -> None:
@@ -51,11 +54,11 @@ class Follower:
         self.voters: tuple[Member, ...] = ()
         self.beat_at = _NEVER
         self.beat_s = register.setup.timeouts.beat_s
-        self.is_leaving = ""
+        self.leaving = ""
         self._setup, self._rules, self._register = register.setup, register.rules, register
         self._lease_until = _NEVER
         self._stamp: float | None = None
-        self._workers = NodeReport()  # as this node's agent last told of them
+        self._workers = NodeReport()  # the latest of this node's agent
         self._paused_round = -1
         self._cut_off_round = -1
         self._was_cut_off = False  # those of the latest round
@@ -113,7 +116,7 @@ class Follower:
             return []
         self.voters = message.voters
         if self.round >= 0:  # the end of the previous round cannot be far
-            return self._kill(self.round, "a newer round has begun")
+            return [Stop(round=self.round, because="a newer round has begun", ending=Ending.KILL)]
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
             return []  # if it is still valid, it comes again after the next beat
         if self._workers.waits and not message.start.keeps:  # end it, and then begin
@@ -146,7 +149,7 @@ class Follower:
         if running < 0 or self._cut_off_round == running:
             return []
         self._cut_off_round = running
-        return self._kill(running, because)
+        return [Stop(round=running, because=because, ending=Ending.KILL)]
 
     def fenced(self) -> list[Action]:
         """The guardian found the lease over before this agent did."""
@@ -167,9 +170,6 @@ class Follower:
         """The round of the workers that run here; -1: none."""
         return self._workers.round if self.round < 0 and self._workers.waits else self.round
 
-    def _kill(self, number: int, because: str) -> list[Action]:
-        return [Stop(round=number, because=because, ending=Ending.KILL)]
-
     # What it reports.
 
     def reported(self, report: NodeReport, now: float) -> None:
@@ -178,25 +178,25 @@ class Follower:
             self.round = -1
             was_stopped = report.round in (self._cut_off_round, self._paused_round)
             self._was_cut_off = was_stopped and not report.succeeded
-        self.is_leaving = self.is_leaving or report.leaves or report.stop_asked
+        self.leaving = self.leaving or report.leaves or report.stop_asked
         self._workers = report
         self.beat_at = now
 
     @property
     def _report(self) -> NodeReport:
         """What the coordinator is to know."""
-        told, runs = self._workers, self.round >= 0
+        newest, runs = self._workers, self.round >= 0
         if self._is_of_other_job:
-            cut_off = told.without(self.last_round).__replace__(survivors=0, ready=0)
+            cut_off = newest.without(self.last_round).__replace__(survivors=0, ready=0)
             return cut_off.__replace__(is_over=not runs, was_cut_off=True)
-        if runs and told.round != self.round:  # this node's agent has yet to begin it
-            new = told.without(self.round).__replace__(survivors=0, ready=0)
+        if runs and newest.round != self.round:  # this node's agent has yet to begin it
+            new = newest.without(self.round).__replace__(survivors=0, ready=0)
             return new.__replace__(has_begun=True, is_over=False)
-        if told.round != self.last_round:
-            return told.without(self.last_round)
+        if newest.round != self.last_round:
+            return newest.without(self.last_round)
         if self._was_cut_off and not runs:
-            return told.__replace__(was_cut_off=True, causes=())
-        return told
+            return newest.__replace__(was_cut_off=True, causes=())
+        return newest
 
     def beat(self, now: float) -> Beat:
         """The heartbeat for the coordinator."""

@@ -7,10 +7,10 @@ then sends it to all. Its own agent is a peer like any other, whose messages do 
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
-from rallypoint.rendezvous.consensus.admission import EndedAgents, why_not
+from rallypoint.rendezvous.consensus.admission import EndedAgents, refusal_reason
 from rallypoint.rendezvous.consensus.ballot import Campaign, Proposal
-from rallypoint.rendezvous.consensus.ballot import text as agreement_text
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
@@ -27,15 +27,9 @@ from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rounds import LEFT, Rounds
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
-from rallypoint.rendezvous.job.coordinator import next_notice
-from rallypoint.rendezvous.job.reports import (
-    Finish,
-    Join,
-    NodeReport,
-    Notice,
-    Outcome,
-    Refuse,
-)
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobStage, next_notice
+from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Outcome, Refuse
+from rallypoint.rendezvous.job.round import Member
 
 
 class Leader:
@@ -72,15 +66,16 @@ class Leader:
         self._agreements = agreements = register.agreements(campaign)
         self._peers = Peers(setup, rules, agreements, out, was_lost=campaign.was_lost, now=now)
         self._rounds = Rounds(register, ballot, agreements, self._peers, self._gone, out)
-        self._over_at: float | None = None
+        self._over: Over | None = None  # what all are told once the job has ended
+        self._over_until = inf  # when to end without those that have not
         self._scan_at = now
         bound = campaign.bound()
         self._rounds.done, self._rounds.wanted = done, bound
-        self._await(campaign.decided, now)
+        self._expect(campaign.decided, now)
         if bound is None:
             self._rounds.resume(now)
         elif campaign.decided.number > BEFORE_ALL:
-            self._await(bound, now)
+            self._expect(bound, now)
         self._advance(now)
 
     @property
@@ -97,9 +92,13 @@ class Leader:
     @property
     def wake_at(self) -> float:
         """When to call `tick` at the latest."""
-        job = self._rounds.job
-        alarm = None if job is None or self._over_at is not None else job.wake_at
-        return self._scan_at if alarm is None else min(self._scan_at, alarm)
+        job_wakes_at = None if self._job is None else self._job.wake_at
+        return self._scan_at if job_wakes_at is None else min(self._scan_at, job_wakes_at)
+
+    @property
+    def _job(self) -> Coordinator | None:
+        """None until the predecessor's proposal is decided, and once the job has ended."""
+        return self._rounds.job if self._over is None else None
 
     @property
     def peers(self) -> Collection[str]:
@@ -110,10 +109,14 @@ class Leader:
     def missing(self) -> str:
         """Which nodes are present and missing for a round; empty: there is one, or no job yet."""
         job = self._rounds.job
-        return "" if job is None or job.is_busy else job.text
+        is_gathering = job is not None and job.stage is JobStage.GATHERING
+        return job.gathering.text() if job and is_gathering else ""
 
-    def silent_s(self, key: str, now: float) -> float:
-        """The time since that member's last message."""
+    def members(self, now: float) -> list[tuple[Member, float]]:
+        """The members, and the time since each was heard."""
+        return [(each, self._silent_s(each.key, now)) for each in self.agreement.members]
+
+    def _silent_s(self, key: str, now: float) -> float:
         peer = self._peers.by_key.get(key)
         if peer is None or key == self._setup.me.key:
             return 0.0
@@ -124,62 +127,58 @@ class Leader:
     def joined(self, join: Join, now: float) -> None:
         """An agent asks to join, or has lost us."""
         member, key = join.member, join.member.key
-        if self._over_at is not None:
+        if self._over is not None:
             # An agent that never was in this job came for the next one, and asks again until that
             # begins.
-            if join.job == self.agreement.host:
-                self._peers.tell(key, Over(finish=self._finish_of(self.agreement)))
-            return None
-        wrong = why_not(self._setup, join)
-        if wrong:
-            return self._peers.tell(key, Refuse(key, wrong))
-        if self._rounds.job is None or self._rounds.job.is_over:
+            return self._peers.send(key, self._over) if join.job == self.agreement.host else None
+        refusal = refusal_reason(self._setup, join)
+        if refusal:
+            return self._peers.send(key, Refuse(key, refusal))
+        job = self._job
+        if job is None or job.stage is JobStage.DONE:
             return None  # it asks again until everything is decided
         if join.job not in ("", self.agreement.host):
-            return self._peers.tell(key, self.led(now))  # it must leave that job first
+            return self._peers.send(key, self.led(now))  # it must leave that job first
         peer = self._peers.by_key.get(key)
-        if peer is None or key not in self._rounds.job.here:
+        if peer is None or key not in job.gathering.here:
             self._gone.discard(key)
             self._peers.by_key[key] = peer = Peer(member, now)
             peer.has_beaten, peer.report = True, join.report
-            self._let_in(peer, join.report, now)
+            self._admit(job, peer, join.report, now)
         if key in self._peers.by_key:
-            self._peers.tell(key, self.led(now))
+            self._peers.send(key, self.led(now))
         return self._advance(now)
 
     def beat(self, beat: Beat, now: float) -> None:
         """A peer's heartbeat, with its news."""
         peer = self._peers.by_key.get(beat.key)
         if peer is None:
-            return self._peers.tell(beat.key, Unknown(ballot=self._ballot))
-        if peer.is_over and self._over_at is None:  # it has left, and telling it had no effect
-            return self._peers.tell(beat.key, Over(finish=LEFT))
+            return self._peers.send(beat.key, Unknown(ballot=self._ballot))
+        if peer.is_over and self._over is None:  # it has left, and telling it had no effect
+            return self._peers.send(beat.key, Over(finish=LEFT))
         if peer.sent_at is not None and beat.sent_at < peer.sent_at:
             return None  # a late one, over an older connection
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
         self._peers.confirms(beat.key, beat.stamp, now)
         peer.sent_at, peer.report = beat.sent_at, beat.report
-        if self._rounds.job is not None and self._over_at is None:
-            if beat.key not in self._rounds.job.here and beat.key not in self._gone:
-                self._let_in(peer, beat.report, now)
+        if self._over is not None:
+            self._peers.send(beat.key, self._over)
+        elif self._job is not None:
+            if beat.key not in self._job.gathering.here and beat.key not in self._gone:
+                self._admit(self._job, peer, beat.report, now)
             self._rounds.take_report(peer, beat, now)
             self._rounds.correct(beat, now)
-        elif self._over_at is not None:
-            self._peers.tell(beat.key, Over(finish=self._finish_of(self.agreement)))
         self._acknowledge(peer, beat.sent_at, now)
         return self._advance(now)
 
-    def _let_in(self, peer: Peer, report: NodeReport, now: float) -> None:
-        """Admit it, unless it asks for a node rank whose holder was not heard since: that may be
-        its own predecessor, not yet known to be dead. One of its next heartbeats will decide.
+    def _admit(self, job: Coordinator, peer: Peer, report: NodeReport, now: float) -> None:
+        """Unless it asks for a node rank whose holder was not heard since: that may be its own
+        predecessor, not yet known to be dead. One of its next heartbeats will decide.
         """
-        job = self._rounds.job
-        assert job is not None
-        holder = self._peers.by_key.get(job.holder_of(peer.member.wish))
-        if job.is_over:
-            return
-        if holder is None or holder.heard_at >= peer.since:
+        holder = self._peers.by_key.get(job.gathering.holder_of(peer.member.wish))
+        is_vacant = holder is None or holder.heard_at >= peer.since
+        if is_vacant and job.stage is not JobStage.DONE:
             self._rounds.perform(job.joined(peer.member, now, report), now)
 
     def accepted(self, message: Accepted, now: float) -> None:
@@ -205,46 +204,46 @@ class Leader:
         """An agent has ended."""
         self._gone.add(key)
         peer = self._peers.by_key.pop(key, None)
-        self._peers.look_again()
+        self._peers.changed()
         if peer is None:
             return
-        if self._rounds.job is not None and self._over_at is None and not peer.is_over:
-            self._rounds.perform(self._rounds.job.node_lost(key, why, now), now)
+        if self._job is not None and not peer.is_over:
+            self._rounds.perform(self._job.node_lost(key, why, now), now)
         self._advance(now)
 
     # Time.
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if self._rounds.job is not None and self._over_at is None:
-            self._rounds.perform(self._rounds.job.tick(now), now)
+        if self._job is not None:
+            self._rounds.perform(self._job.tick(now), now)
         if now >= self._scan_at:
             self._scan_at = now + self._setup.timeouts.beat_s
-            self._peers.look_again()
+            self._peers.changed()
             self._repeat(now)
             for peer in list(self._peers.by_key.values()):
-                self._look_at(peer, now)
-            if self._over_at is None and not self._peers.has_quorum(now):
+                self._check(peer, now)
+            if self._over is None and not self._peers.has_quorum(now):
                 self.deposed = f"no quorum answered for {self._setup.fence_s:g} s"
         self._advance(now)
 
     def _repeat(self, now: float) -> None:
         """Repeat what may have been lost."""
+        if self._over is not None:
+            return self._peers.send_all(self._over)
         self._out.add(self._agreements.repeat(now))
         if self._agreements.pending is not None:
-            self._tell_if_stuck(self._agreements.pending, now)
-        if self._over_at is None:
-            self._out.add(self._agreements.renew(now))
+            self._report_if_stuck(self._agreements.pending, now)
+        self._out.add(self._agreements.renew(now))
         for key, peer in self._peers.by_key.items():
-            if self._over_at is not None:
-                self._peers.tell(key, Over(finish=self._finish_of(self.agreement)))
-            elif not peer.has_beaten:
-                self._peers.tell(key, self.led(now))
-        if self.agreement.number > BEFORE_ALL and self._over_at is None:
+            if not peer.has_beaten:
+                self._peers.send(key, self.led(now))
+        if self.agreement.number > BEFORE_ALL:
             for at in self._setup.to_call:
                 self._out.add([Call(at=at, message=self.led(None))])
+        return None
 
-    def _tell_if_stuck(self, pending: Proposal, now: float) -> None:
+    def _report_if_stuck(self, pending: Proposal, now: float) -> None:
         """A proposal of a lost coordinator may need voters that are lost as well."""
         waited_s = now - pending.since
         missing = self._agreements.missing(pending)
@@ -253,12 +252,13 @@ class Leader:
         if waited_s >= wait_s:
             because = f"{text}, after {waited_s:.0f} s"
             self.finish = Finish(outcome=Outcome.GIVEN_UP, because=because)
-            self._peers.tell_all(Over(finish=self.finish))
+            self._peers.send_all(Over(finish=self.finish))
         elif waited_s >= pending.notice_at_s:
             pending.notice_at_s = next_notice(0.0, waited_s)
-            self._peers.tell_all(Notice(f"waiting for {waited_s:.0f} s so far: {text}"))
+            self._peers.send_all(Notice(f"waiting for {waited_s:.0f} s so far: {text}"))
 
-    def _look_at(self, peer: Peer, now: float) -> None:
+    def _check(self, peer: Peer, now: float) -> None:
+        """Whether it is silent, or has been for so long that it is lost."""
         key, job = peer.member.key, self._rounds.job
         if key == self._setup.me.key or job is None:
             return
@@ -292,62 +292,65 @@ class Leader:
         rounds = self._rounds
         while True:
             pending = self._agreements.pending
-            if pending is not None and not self._settle(pending, now):
+            if pending is not None and not self._try_complete(pending, now):
                 break
-            if self._over_at is not None:
-                self._look_who_is_left(now)
+            if self._over is not None:
+                is_alone = all(key == self._setup.me.key for key in self._peers.by_key)
+                if is_alone or now >= self._over_until:
+                    self.finish = self._over.finish
                 break
             wanted, rounds.wanted = rounds.wanted or rounds.shrunk(), None
             if wanted is None:
                 break
             self._out.add(self._agreements.append(wanted, now))
 
-    def _settle(self, pending: Proposal, now: float) -> bool:
+    def _try_complete(self, pending: Proposal, now: float) -> bool:
         """Whether the proposal is complete; perform what follows from it."""
         new = pending.agreement
         was_decided = pending.is_decided
         if not self._agreements.is_decided():
             return False
         if not was_decided:
-            self._out.add((), f"agreement {new.number}: {agreement_text(new)}")
+            self._out.add((), f"agreement {new.number}: {new.text}")
         job = self._rounds.job
         is_wanted = job is not None and new.runs and job.is_running(new.round)
         if is_wanted and pending.store is None and new.members[0].key not in self._gone:
             return False  # the worker store must be opened first
-        self._agreements.hold()
-        self._hold(new, now)
+        self._agreements.adopt()
+        self._adopt(new, now)
         if is_wanted and pending.store is not None:
             self._rounds.start(new, pending.store, now)
         return True
 
-    def _hold(self, new: Agreement, now: float) -> None:
+    def _adopt(self, new: Agreement, now: float) -> None:
         """An agreement is decided."""
-        self._peers.look_again()
+        self._peers.changed()
         if new.finish is not None:
-            self._over_at = now + self._rules.tell_end_for_s()
-            for key, peer in self._peers.by_key.items():
+            self._over = Over(finish=new.finish)
+            self._over_until = now + self._rules.tell_end_for_s()
+            for peer in self._peers.by_key.values():
                 peer.is_over = True
-                self._peers.tell(key, Over(finish=new.finish))
+            self._peers.send_all(self._over)
             return
         for voter in self._rules.voters(new):
-            self._peers.tell(voter.key, self.led(now))
+            self._peers.send(voter.key, self.led(now))
         if self._rounds.job is None:
-            self._await(new, now)
+            self._expect(new, now)
             self._peers.take_over(now)
             self._rounds.resume(now)
         members = {member.key for member in new.members}
         for key in [key for key in self._peers.by_key if key in self._gone and key not in members]:
-            self._peers.tell(key, Over(finish=LEFT))
+            self._peers.send(key, Over(finish=LEFT))
             self._peers.by_key[key].is_over = True
 
-    def _await(self, agreement: Agreement, now: float) -> None:
+    def _expect(self, agreement: Agreement, now: float) -> None:
         """These are members, as far as we know: wait for them."""
         if agreement.number == BEFORE_ALL:
             return
         for member in agreement.members:
             if member.key not in self._gone and member.key not in self._peers.by_key:
                 self._peers.by_key[member.key] = Peer(member, now)
-                self._peers.tell(member.key, self.led(now))
+                self._peers.send(member.key, self.led(now))
 
     # Sending.
 
@@ -363,15 +366,4 @@ class Leader:
             done=self._rounds.done,
             is_stopping=job is not None and job.stopping is not None,
         )
-        self._peers.tell(peer.member.key, ack)
-
-    def _look_who_is_left(self, now: float) -> None:
-        """Once the job is over: end when all others have, or have been told for long enough."""
-        assert self._over_at is not None
-        if now >= self._over_at or all(key == self._setup.me.key for key in self._peers.by_key):
-            self.finish = self._finish_of(self.agreement)
-
-    def _finish_of(self, agreement: Agreement) -> Finish:
-        if agreement.finish is None:
-            raise RuntimeError("a finished job must have an outcome")
-        return agreement.finish
+        self._peers.send(peer.member.key, ack)

@@ -65,6 +65,14 @@ class Agreement(Record, kw_only=True):
         if self.runs and not self.members:
             raise InvalidArgumentError("a round needs members.")
 
+    @property
+    def text(self) -> str:
+        """What it says, in few words."""
+        if self.finish is not None:
+            return self.finish.outcome.value
+        count = len(self.members)
+        return f"round {self.round} of {count}" if self.runs else f"{count} stay"
+
 
 # From members to the coordinator.
 
@@ -345,15 +353,19 @@ class Outbox:
         self._actions: list[Action] = []
         self._reasons: list[str] = []
 
-    def add(self, actions: Iterable[Action], because: str = "") -> None:
+    def add(self, actions: Iterable[Action], reason: str = "") -> None:
         """To be done next, in this order."""
         for action in actions:
             if isinstance(action, SendMessage) and action.to == self._key:
                 self.own.append(action.message)
             else:
                 self._actions.append(action)
-        if because:
-            self._reasons.append(because)
+        if reason:
+            self._reasons.append(reason)
+
+    def send(self, to: str, at: Endpoint | None, message: Message) -> None:
+        """Send that to one agent, as in `SendMessage`."""
+        self.add([SendMessage(to=to, at=at, message=message)])
 
     def take(self) -> Decision[Action]:
         """All actions; unread messages to itself are dropped."""

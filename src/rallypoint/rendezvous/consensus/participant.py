@@ -6,14 +6,15 @@
        +--at the endpoint, or has a vote--> CAMPAIGNING    LEADING <---a quorum promised----+
     any of them ---the job is over, or this agent left---> DONE
 
-Where it is written down who leads and what was agreed is register.py's, what anyone may do at all
-rules.py's, the coordinator's part leader.py's, and the job itself job/coordinator.py's. No socket,
-clock or process here.
+register.py: who leads, and what was agreed. rules.py: what each may do. leader.py, follower.py,
+search.py: this agent's part with its own, another's and no ballot. job/coordinator.py: the job
+itself. No socket, clock or process here.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from random import Random
 
 from rallypoint.rendezvous.consensus.admission import EndedAgents
@@ -37,21 +38,13 @@ from rallypoint.rendezvous.consensus.messages import (
     Promise,
     Propose,
     Refused,
-    SendMessage,
     Unknown,
 )
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import OwnStore, Voter
 from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.reports import (
-    Finish,
-    Join,
-    NodeReport,
-    Notice,
-    Outcome,
-    Refuse,
-)
+from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Outcome, Refuse
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 
@@ -79,29 +72,22 @@ class Participant:
 
     Attributes:
         part: its current role.
+        follower: what it knows as a member: the round that runs here, and how long it may.
+        register: where it claims to coordinate, with its own vote.
     """
 
     def __init__(self, register: Register, random: Random) -> None:
         self.part = Part.SEEKING
         self.setup = register.setup
+        self.register = register
+        self.follower = Follower(register)
         self._key = self.setup.me.key
-        self._register = register
-        self._follower = Follower(register)
         self._leader: Leader | None = None
         self._gone = EndedAgents()
-        self._search = Search(register, self._follower, random, self._gone)
+        self._search = Search(register, self.follower, random, self._gone)
         self._store = OwnStore(self._key)
+        self._keeper_asked_at = -inf
         self._out = Outbox(self._key)
-
-    @property
-    def waiting(self) -> int:
-        """The number of nodes that wait for the next round."""
-        return self._follower.waiting
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the latest round is being ended, on whichever nodes it runs."""
-        return self._follower.is_stopping
 
     @property
     def missing(self) -> str:
@@ -109,62 +95,33 @@ class Participant:
         return "" if self._leader is None else self._leader.missing
 
     @property
-    def round_before(self) -> int:
-        """The latest round that ran here, or should have; -1: none."""
-        return self._follower.last_round
-
-    @property
-    def fence_at(self) -> float | None:
-        """Until when workers may run here without further messages; None: no limit."""
-        return self._follower.fence_at
-
-    @property
     def wake_at(self) -> float | None:
         """When to call `tick` at the latest; None: only events matter."""
         if self.part is Part.DONE:
             return None
-        alarms = [self._follower.beat_at if self._has_leader() else self._search.wake_at]
-        if self._follower.fence_at is not None:
-            alarms.append(self._follower.fence_at)
+        follower = self.follower
+        alarms = [follower.beat_at if self._has_leader() else self._search.wake_at]
+        if follower.fence_at is not None:
+            alarms.append(follower.fence_at)
         if self.part is Part.FOLLOWING:
-            alarms.append(self._follower.heard_at + self.setup.fence_s)
-            if self._looks_at is not None:
-                alarms.append(self._looks_at)
+            alarms += [follower.heard_at + self.setup.fence_s, self._ask_keeper_at]
         if self._leader is not None:
             alarms.append(self._leader.wake_at)
         return min(alarms)
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether this agent was asked to end."""
-        return bool(self._follower.is_leaving)
-
-    @property
     def leader_key(self) -> str:
         """The coordinator's key; empty: none is known here."""
-        return self._follower.ballot.candidate if self._has_leader() else ""
+        return self.follower.ballot.candidate if self._has_leader() else ""
 
     def led_members(self, now: float) -> list[tuple[Member, float]]:
         """The members and the time since each was heard, if this agent coordinates."""
-        leader, newest = self._leader, self.agreement
-        if leader is None or newest is None:
-            return []
-        return [(member, leader.silent_s(member.key, now)) for member in newest.members]
+        return [] if self._leader is None else self._leader.members(now)
 
     @property
     def agreement(self) -> Agreement | None:
         """The latest one that this agent knows to be decided."""
         return self._voter.decided if self._leader is None else self._leader.agreement
-
-    @property
-    def accepted(self) -> Agreement | None:
-        """What this agent has accepted, but does not know to be decided."""
-        return self._voter.accepted
-
-    @property
-    def may_claim(self) -> bool:
-        """Whether this agent may lead, as far as it knows."""
-        return self._register.may_claim()
 
     @property
     def job(self) -> str:
@@ -181,7 +138,7 @@ class Participant:
     def started(self, now: float) -> Decision[Action]:
         """The driver listens: look for the others."""
         self._search.begin(now)
-        if self._register.may_claim():
+        if self.register.may_claim():
             self._move(Part.CAMPAIGNING)
             slot = self.setup.slot or 0
             self._search.act_at = now + slot * 2 * self.setup.timeouts.beat_s
@@ -205,30 +162,30 @@ class Participant:
         self._voter.lost(key)
         if self._leader is not None:
             self._leader.closed(key, why, now)
-        elif key == self._follower.ballot.candidate and self.part is Part.FOLLOWING:
+        elif key == self.follower.ballot.candidate and self.part is Part.FOLLOWING:
             self._lose(f"the coordinator was lost: {why}", now)
         return self._decide(now)
 
     def unreachable(self, at: Endpoint, why: str, now: float) -> Decision[Action]:
         """A `Call` reached no agent."""
-        self._search.unreachable(at, why, now, stands=self.part is not Part.SEEKING)
+        self._search.unreachable(at, why, now, is_seeking=self.part is Part.SEEKING)
         return self._decide(now)
 
     def reported(self, report: NodeReport, now: float) -> Decision[Action]:
         """All that there is to tell of this node."""
-        self._follower.reported(report, now)
+        self.follower.reported(report, now)
         return self._decide(now)
 
     def store_opened(self, round_number: int, store: Endpoint, now: float) -> Decision[Action]:
         """The store requested with `OpenStore` is open."""
-        propose = self._store.opened(round_number, store)
-        if propose is not None:
-            self._answer(propose, now)
+        proposal = self._store.opened(round_number, store)
+        if proposal is not None:
+            self._answer(proposal, now)
         return self._decide(now)
 
     def fenced(self, now: float) -> Decision[Action]:
         """Workers are being paused or ended after `fence_at`, whatever this agent knows."""
-        self._out.add(self._follower.fenced())
+        self._out.add(self.follower.fenced())
         return self._decide(now)
 
     def tick(self, now: float) -> Decision[Action]:
@@ -246,7 +203,7 @@ class Participant:
         return self._out.take()
 
     def _run(self, now: float) -> None:
-        follower = self._follower
+        follower = self.follower
         if self.part is Part.DONE:
             return None
         self._out.add(follower.tick(now))
@@ -259,26 +216,29 @@ class Participant:
                 return self._finish(leader.finish)
             if leader.deposed:
                 self._lose(f"no longer coordinates: {leader.deposed}", now)
-        elif self.part is Part.FOLLOWING and now >= follower.heard_at + self.setup.fence_s:
-            self._lose(f"the coordinator was silent for {self.setup.fence_s:g} s", now)
-        elif self._looks_at is not None and now >= self._looks_at:
-            self._out.add(self._register.look(follower.join(), now))
-        has_leader = self.part in (Part.FOLLOWING, Part.LEADING)
-        if has_leader and now >= follower.beat_at:
-            self._say(follower.ballot.candidate, follower.beat(now))
-        if not has_leader:
-            self._be_alone(now)
+        elif self.part is Part.FOLLOWING:
+            if now >= follower.heard_at + self.setup.fence_s:
+                self._lose(f"the coordinator was silent for {self.setup.fence_s:g} s", now)
+            elif now >= self._ask_keeper_at:
+                self._keeper_asked_at = now
+                self._send(self.register.keeper_key, follower.join())
+        if not self._has_leader():
+            self._search_on(now)
+        elif now >= follower.beat_at:
+            self._send(follower.ballot.candidate, follower.beat(now))
         return None
 
     @property
-    def _looks_at(self) -> float | None:
-        """When to check whether others still hear the coordinator that is not heard here."""
-        is_following = self.part is Part.FOLLOWING
-        return self._register.looks_at(self._follower.heard_at) if is_following else None
+    def _ask_keeper_at(self) -> float:
+        """When to ask the keeper who coordinates, if the coordinator is not heard until then."""
+        if not self.register.keeper_key:
+            return inf
+        beat_s = self.setup.timeouts.beat_s
+        return max(self._keeper_asked_at, self.follower.heard_at + beat_s) + beat_s
 
     @property
     def _voter(self) -> Voter:
-        return self._register.voter
+        return self.register.voter
 
     # Messages.
 
@@ -300,7 +260,7 @@ class Participant:
                 answer = self._voter.prepare(message, now)
                 if isinstance(answer, Refused) and self._has_leader():
                     answer = answer.__replace__(leader=self._leading_member())
-                self._say(sender, answer)
+                self._send(sender, answer)
             case Promise():
                 self._promised(message, now)
             case Refused():
@@ -317,10 +277,10 @@ class Participant:
                 if self._leader is None or self._leader.agreement.finish is None:
                     self._finish(finish)
             case Unknown():
-                if message.ballot == self._follower.ballot:
-                    self._out.add(self._follower.cut_off("the coordinator does not know this node"))
-                    if self._follower.round < 0:
-                        self._say(sender, self._follower.join())
+                if message.ballot == self.follower.ballot:
+                    self._out.add(self.follower.cut_off("the coordinator does not know this node"))
+                    if self.follower.round < 0:
+                        self._send(sender, self.follower.join())
             case Refuse(why=why):
                 text = f"this node was refused: {why}"
                 self._finish(Finish(outcome=Outcome.GIVEN_UP, because=text, was_cut_off=True))
@@ -334,22 +294,20 @@ class Participant:
         An agent with a coordinator believes that one, the keeper of the register, and members;
         otherwise any agent.
         """
-        if not self._has_leader():
-            return True
-        if sender in (self._key, self._follower.ballot.candidate):
+        keeper = self.register.keeper_key or self._key
+        if not self._has_leader() or sender in (self._key, self.follower.ballot.candidate, keeper):
             return True
         members = () if self.agreement is None else self.agreement.members
-        return self._register.is_kept_by(sender) or any(sender == member.key for member in members)
+        return any(sender == member.key for member in members)
 
     def _heard_peer(self, sender: str, message: Join | Beat, now: float) -> None:
-        if self._leader is not None:
-            if isinstance(message, Join):
-                self._leader.joined(message, now)
-            elif message.ballot == self._follower.ballot:
-                self._leader.beat(message, now)
-            elif message.ballot.term < self._follower.ballot.term:
-                self._tell_who_leads(sender, now)
-        else:
+        if self._leader is None:
+            self._tell_who_leads(sender, now)
+        elif isinstance(message, Join):
+            self._leader.joined(message, now)
+        elif message.ballot == self.follower.ballot:
+            self._leader.beat(message, now)
+        elif message.ballot.term < self.follower.ballot.term:
             self._tell_who_leads(sender, now)
 
     def _tell_who_leads(self, key: str, now: float) -> None:
@@ -358,13 +316,13 @@ class Participant:
         if self._leader is not None:
             led = self._leader.led(now)
         elif self.part is Part.FOLLOWING:
-            led = self._follower.led_by()
+            led = self.follower.led_by()
         if led is not None and led.host and led.leader.key != key:
-            self._say(key, led)
+            self._send(key, led)
 
     def _ordered(self, sender: str, message: Ack | Go | Halt, now: float) -> None:
         """A coordinator's message: ours, if no higher ballot is known here."""
-        follower = self._follower
+        follower = self.follower
         if message.ballot.candidate != sender:
             return
         if message.ballot < self._voter.promised:
@@ -374,7 +332,7 @@ class Participant:
             follower.acknowledged(message)
         elif isinstance(message, Go):
             if not self.job:  # it was told to start before it was told about the job
-                return self._say(sender, self._follower.join())
+                return self._send(sender, self.follower.join())
             self._out.add(follower.go(message, now))
         else:
             self._out.add(follower.halt(message, now))
@@ -382,65 +340,56 @@ class Participant:
 
     def _led(self, sender: str, message: Led, now: float) -> None:
         if message.leader.key == self._key:
-            self._follower.beat_at = now  # it was not known there when it first sent a beat
+            self.follower.beat_at = now  # it was not known there when it first sent a beat
             return
         if message.leader.key in self._gone:
             return
         if self._is_other_job(message) and not self._give_way(sender, message, now):
             self._tell_who_leads(sender, now)  # that one gives way
             return
-        self._voter.told(message.host)
-        if self._leader is not None and not self._register.may_claim():
+        self._voter.job_exists(message.host)
+        if self._leader is not None and not self.register.may_claim():
             self._leader.deposed = "a job already exists"
+        is_by_leader = sender == message.leader.key and message.stamp is not None
         if message.ballot < self._voter.promised:
-            if sender == message.leader.key and message.stamp is not None:
+            if is_by_leader:
                 self._refuse(sender, message.ballot)
-            return
-        if sender == message.leader.key and message.stamp is not None:
+        elif is_by_leader:
             self._follow(message.ballot, message.leader, now)
-            self._follower.led(message, now)
-        elif self.part in (Part.SEEKING, Part.CAMPAIGNING) or (
-            self._follower.ballot < message.ballot
-        ):
-            at = Endpoint(host=message.leader.address, port=message.leader.port)
-            self._out.add(
-                [SendMessage(to=message.leader.key, at=at, message=self._follower.join())]
-            )
+            self.follower.led(message, now)
+        elif not self._has_leader() or self.follower.ballot < message.ballot:
+            self._ask_to_join(message.leader)
 
     def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
         """A coordinator that is ours has sent a message."""
         self._search.saw(ballot)
-        self._follower.follow(ballot, leader, now)
-        if ballot.candidate == self._key:
-            return
-        if self.part is not Part.FOLLOWING:
+        self.follower.follow(ballot, leader, now)
+        if ballot.candidate != self._key and self.part is not Part.FOLLOWING:
             if self._leader is not None:
                 self._out.add((), f"no longer coordinates: term {ballot.term} has a coordinator")
             self._leader = self._search.campaign = None
             self._move(Part.FOLLOWING)
 
     def _refuse(self, sender: str, ballot: Ballot) -> None:
-        self._say(sender, Refused(ballot=ballot, promised=self._voter.promised, job=self.job))
+        self._send(sender, Refused(ballot=ballot, promised=self._voter.promised, job=self.job))
 
     # Votes.
 
     def _proposed(self, sender: str, message: Propose, now: float) -> None:
         self._search.saw(message.ballot)
-        if message.ballot.candidate != sender:
-            return
-        self._out.add(self._store.asked(message.agreement, self._voter.number))
-        self._answer(message, now)
-        self._store.put_off(message)
+        if message.ballot.candidate == sender:
+            self._out.add(self._store.proposed(message, self._voter.number))
+            self._answer(message, now)
 
     def _answer(self, message: Propose, now: float) -> None:
         answer = self._voter.propose(message, now)
         if isinstance(answer, Accepted):
             self._follow(message.ballot, None, now)
-            answer = self._store.told(answer, message.agreement)
-        self._say(message.ballot.candidate, answer)
+            answer = self._store.with_store(answer, message.agreement)
+        self._send(message.ballot.candidate, answer)
 
     def _promised(self, message: Promise, now: float) -> None:
-        if not self._register.may_claim():
+        if not self.register.may_claim():
             return
         self._out.add(self._search.promised(message, now))
         won = self._search.won(now)
@@ -452,9 +401,9 @@ class Participant:
         self._move(Part.LEADING)
         self._out.add((), f"coordinates the job in term {campaign.ballot.term}")
         newest = campaign.bound() or campaign.decided
-        done = self._follower.done_in(newest.number)
+        done = self.follower.done_in(newest.number)
         self._leader = Leader(
-            self._register, campaign, gone=self._gone, done=done, out=self._out, now=now
+            self.register, campaign, gone=self._gone, done=done, out=self._out, now=now
         )
         self._follow(campaign.ballot, self.setup.me, now)
 
@@ -465,20 +414,15 @@ class Participant:
         if self._leader is not None:
             self._leader.refused(message)
         leader, decided, campaign = message.leader, message.decided, self._search.campaign
-        if (
-            leader
-            and not self._has_leader()
-            and leader.key != self._key
-            and leader.key not in self._gone
-        ):
-            at = Endpoint(host=leader.address, port=leader.port)
-            self._out.add([SendMessage(to=leader.key, at=at, message=self._follower.join())])
+        is_other = leader is not None and leader.key != self._key and leader.key not in self._gone
+        if leader is not None and is_other and not self._has_leader():
+            self._ask_to_join(leader)
         if campaign and decided and decided.number > campaign.decided.number:
             self._search.pause_as_candidate(now)  # it asked agents that no longer decide
-            if not self._register.may_claim():
+            if not self.register.may_claim():
                 self._move(Part.SEEKING)
 
-    # Alone.
+    # Without a coordinator.
 
     def _lose(self, why: str, now: float) -> None:
         """The coordinator is lost."""
@@ -486,41 +430,41 @@ class Participant:
         was_leading = self._leader is not None
         self._leader = None
         self._search.begin(now)
-        is_lost = self._follower.ballot.candidate in self._gone
+        is_lost = self.follower.ballot.candidate in self._gone
         if self.setup.quorum == "host" and is_lost and not was_leading:
-            because = self._register.rules.why_over(why)
+            because = self.register.rules.why_over(why)
             finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
             return self._finish(finish)
         self._out.add((), why)
-        if self._register.may_claim():
+        if self.register.may_claim():
             self._move(Part.CAMPAIGNING)
             return self._search.take_turn(now, was_leading=was_leading)
         self._move(Part.SEEKING)
         self._search.act_at = now
         return None
 
-    def _be_alone(self, now: float) -> None:
+    def _search_on(self, now: float) -> None:
         """Seek, or campaign; report it; give up in the end."""
-        if self._follower.is_leaving and self._follower.round < 0:
-            because = self._follower.is_leaving
-            return self._finish(Finish(outcome=Outcome.STOPPED, because=because))
+        if self.follower.leaving and self.follower.round < 0:
+            finish = Finish(outcome=Outcome.STOPPED, because=self.follower.leaving)
+            return self._finish(finish)
         end = self._search.end(now)
         if end is not None:
             return self._finish(end)
         self._out.add(self._search.notice(now))
-        if self.part is Part.SEEKING and self._register.may_claim():  # it has a vote by now
+        if self.part is Part.SEEKING and self.register.may_claim():  # it has a vote by now
             self._move(Part.CAMPAIGNING)
             self._search.take_turn(now, was_leading=False)
         if not self._search.is_due(now):
             return None
-        stands = self.part is Part.CAMPAIGNING
-        if stands and not self._register.may_claim():
+        is_candidate = self.part is Part.CAMPAIGNING
+        if is_candidate and not self.register.may_claim():
             self._search.campaign = None
             return self._move(Part.SEEKING)
         won = self._search.won(now)
         if won is not None:
             return self._win(won, now)
-        return self._out.add(self._search.act(now, stands=stands))
+        return self._out.add(self._search.act(now, is_candidate=is_candidate))
 
     # Other jobs.
 
@@ -533,23 +477,23 @@ class Participant:
         The one that is older has had more coordinators: a second job begins where the first has
         lost its own, at an endpoint whose agent is new.
         """
-        round_number = self._follower.last_round if self._leader is None else self._leader.round
-        mine = self._follower.ballot.term, round_number, self.job
-        is_told = sender == self._follower.ballot.candidate or (
-            self._follower.round < 0 and not self._has_leader()
+        round_number = self.follower.last_round if self._leader is None else self._leader.round
+        mine = self.follower.ballot.term, round_number, self.job
+        is_told = sender == self.follower.ballot.candidate or (
+            self.follower.round < 0 and not self._has_leader()
         )
         if not is_told and (message.ballot.term, message.round, message.host) <= mine:
             return False
         self._out.add((), f"joins the job that {message.leader.host} coordinates instead")
         if self._leader is not None:
             for key in self._leader.peers:
-                self._say(key, message)
-        self._out.add(self._follower.cut_off("another job with that name is further ahead"))
+                self._send(key, message)
+        self._out.add(self.follower.cut_off("another job with that name is further ahead"))
         self._leader = None
-        self._register.leave_job()
-        self._follower.leave_job()
+        self.register.leave_job()
+        self.follower.leave_job()
         self._search.begin_again(now)
-        self._move(Part.CAMPAIGNING if self._register.may_claim() else Part.SEEKING)
+        self._move(Part.CAMPAIGNING if self.register.may_claim() else Part.SEEKING)
         return True
 
     # Sending.
@@ -558,16 +502,18 @@ class Participant:
         return self.part in (Part.FOLLOWING, Part.LEADING)
 
     def _leading_member(self) -> Member | None:
-        return self.setup.me if self._leader is not None else self._follower.leader
+        return self.setup.me if self._leader is not None else self.follower.leader
 
-    def _say(self, key: str, message: Message) -> None:
-        leader = self._follower.leader
-        is_known = leader is not None and leader.key == key
-        at = Endpoint(host=leader.address, port=leader.port) if leader and is_known else None
-        self._out.add([SendMessage(to=key, at=at, message=message)])
+    def _send(self, key: str, message: Message) -> None:
+        leader = self.follower.leader
+        at = leader.endpoint if leader is not None and leader.key == key else None
+        self._out.send(key, at, message)
+
+    def _ask_to_join(self, leader: Member) -> None:
+        self._out.send(leader.key, leader.endpoint, self.follower.join())
 
     def _finish(self, finish: Finish) -> None:
-        if finish.outcome is Outcome.SUCCEEDED and not self._follower.has_run:
+        if finish.outcome is Outcome.SUCCEEDED and not self.follower.has_run:
             finish = finish.__replace__(outcome=Outcome.MISSED)
         self._move(Part.DONE)
         self._out.add([finish], finish.because)

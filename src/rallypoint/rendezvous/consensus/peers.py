@@ -11,10 +11,10 @@ silent too. When it counts as lost, its own lease has ended its workers (followe
 from __future__ import annotations
 
 from rallypoint.rendezvous.consensus.ballot import Agreements
-from rallypoint.rendezvous.consensus.messages import Message, Outbox, SendMessage, Setup
+from rallypoint.rendezvous.consensus.messages import Message, Outbox, Setup
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, Rules
 from rallypoint.rendezvous.job.reports import NodeReport
-from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")
 
@@ -33,23 +33,10 @@ class Peer:
         is_over: whether it was told that the job is over for it.
     """
 
-    __slots__ = (
-        "at",
-        "has_beaten",
-        "heard_at",
-        "is_over",
-        "is_silent",
-        "leased_at",
-        "member",
-        "report",
-        "sent_at",
-        "since",
-    )
-
     def __init__(self, member: Member, now: float) -> None:
         self.member = member
-        self.at = Endpoint(host=member.address, port=member.port)
-        self.heard_at = float("-inf")
+        self.at = member.endpoint
+        self.heard_at = _NEVER
         self.since = now
         self.sent_at: float | None = None
         self.leased_at: float | None = None
@@ -57,14 +44,6 @@ class Peer:
         self.has_beaten = False
         self.is_silent = False
         self.is_over = False
-
-    def confirms(self, stamp: float | None, now: float, fence_s: float) -> None:
-        """It has heard our message of that time."""
-        if stamp is None or stamp > now:
-            return
-        self.heard_at = max(self.heard_at, stamp)
-        if now - self.heard_at < fence_s:
-            self.is_silent = False
 
 
 class Peers:
@@ -88,80 +67,78 @@ class Peers:
     ) -> None:
         """Begin; `was_lost` as in Promise."""
         self.by_key: dict[str, Peer] = {}
-        self.safe_at = now + rules.taken_over_after_s(was_lost=was_lost)
         self._setup, self._rules, self._agreements, self._out = setup, rules, agreements, out
         self._was_lost = was_lost
         self._began = now
-        # Like a peer's `heard_at`, for voters that are not peers.
-        self._words: dict[str, float] = {}
-        self._quorum_heard: float | None = None  # cached
+        # Like Peer.heard_at, of voters that are not peers.
+        self._others_heard_at: dict[str, float] = {}
+        self._quorum_heard_at: float | None = None  # cached
+        self.take_over(now)
 
-    def tell(self, key: str, message: Message) -> None:
+    def send(self, key: str, message: Message) -> None:
         """Send that to one of them, or to the sender of the last message."""
         peer = self.by_key.get(key)
-        at = None if peer is None else peer.at
-        self._out.add([SendMessage(to=key, at=at, message=message)])
+        self._out.send(key, None if peer is None else peer.at, message)
 
-    def tell_all(self, message: Message) -> None:
+    def send_all(self, message: Message) -> None:
         """Send that to each of them."""
         for key in self.by_key:
-            self.tell(key, message)
+            self.send(key, message)
 
     def take_over(self, now: float) -> None:
-        """The predecessor's proposal is decided only now."""
+        """The predecessor's last agreement is decided by now."""
         self.safe_at = now + self._rules.taken_over_after_s(was_lost=self._was_lost)
 
     def confirms(self, key: str, stamp: float | None, now: float) -> None:
         """An agent has heard our message of that time."""
         peer = self.by_key.get(key)
-        if peer is not None:
-            peer.confirms(stamp, now, self._setup.fence_s)
-        elif stamp is not None:
-            self._words[key] = max(self._words.get(key, _NEVER), stamp)
+        if stamp is not None and peer is None:
+            self._others_heard_at[key] = max(self._others_heard_at.get(key, _NEVER), stamp)
+        elif stamp is not None and peer is not None and stamp <= now:
+            peer.heard_at = max(peer.heard_at, stamp)
+            peer.is_silent = peer.is_silent and now - peer.heard_at >= self._setup.fence_s
         if peer is None or key in self._agreements.voters:
-            self._quorum_heard = None
+            self._quorum_heard_at = None
 
-    def look_again(self) -> None:
+    def changed(self) -> None:
         """The agents have changed, or time has passed."""
-        self._quorum_heard = None
+        self._quorum_heard_at = None
 
     def has_quorum(self, now: float) -> bool:
         """Whether enough voters were heard recently for this agent to coordinate."""
-        return not self._rules.must_step_down(now, max(self._word(now), self._began))
+        return not self._rules.must_step_down(now, max(self._heard_by_quorum(now), self._began))
 
     def lease_s(self, peer: Peer, now: float) -> float:
         """For how long after its latest heartbeat a peer may run workers."""
         if peer.is_silent:
             return 0.0
-        lease_s = max(0.0, self._rules.lease_s(now, self._word(now)))
+        lease_s = max(0.0, self._rules.lease_s(now, self._heard_by_quorum(now)))
         if lease_s > 0:
             peer.leased_at = now
         return lease_s
 
     def is_silent(self, peer: Peer, now: float) -> bool:
         """Whether it has not been heard for the fence time."""
-        heard_at = max(peer.heard_at, peer.since)
-        if peer.leased_at is None and not peer.has_beaten:
-            heard_at = self._began
+        heard_at = max(peer.heard_at, peer.since) if peer.has_beaten else self._began
         return now - heard_at >= self._setup.fence_s
 
     def dead_at(self, peer: Peer) -> float:
         """When its workers are certainly dead, if it stays silent."""
-        if peer.leased_at is None and not peer.has_beaten:
+        if not peer.has_beaten:
             return self.safe_at
         return (peer.leased_at or peer.since) + self._rules.dead_after_s()
 
-    def _word(self, now: float) -> float:
+    def _heard_by_quorum(self, now: float) -> float:
         """The latest time of ours that a quorum has confirmed to have heard."""
-        if self._quorum_heard is None:
-            self._quorum_heard = self._find_word(now)
-        return self._quorum_heard
+        if self._quorum_heard_at is None:
+            self._quorum_heard_at = self._find_heard_by_quorum(now)
+        return self._quorum_heard_at
 
-    def _find_word(self, now: float) -> float:
+    def _find_heard_by_quorum(self, now: float) -> float:
         held, pending = self._agreements.newest, self._agreements.pending
         if held.number == BEFORE_ALL:
             return self._began
-        heard = dict(self._words)
+        heard = dict(self._others_heard_at)
         counted = self._agreements.counted(self.by_key)
         heard.update((key, self.by_key[key].heard_at) for key in counted if key in self.by_key)
         heard[self._setup.me.key] = now

@@ -19,10 +19,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from rallypoint.rendezvous.consensus.ballot import Agreements, Campaign
-from rallypoint.rendezvous.consensus.messages import Action, Ballot, Setup
-from rallypoint.rendezvous.consensus.rules import FixedRules, Rules
+from rallypoint.rendezvous.consensus.messages import Ballot, Setup
+from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.consensus.voter import Voter
-from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Member
 
 
@@ -31,10 +30,11 @@ class Register(ABC):
 
     Attributes:
         voter: what this agent knows of it, and has promised.
-        has_rivals: whether simultaneous claimants hinder each other, and should avoid it.
+        keeper_key: of the voter that is not an agent, and that all believe; empty: there is none,
+            so simultaneous claimants hinder each other.
     """
 
-    has_rivals = False
+    keeper_key = ""
 
     def __init__(self, setup: Setup, rules: Rules) -> None:
         self.setup, self.rules = setup, rules
@@ -52,27 +52,12 @@ class Register(ABC):
         """Whether this agent can get it, as far as it knows."""
 
     @abstractmethod
-    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
-        """The agents that may claim it next, in turn; `told` by the last coordinator."""
+    def heirs(self, announced: Sequence[Member]) -> Sequence[Member]:
+        """The agents that may claim it next, in turn; `announced`: the last coordinator's."""
 
     @abstractmethod
     def claim(self, ballot: Ballot, now: float) -> Campaign:
         """Claim it."""
-
-    def looks_at(self, heard_at: float) -> float | None:
-        """When to check who has it, if nothing was heard since then; None: no need."""
-        del heard_at
-        return None
-
-    def look(self, join: Join, now: float) -> list[Action]:
-        """Check who has it."""
-        del join, now
-        return []
-
-    def is_kept_by(self, key: str) -> bool:
-        """Whether all believe that keeper, which is not an agent."""
-        del key
-        return False
 
     # To write.
 
@@ -88,8 +73,6 @@ class PeerRegister(Register):
     promised (`Campaign.is_trial`). At the beginning the endpoints vote.
     """
 
-    has_rivals = True
-
     def __init__(self, setup: Setup, rules: type[Rules] = Rules) -> None:
         super().__init__(setup, rules(setup))
 
@@ -97,7 +80,7 @@ class PeerRegister(Register):
         """A voter may."""
         return self.voter.has_vote()
 
-    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
+    def heirs(self, announced: Sequence[Member]) -> Sequence[Member]:
         assert self.voter.decided is not None
         return self.rules.heirs(self.voter.decided)
 
@@ -109,12 +92,3 @@ class PeerRegister(Register):
         return Agreements(
             self.setup, self.rules, campaign.ballot, campaign.decided, campaign.slots()
         )
-
-
-class FixedRegister(PeerRegister):
-    """The register of a job whose nodes are known from the start: node 0 is the only voter, so it
-    is granted as soon as it is claimed there.
-    """
-
-    def __init__(self, setup: Setup, rules: type[Rules] = FixedRules) -> None:
-        super().__init__(setup, rules)

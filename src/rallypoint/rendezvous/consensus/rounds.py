@@ -16,7 +16,7 @@ from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Beat, Go
 from rallypoint.rendezvous.consensus.peers import Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
-from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
+from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, JobStage, OpenRound
 from rallypoint.rendezvous.job.decision import NOTHING, assert_never
 from rallypoint.rendezvous.job.reports import (
     Finish,
@@ -54,7 +54,7 @@ class Orders:
     def begin(
         self, agreed: Agreement, store: Endpoint, voters: tuple[Member, ...], now: float
     ) -> tuple[str, ...]:
-        """That round is agreed; returns the keys of members to tell."""
+        """That round is agreed; returns the keys of its members."""
         opened = Round(number=agreed.round, members=agreed.members, store=store)
         keep = {member.key for member in agreed.members if member.taking_part > 0}
         self.round, self._sent_at = agreed.round, now
@@ -78,14 +78,15 @@ class Orders:
         self._unsent.clear()
         return tuple(self._orders)
 
-    def put_off(self, key: str) -> None:
-        """No heartbeat received yet."""
-        self._unsent.add(key)
-
-    def go(self, key: str, sent_at: float, lease_s: float) -> Go:
-        """The order to that member, valid for this long after the heartbeat sent then."""
+    def send(self, key: str, peers: Peers, now: float) -> None:
+        """Order that member to start, if it has sent a heartbeat."""
+        peer = peers.by_key.get(key)
+        if peer is None or peer.sent_at is None:
+            self._unsent.add(key)
+            return
         self._unsent.discard(key)
-        return self._orders[key].__replace__(sent_at=sent_at, lease_s=lease_s)
+        lease_s = peers.lease_s(peer, now)
+        peers.send(key, self._orders[key].__replace__(sent_at=peer.sent_at, lease_s=lease_s))
 
     def must_repeat(self, key: str, now: float, beat_s: float) -> bool:
         """Whether to repeat the order to a member whose heartbeat does not show it."""
@@ -101,10 +102,6 @@ class Orders:
         if self._halt is None or self._halt.stop != stop:
             self._halt = Halt(ballot=self._ballot, stop=stop)
         return self._halt
-
-    def may_run(self, round_number: int) -> bool:
-        """Whether any member was ever told to start it."""
-        return round_number in (self.round, self.old_round)
 
 
 LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
@@ -137,7 +134,7 @@ class Rounds:
 
     def shrunk(self) -> Agreement | None:
         """A list without those who are gone, so that they are not needed for a quorum any more."""
-        if self.job is None or self.job.is_busy:
+        if self.job is None or self.job.stage is not JobStage.GATHERING:
             return None
         newest = self._agreements.newest
         left = [each for each in newest.members if each.key not in self._gone]
@@ -146,14 +143,14 @@ class Rounds:
         if not left and self._setup.me.key not in self._gone:
             # An agent that took over without being a member is one from the next round on.
             return None
-        shrunk = self._follow_up(members=tuple(left), because="some nodes have left")
         if left and not (self._setup.quorum == "host" and newest.host in self._gone):
-            return shrunk
-        because = "the last node left"
-        ended = Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True)
-        if left:
-            ended = ended.__replace__(because="the node that began the job left")
-        return shrunk.__replace__(members=newest.members, finish=ended)
+            return self._follow_up(members=tuple(left), because="some nodes have left")
+        because = "the node that began the job left" if left else "the last node left"
+        return self._ended(Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True))
+
+    def _ended(self, finish: Finish) -> Agreement:
+        ended = self._follow_up(members=self._agreements.newest.members, because=finish.because)
+        return ended.__replace__(finish=finish)
 
     def _follow_up(self, *, members: tuple[Member, ...], because: str) -> Agreement:
         assert self.job is not None
@@ -195,14 +192,14 @@ class Rounds:
         self.perform(self.job.tick(now), now)
 
     def perform(self, decision: JobDecision, now: float) -> None:
-        """Perform what the job has decided."""
+        """Do what the job has decided, and what follows from it."""
         assert self.job is not None
         while decision != NOTHING:
-            decision = self._do(decision, now)
+            decision = self._perform_once(decision, now)
         is_done = self._setup.me.key in self.job.current.succeeded
         self.done = self.job.current.left_succeeded + (self._setup.me.key,) * is_done
 
-    def _do(self, decision: JobDecision, now: float) -> JobDecision:
+    def _perform_once(self, decision: JobDecision, now: float) -> JobDecision:
         """Returns what follows from it at once."""
         self._out.add((), decision.reason)
         left: JobDecision = NOTHING
@@ -219,14 +216,11 @@ class Rounds:
                 case Stop():
                     left += self._halt(action, now)
                 case Finish():
-                    ended = self._follow_up(
-                        members=self._agreements.newest.members, because=action.because
-                    )
-                    self.wanted = ended.__replace__(finish=action)
+                    self.wanted = self._ended(action)
                 case Notice():
-                    self._peers.tell_all(action)
+                    self._peers.send_all(action)
                 case Refuse():
-                    self._peers.tell(action.key, action)
+                    self._peers.send(action.key, action)
                     self._peers.by_key.pop(action.key, None)
                 case _:
                     assert_never(action)
@@ -235,22 +229,14 @@ class Rounds:
     def start(self, new: Agreement, store: Endpoint, now: float) -> None:
         """That round is agreed, and its store open: order its members to start."""
         for key in self._orders.begin(new, store, self._rules.heirs(new), now):
-            self._send_go(key, now)
-
-    def _send_go(self, key: str, now: float) -> None:
-        peer = self._peers.by_key.get(key)
-        if peer is None or peer.sent_at is None:
-            return self._orders.put_off(key)
-        return self._peers.tell(
-            key, self._orders.go(key, peer.sent_at, self._peers.lease_s(peer, now))
-        )
+            self._orders.send(key, self._peers, now)
 
     def _halt(self, stop: Stop, now: float) -> JobDecision:
         """Pass it on; returns what follows at once if no member was told to start."""
         assert self.job is not None
-        if not self._orders.may_run(stop.round):
+        if stop.round not in (self._orders.round, self._orders.old_round):
             return self.job.revoked(now)
-        self._peers.tell_all(self._orders.halt_all(stop, now))
+        self._peers.send_all(self._orders.halt_all(stop, now))
         return NOTHING
 
     def take_report(self, peer: Peer, beat: Beat, now: float) -> None:
@@ -258,12 +244,12 @@ class Rounds:
         job, key = self.job, beat.key
         assert job is not None
         # An agent that only waits for its node rank has no place yet that it could lose.
-        has_place = key in job.here or key in self._gone
+        has_place = key in job.gathering.here or key in self._gone
         self.perform(job.reported(key, beat.report, now), now)
-        if key not in job.here and (has_place or beat.report.leaves):
+        if key not in job.gathering.here and (has_place or beat.report.leaves):
             self._gone.add(key)
             if all(member.key != key for member in self._agreements.newest.members):
-                self._peers.tell(key, Over(finish=LEFT))
+                self._peers.send(key, Over(finish=LEFT))
                 peer.is_over = True
 
     def correct(self, beat: Beat, now: float) -> None:
@@ -272,19 +258,19 @@ class Rounds:
         assert job is not None
         running = beat.report.running
         if running not in (-1, job.round):
-            self._peers.tell(key, orders.halt(Stop(round=running, because="that round has ended")))
+            self._peers.send(key, orders.halt(Stop(round=running, because="that round has ended")))
         if beat.number < self._agreements.newest.number and key in self._agreements.voters:
-            self._peers.tell(key, self._agreements.remind(now))
+            self._peers.send(key, self._agreements.remind(now))
         runs = running == job.round
         is_due = orders.must_repeat(key, now, self._setup.timeouts.beat_s)
         if runs or not job.expects(key):
             if runs and job.stopping is not None and is_due:
-                self._peers.tell(key, orders.halt(job.stopping))
+                self._peers.send(key, orders.halt(job.stopping))
         elif job.round == orders.old_round:
             # It does not run the round that our predecessor began, and has no end of it to report.
             self.perform(job.never_ran(key, now, was_cut_off=True), now)
         elif job.round == orders.round and is_due:
             if job.stopping is not None:
-                self._peers.tell(key, orders.halt(job.stopping))
+                self._peers.send(key, orders.halt(job.stopping))
             else:
-                self._send_go(key, now)
+                orders.send(key, self._peers, now)

@@ -90,26 +90,21 @@ class Rules:
             heard: the latest time that each has confirmed; the coordinator's own is now.
         """
         words = [(heard[each.key], each.key) for each in self.voters(held) if each.key in heard]
-        words.sort(reverse=True)
-        keys = [key for _, key in words]
-        if not self.is_quorum(held, keys):
-            return float("-inf")
-        fewest, enough = 0, len(keys)  # the smallest number of newest words that is a quorum
-        while fewest + 1 < enough:
-            middle = (fewest + enough) // 2
-            if self.is_quorum(held, keys[:middle]):
-                enough = middle
-            else:
-                fewest = middle
-        return words[enough - 1][0]
+        latest_first = sorted(words, reverse=True)
+        keys: list[str] = []
+        for heard_at, key in latest_first:
+            keys.append(key)
+            if self.is_quorum(held, keys):
+                return heard_at
+        return float("-inf")
 
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
         """For how long after it sent the beat that is answered `now` a member may run workers."""
         return min(self.setup.fence_s, quorum_heard_at + self.setup.fence_s - now)
 
     def needs_lease(self, *, is_alone: bool) -> bool:
-        """Whether others may start workers without this node: not without its vote, if it is the
-        round's only one.
+        """Whether workers may run here only within a lease, as others may start theirs without
+        this node. They cannot if it is alone in the round: then they need its vote.
         """
         return not is_alone
 
@@ -130,8 +125,8 @@ class Rules:
         return self.setup.dead_s
 
     def taken_over_after_s(self, *, was_lost: bool) -> float:
-        """How long after another coordinator's end the workers of all agents that we do not hear
-        are dead.
+        """How long after the previous coordinator's end the workers of agents that have not been
+        heard since are certainly dead.
 
         If a voter promised early, because that coordinator's connection closed, the time in which
         it could still answer others must pass as well.
@@ -167,11 +162,9 @@ class FixedRules(Rules):
         return False
 
     def must_fence(self, now: float, lease_until: float) -> bool:
-        """Never."""
         return False
 
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
-        """None is needed."""
         return 0.0
 
     def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:

@@ -25,7 +25,7 @@ from rallypoint.rendezvous.job.round import Endpoint
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a beat
 _SEEK_S = 0.5
-_NOBODY_S = 0.02  # doubled up to that: when nodes start together, some find nobody yet
+_FIRST_PAUSE_S = 0.02  # doubled up to that: when nodes start together, some find nobody yet
 _HOPELESS = 3  # tries
 _ASK = 3  # voters at a time: thousands may search at once, and each voter would be asked by all
 
@@ -49,7 +49,7 @@ class Search:
         self._random, self._gone = random, gone
         self._term = 0  # the highest one seen
         self._tries = 0
-        self._nobody_s = _NOBODY_S
+        self._pause_s = _FIRST_PAUSE_S
         self._since = 0.0
         self._notice_at = 0.0
 
@@ -57,7 +57,7 @@ class Search:
         """There is no coordinator from now on."""
         self.campaign = None
         self._since, self._notice_at = now, next_notice(now, now)
-        self._tries, self._nobody_s = 0, _NOBODY_S
+        self._tries, self._pause_s = 0, _FIRST_PAUSE_S
 
     def begin_again(self, now: float) -> None:
         """For another job."""
@@ -122,20 +122,19 @@ class Search:
         me, gone = self._setup.me.key, self._gone
         others = [each for each in self._follower.voters if each.key != me and each.key not in gone]
         for voter in self._random.sample(others, min(len(others), _ASK)):
-            at = Endpoint(host=voter.address, port=voter.port)
-            asked.append(SendMessage(to=voter.key, at=at, message=join))
+            asked.append(SendMessage(to=voter.key, at=voter.endpoint, message=join))
         return asked
 
-    def unreachable(self, at: Endpoint, why: str, now: float, *, stands: bool) -> None:
+    def unreachable(self, at: Endpoint, why: str, now: float, *, is_seeking: bool) -> None:
         """No agent is there, at least not yet."""
         self.why = f"{at}: {why}"
-        if not stands and self.act_at is not None:
-            self.act_at = min(self.act_at, now + self._nobody_s)
-            self._nobody_s = min(2 * self._nobody_s, _SEEK_S)
+        if is_seeking and self.act_at is not None:
+            self.act_at = min(self.act_at, now + self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _SEEK_S)
 
-    def act(self, now: float, *, stands: bool) -> list[Action]:
+    def act(self, now: float, *, is_candidate: bool) -> list[Action]:
         """Ask or, as a candidate, campaign."""
-        if not stands:
+        if not is_candidate:
             self.act_at = now + _SEEK_S
             return self.ask()
         self._tries += 1
@@ -175,5 +174,5 @@ class Search:
         """The pause before it campaigns among others than those that it asked."""
         self.campaign = None
         self.act_at = now
-        if self._register.has_rivals:
+        if not self._register.keeper_key:
             self.act_at += self._random.uniform(0, _RETRY_S)

@@ -33,36 +33,32 @@ class OwnStore:
         self._key = key
         self._round = -1
         self._endpoint: Endpoint | None = None
-        self._waits: Propose | None = None  # waits for the store to be opened
+        self._proposal: Propose | None = None  # to be answered again once it is open
 
-    def asked(self, new: Agreement, known: int) -> list[OpenStore]:
-        """A list is proposed, following the agreement of that number: what to open for it."""
-        if not self._is_for_me(new) or new.number <= known or new.round == self._round:
+    def proposed(self, proposal: Propose, known: int) -> list[OpenStore]:
+        """What to open for the proposed list; `known`: the latest decided agreement's number."""
+        new = proposal.agreement
+        if not new.runs or new.members[0].key != self._key:
             return []
-        self._round, self._endpoint = new.round, None
-        return [OpenStore(round=new.round, members=new.members)]
+        is_new = new.number > known and new.round != self._round
+        if is_new:
+            self._round, self._endpoint = new.round, None
+        if new.round == self._round and self._endpoint is None:
+            self._proposal = proposal
+        return [OpenStore(round=new.round, members=new.members)] if is_new else []
 
-    def told(self, answer: Accepted, new: Agreement) -> Accepted:
+    def with_store(self, answer: Accepted, new: Agreement) -> Accepted:
         """The acceptance of that list, with the store's address once it has one."""
-        is_its = new.runs and new.round == self._round
-        return answer.__replace__(store=self._endpoint) if is_its else answer
-
-    def put_off(self, propose: Propose) -> None:
-        """It was answered without the store: answer again when that is open."""
-        new = propose.agreement
-        if self._is_for_me(new) and new.round == self._round and self._endpoint is None:
-            self._waits = propose
+        has_it = new.runs and new.round == self._round
+        return answer.__replace__(store=self._endpoint) if has_it else answer
 
     def opened(self, round_number: int, endpoint: Endpoint) -> Propose | None:
         """It is open; returns the proposal to answer again, if there is one."""
         if round_number != self._round:
             return None
         self._endpoint = endpoint
-        waits, self._waits = self._waits, None
-        return waits
-
-    def _is_for_me(self, new: Agreement) -> bool:
-        return new.runs and new.members[0].key == self._key
+        proposal, self._proposal = self._proposal, None
+        return proposal
 
 
 def slot_key(slot: int) -> str:
@@ -90,8 +86,8 @@ class Voter:
         decided: the latest agreement that it knows to be decided; None: no job is known here.
         accepted: the latest that it accepted, in the ballot `accepted_in`.
         leader_key: the coordinator that it last heard.
-        left: jobs of this name that the agent has left, and in which it has no vote.
         was_lost: whether that one's connection closed, so that our timeouts do not apply to it.
+        left: jobs of this name that the agent has left, and in which it has no vote.
     """
 
     def __init__(self, setup: Setup, rules: Rules, left: frozenset[str] = frozenset()) -> None:
@@ -106,7 +102,7 @@ class Voter:
         self._slot = setup.slot
         self._rules = rules
         self._heard_at = float("-inf")
-        self._told = ""
+        self._known_job = ""
         if setup.slot is not None:
             self.decided = before_all(setup.endpoints)
 
@@ -118,7 +114,7 @@ class Voter:
     @property
     def job(self) -> str:
         """The key of the agent that began the job that it knows of; empty: none."""
-        return self._told if self.decided is None else self.decided.host or self._told
+        return self._known_job if self.decided is None else self.decided.host or self._known_job
 
     def has_vote(self) -> bool:
         """Whether this agent votes on the next agreement that it knows of, or may ask to."""
@@ -131,9 +127,9 @@ class Voter:
         self.was_lost = False
         self._heard_at = now
 
-    def told(self, job: str) -> None:
+    def job_exists(self, job: str) -> None:
         """That job exists: at an endpoint, no other one may begin."""
-        self._told = job
+        self._known_job = job
 
     def lost(self, key: str) -> None:
         """An agent has ended; if it coordinated, promises to it are void."""
@@ -141,28 +137,23 @@ class Voter:
 
     def prepare(self, message: Prepare, now: float) -> Promise | Refused:
         """Promise, or refuse with a reason."""
-        theirs, mine = message.decided, self.number
-        if (
-            self._is_other_job(theirs)
-            or mine > theirs.number
-            or self._is_bound(message.ballot, now)
-        ):
-            return self._refused(message.ballot)
+        theirs, ballot = message.decided, message.ballot
+        if self._is_other_job(theirs) or self.number > theirs.number or self._is_bound(ballot, now):
+            return self._refused(ballot)
         vote = self._vote_on(theirs)
-        if not vote or not self._rules.may_promise(message.ballot, self.promised):
-            return self._refused(message.ballot)
+        if not vote or not self._rules.may_promise(ballot, self.promised):
+            return self._refused(ballot)
         if not message.is_trial:
             self.learn(theirs)
-            self.promised = message.ballot
-        is_early = not self._rules.may_leave(heard_for_s=now - self._heard_at)
+            self.promised = ballot
         return Promise(
-            ballot=message.ballot,
+            ballot=ballot,
             voter=vote,
             member=self._me,
             stamp=message.stamp,
             accepted=self.accepted,
             accepted_in=self.accepted_in,
-            was_lost=is_early,
+            was_lost=not self._may_leave(now),
             is_trial=message.is_trial,
         )
 
@@ -210,12 +201,15 @@ class Voter:
         """Whether we follow another coordinator, which may count on us."""
         if self.was_lost or ballot.candidate == self.leader_key:
             return False
-        return not self._rules.may_leave(heard_for_s=now - self._heard_at)
+        return not self._may_leave(now)
+
+    def _may_leave(self, now: float) -> bool:
+        return self._rules.may_leave(heard_for_s=now - self._heard_at)
 
     def _vote_on(self, agreement: Agreement) -> str:
         if agreement.number == BEFORE_ALL:
             begun = "" if self.accepted is None else self.accepted.host
-            if self._slot is None or self._told not in ("", begun):
+            if self._slot is None or self._known_job not in ("", begun):
                 return ""
             return slot_key(self._slot)
         keys = [voter.key for voter in self._rules.voters(agreement)]

@@ -58,7 +58,7 @@ class OpenRound(Record, kw_only=True):
 
 
 class JobStage(Enum):
-    """Where the job stands."""
+    """Where the job stands. Workers may run in RUNNING and STOPPING; DONE: its end is decided."""
 
     GATHERING = "gathering"
     RUNNING = "running"
@@ -82,6 +82,10 @@ class Coordinator:
     """The job. Each method takes one event and returns one `Decision`.
 
     Members join and leave by their keys, free of charge; only failures are charged.
+
+    Attributes:
+        current: the newest round, also once it is over.
+        gathering: the members that are present, in that round or not.
     """
 
     def __init__(self, limits: Limits, max_restarts: int) -> None:
@@ -91,12 +95,12 @@ class Coordinator:
         self._known_round = -1  # the newest one that somebody here has seen, also of another job
         self.restarts = 0
         self.wake_at: float | None = None
-        self.current = RoundState()  # of the round, also once it is over
+        self.current = RoundState()
         self._stop_order: Stop | None = None
         self._reports: dict[str, NodeReport] = {}  # each member's newest, by key
         self._ranks: tuple[Member, ...] = ()  # of the newest round that began
         self._ranks_before: tuple[Member, ...] = ()
-        self._gathering = Gathering(limits)
+        self.gathering = Gathering(limits)
         self._flapping = Flapping()
         self._short_lives = ShortLives()
         self._stop_asked = ""
@@ -127,17 +131,17 @@ class Coordinator:
         self.opened(now)
         if runs:
             for member in members:
-                self._gathering.join(member, now)
+                self.gathering.join(member, now)
             self._move(JobStage.RUNNING)
             self.wake_at = None
         elif round_number >= 0:
-            self._gathering.expect({member.key for member in members})
+            self.gathering.expect({member.key for member in members})
             self._because = "the coordinator changed"
         return self
 
     def opened(self, now: float) -> JobDecision:
         """Nodes may join from now on."""
-        self._gathering.open(now)
+        self.gathering.open(now)
         self._opened_at, self._notice_at = now, next_notice(now, now)
         self._set_alarm()
         return NOTHING
@@ -148,13 +152,13 @@ class Coordinator:
             return Decision(
                 (Refuse(member.key, "the job is over"),), f"{member.host} joined after the end"
             )
-        if member.key in self._gathering.here:
+        if member.key in self.gathering.here:
             return NOTHING
-        refusal = self._gathering.join(member, now)
+        refusal = self.gathering.join(member, now)
         if refusal:
             return Decision((Refuse(member.key, refusal),), f"{member.host} was refused: {refusal}")
         self._known_round = max(self._known_round, report.round)
-        self._see_who_goes_on(member.key, report)
+        self._note_survivors(member.key, report)
         came = f"{member.host} joined"
         match self.stage:
             case JobStage.GATHERING:
@@ -165,7 +169,7 @@ class Coordinator:
                 pause_s = self._flapping.pause_s(now)
                 in_s = self._began_at + pause_s - now
                 is_due = not pause_s or in_s <= 0
-                return self._stop(came, Ending.ADMIT) if is_due else self._put_off(came, in_s, now)
+                return self._stop(came, Ending.ADMIT) if is_due else self._delay(came, in_s, now)
         return Decision((), f"{came}, and waits for the next round")
 
     def reported(self, key: str, report: NodeReport, now: float) -> JobDecision:
@@ -181,7 +185,7 @@ class Coordinator:
             decided += self._stop_was_asked(report.stop_asked)
         if report.leaves and key not in self.current.leaving:
             decided += self._leaves(key, report.leaves, now)
-        self._see_who_goes_on(key, report)
+        self._note_survivors(key, report)
         if not self._runs(key, report):
             return decided
         if report.is_finishing:
@@ -189,7 +193,7 @@ class Coordinator:
         if report.is_over:
             return decided + self._ended(key, report, now)
         has_grown = self.current.grown(key, report.ready)
-        return decided + (self._let_join(now) if has_grown else NOTHING)
+        return decided + (self._admit_workers(now) if has_grown else NOTHING)
 
     def never_ran(self, key: str, now: float, *, was_cut_off: bool = False) -> JobDecision:
         """The round never began there, or nobody knows any more how it ended."""
@@ -204,9 +208,9 @@ class Coordinator:
         why = current.ended(key, report)
         stopped = NOTHING if report.succeeded else self._stop(why)
         judged = self._judge_if_all_ended(now) if is_new else NOTHING
-        return stopped + judged + self._let_join(now)  # its first report may be lost
+        return stopped + judged + self._admit_workers(now)  # its first report may be lost
 
-    def _see_who_goes_on(self, key: str, report: NodeReport) -> None:
+    def _note_survivors(self, key: str, report: NodeReport) -> None:
         """Until the next round begins, also if another coordinator has ended the one before."""
         if self.stage is JobStage.GATHERING and report.is_over and key in self.current:
             has_it = report.round == self.round
@@ -220,7 +224,7 @@ class Coordinator:
         return self._stop(text)
 
     def _leaves(self, key: str, text: str, now: float) -> JobDecision:
-        if not self._expects(key) or self.current.has_ended(key):
+        if not self._is_in_round(key) or self.current.has_ended(key):
             return self.node_lost(key, text, now)
         # A last checkpoint, say, must be written before others go on from it.
         self.current.leaving[key] = text
@@ -228,7 +232,7 @@ class Coordinator:
 
     def node_silent(self, key: str, why: str) -> JobDecision:
         """A member is not heard: end the round, while it may still return or be lost."""
-        if not self._expects(key) or self.current.has_ended(key):
+        if not self._is_in_round(key) or self.current.has_ended(key):
             return NOTHING
         name = self.current.name_of(key)
         self.current.interrupted = f"{name} was silent"
@@ -236,7 +240,7 @@ class Coordinator:
 
     def node_lost(self, key: str, why: str, now: float) -> JobDecision:
         """A member's agent is gone, and its workers with it."""
-        member, current = self._gathering.leave(key), self.current
+        member, current = self.gathering.leave(key), self.current
         self._reports.pop(key, None)
         current.leaving.pop(key, None)
         current.present.discard(key)
@@ -257,16 +261,16 @@ class Coordinator:
 
     def tick(self, now: float) -> JobDecision:
         """Time has passed."""
-        if self.stage is JobStage.RUNNING and self.wake_at is not None and now >= self.wake_at:
+        if self.wake_at is None or now < self.wake_at:
+            return NOTHING
+        if self.stage is JobStage.RUNNING:
             self.wake_at = None
             return self._admit()
-        if self.stage is not JobStage.GATHERING or self.wake_at is None or now < self.wake_at:
-            return NOTHING
-        if self._gathering.is_complete(now):
+        if self.gathering.is_complete(now):
             return self._open_if_complete(now, otherwise=NOTHING)
-        text = self._gathering.text()
-        if self._gathering.is_over(now):
-            waited_s = self._gathering.limits.join_timeout_s
+        text = self.gathering.text()
+        if self.gathering.is_over(now):
+            waited_s = self.gathering.limits.join_timeout_s
             told = f"{text}, after {waited_s:g} s; start it there, or find out why it exited"
             return self._finish(Outcome.GIVEN_UP, told)
         notice: JobDecision = NOTHING
@@ -275,15 +279,6 @@ class Coordinator:
             notice = Decision((Notice(text),), "")
         self._set_alarm()
         return notice
-
-    @property
-    def here(self) -> dict[str, Member]:
-        """The members that are present now, by key, in the round or not."""
-        return self._gathering.here
-
-    def holder_of(self, rank: int | None) -> str:
-        """The key of the node that joined with that rank; empty: none did."""
-        return "" if rank is None else self._gathering.holder_of(rank)
 
     def revoked(self, now: float) -> JobDecision:
         """The latest round began nowhere: no rank comes from it, and no report of its end."""
@@ -295,16 +290,6 @@ class Coordinator:
         return decided
 
     @property
-    def is_busy(self) -> bool:
-        """Whether members have, or may have, running workers, or the job is over."""
-        return self.stage is not JobStage.GATHERING
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has been decided how the job ends."""
-        return self.stage is JobStage.DONE
-
-    @property
     def stopping(self) -> Stop | None:
         """The order that ends the newest round, until it is over."""
         return self._stop_order if self.stage is JobStage.STOPPING else None
@@ -314,43 +299,37 @@ class Coordinator:
         return self.stage is JobStage.RUNNING and self.round == round_number
 
     @property
-    def text(self) -> str:
-        """Which nodes are present, and which are missing."""
-        return self._gathering.text()
-
-    @property
     def waiting(self) -> int:
         """The number of nodes that wait for the next round while one runs."""
         if self.stage is JobStage.GATHERING:
             return 0
-        return len(self.here) - len(self.current.present)
+        return len(self.gathering.here) - len(self.current.present)
 
     def expects(self, key: str) -> bool:
         """Whether the end of that member's workers is still to be reported."""
-        return self._expects(key) and key in self.current.awaited
+        return self._is_in_round(key) and key in self.current.awaited
 
     def _set_alarm(self) -> None:
-        alarm = self._gathering.wake_at
-        self.wake_at = self._notice_at if alarm is None else min(alarm, self._notice_at)
+        self.wake_at = min(self.gathering.wake_at, self._notice_at)
 
     def _has_room(self) -> bool:
         current = self.current
         gone = len(current.lost) + len(current.left_succeeded)  # as nodes without ranks do, too
-        return len(current.members) - gone < self._gathering.limits.max_nodes
+        return len(current.members) - gone < self.gathering.limits.max_nodes
 
-    def _expects(self, key: str) -> bool:
+    def _is_in_round(self, key: str) -> bool:
         return self.stage in (JobStage.RUNNING, JobStage.STOPPING) and key in self.current
 
     def _runs(self, key: str, report: NodeReport) -> bool:
-        return self._expects(key) and report.round == self.round
+        return self._is_in_round(key) and report.round == self.round
 
     def _judge_if_all_ended(self, now: float) -> JobDecision:
-        current, here = self.current, self._gathering.here
+        current, here = self.current, self.gathering.here
         if current.awaited:
             return NOTHING
         if not current.has_succeeded:
             for key in current.leaving:  # whose own workers had; it takes no part in another round
-                self._gathering.leave(key)
+                self.gathering.leave(key)
         facts = RoundEnd(
             succeeded=current.has_succeeded,
             causes=current.causes,
@@ -362,8 +341,8 @@ class Coordinator:
             nodes_lost=current.missing(here),
             nodes_came=tuple(current.came),
             interrupted=current.why_interrupted(),
-            min_nodes=self._gathering.limits.min_nodes,
-            is_fixed=self._gathering.limits.is_fixed,
+            min_nodes=self.gathering.limits.min_nodes,
+            is_fixed=self.gathering.limits.is_fixed,
             unkillable=current.unkillable,
             survivors=current.survivors,
         )
@@ -390,11 +369,11 @@ class Coordinator:
         self._is_urgent = bool(was_broken)
         self._may_replace = after.next is Next.RESTART
         self.opened(now)
-        notices = [Notice(f"{after.reason}: {self._gathering.text()}")] if here else []
+        notices = [Notice(f"{after.reason}: {self.gathering.text()}")] if here else []
         return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))
 
     def _open_if_complete(self, now: float, *, otherwise: JobDecision) -> JobDecision:
-        if not self._gathering.is_complete(now):
+        if not self.gathering.is_complete(now):
             self._set_alarm()
             return otherwise
         because, self._because = self._because, ""
@@ -403,7 +382,7 @@ class Coordinator:
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
         over = self.current
-        members = over.seated(self._gathering.form(self._ranks), may_join=may_join)
+        members = over.seated(self.gathering.form(self._ranks), may_join=may_join)
         go_on = sum(member.size for member in members if member.taking_part > 0)
         self._begin(members, has_newcomers=go_on > over.survivors > 0)
         action = OpenRound(
@@ -426,7 +405,7 @@ class Coordinator:
         self.current = RoundState(members, is_taken_over=is_taken_over, has_newcomers=has_newcomers)
         self._ranks_before, self._ranks = self._ranks, members
 
-    def _let_join(self, now: float) -> JobDecision:
+    def _admit_workers(self, now: float) -> JobDecision:
         """Workers are ready for empty places: now, or soon with others, or after a pause."""
         current = self.current
         if self.stage is not JobStage.RUNNING or current.is_finishing or not current.joining:
@@ -453,7 +432,7 @@ class Coordinator:
     def _wake_by(self, at: float) -> None:
         self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
 
-    def _put_off(self, came: str, pause_s: float, now: float) -> JobDecision:
+    def _delay(self, came: str, pause_s: float, now: float) -> JobDecision:
         self._wake_by(now + pause_s)
         text = f"{came}, and waits for {pause_s:.0f} s: {self._flapping.text}"
         notices = () if self._flapping.has_told else (Notice(text),)

@@ -27,11 +27,7 @@ class Flapping:
     """The changes of the last minutes.
 
     Nodes join and leave free of charge, so one that dies every second could stop all others. So
-    after a few such changes new nodes wait, longer each time, and are admitted together. The same
-    holds for workers that join others which go on in place, if they, and nobody else, are lost soon
-    after it each time: where others are lost, too, it is not the newcomers' fault, and places must
-    not stay empty. As the others may have waited for them all that time, the next ones wait for
-    longer than they lived.
+    after a few such changes new nodes wait, longer each time, and are admitted together.
 
     Attributes:
         has_told: whether the user knows that new nodes wait.
@@ -66,7 +62,12 @@ class Flapping:
 
 
 class ShortLives:
-    """Workers that joined others and were lost soon, time after time."""
+    """Workers that joined others, which go on in place, and were lost soon, time after time.
+
+    The next ones wait, too, and longer than the last ones lived, as the others may have waited for
+    those all that time. Where others were also lost, it was not the newcomers' fault, and places
+    must not stay empty.
+    """
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -116,22 +117,21 @@ class Gathering:
     """The members that are present, in the order in which they joined.
 
     Attributes:
-        wake_at: when `is_complete` or `is_over` may change without an event.
+        here: by key.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.here: dict[str, Member] = {}
-        self.wake_at: float | None = None
-        self._wishes: dict[int, Member] = {}
+        self._requested: dict[int, Member] = {}
         self._deadline = 0.0
         self._last_call: float | None = None
         self._expected: set[str] | None = None
         self._has_formed = False
 
     def expect(self, keys: set[str]) -> None:
-        """These were members before: it is complete once those that are left of them are here, and
-        not earlier, as their workers may be the only ones that can go on.
+        """It is complete once each of these former members is here or gone, and not earlier: their
+        workers may be the only ones that can go on.
         """
         self._expected = keys
 
@@ -139,7 +139,6 @@ class Gathering:
         """Wait for members from now on. Present members need no last call: all know it."""
         self._deadline = now + self.limits.join_timeout_s
         self._last_call = now if self._are_enough() else None
-        self._set_alarm()
 
     def join(self, member: Member, now: float) -> str:
         """Admit a member; returns why not, if it cannot join."""
@@ -148,29 +147,33 @@ class Gathering:
             return refusal
         self.here[member.key] = member
         if member.wish is not None:
-            self._wishes[member.wish] = member
+            self._requested[member.wish] = member
         if self._expected is not None:
             self._expected.discard(member.key)
         if self._last_call is None and self._are_enough():
             self._last_call = now + self.limits.last_call_s
-        self._set_alarm()
         return ""
 
     def leave(self, key: str) -> Member | None:
         """A member is gone."""
         member = self.here.pop(key, None)
         if member is not None and member.wish is not None:
-            del self._wishes[member.wish]
+            del self._requested[member.wish]
         if self._expected is not None:
             self._expected.discard(key)
         if not self._are_enough():
             self._last_call = None
-        self._set_alarm()
         return member
 
-    def holder_of(self, rank: int) -> str:
+    @property
+    def wake_at(self) -> float:
+        """When `is_complete` or `is_over` may change without an event."""
+        return self._deadline if self._last_call is None or self._expected else self._last_call
+
+    def holder_of(self, rank: int | None) -> str:
         """The key of the node that joined with that rank; empty: none did."""
-        return self._wishes[rank].key if rank in self._wishes else ""
+        holder = None if rank is None else self._requested.get(rank)
+        return "" if holder is None else holder.key
 
     def is_complete(self, now: float) -> bool:
         """Whether a round can be formed."""
@@ -191,19 +194,16 @@ class Gathering:
         limits = self.limits
         if limits.is_fixed:
             taken = {member.wish for member in self.here.values()}
-            absent = [rank for rank in range(limits.max_nodes) if rank not in taken]
-            shown = ", ".join(map(str, absent[:MAX_SHOWN]))
-            more = ", ..." if len(absent) > MAX_SHOWN else ""
+            absent = [str(rank) for rank in range(limits.max_nodes) if rank not in taken]
             return (
-                f"{len(self.here)}/{limits.max_nodes} nodes joined; missing node-rank {shown}{more}"
+                f"{len(self.here)}/{limits.max_nodes} nodes joined; missing node-rank "
+                f"{shorten(absent)}"
             )
         names = sorted((member.host for member in self.here.values()), key=natural)
-        shown = ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
-        wanted = f"at least {limits.min_nodes}"
-        if limits.min_nodes == limits.max_nodes:
-            wanted = str(limits.max_nodes)
+        is_range = limits.min_nodes != limits.max_nodes
+        wanted = f"at least {limits.min_nodes}" if is_range else str(limits.max_nodes)
         missing = limits.min_nodes - len(self.here)
-        return f"{len(self.here)} of {wanted} nodes joined ({shown}); missing {missing}"
+        return f"{len(self.here)} of {wanted} nodes joined ({shorten(names)}); missing {missing}"
 
     def form(self, before: Sequence[Member]) -> tuple[Member, ...]:
         """The members of the next round, by rank."""
@@ -216,7 +216,7 @@ class Gathering:
         wish = member.wish
         if wish is None:
             return ""
-        other = self._wishes.get(wish)
+        other = self._requested.get(wish)
         if other is not None:
             return (
                 f"node rank {wish} is taken by host {other.host!r}; this is {member.host!r}: give "
@@ -230,10 +230,6 @@ class Gathering:
 
     def _are_enough(self) -> bool:
         return len(self.here) >= self.limits.min_nodes
-
-    def _set_alarm(self) -> None:
-        waits = self._last_call is None or self._expected
-        self.wake_at = self._deadline if waits else self._last_call
 
 
 def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member, ...]:
@@ -261,6 +257,11 @@ def assign(members: Sequence[Member], before: Mapping[str, int]) -> tuple[Member
     free = [rank for rank in range(len(members)) if rank not in ranks]
     ranks.update(zip(free, new, strict=True))
     return tuple(ranks[rank].__replace__(node_rank=rank) for rank in range(len(members)))
+
+
+def shorten(names: Sequence[str]) -> str:
+    """The first of these, for a message."""
+    return ", ".join(names[:MAX_SHOWN]) + ", ..." * (len(names) > MAX_SHOWN)
 
 
 def natural(name: str) -> tuple[tuple[bool, int, str], ...]:

@@ -15,7 +15,7 @@ class NodeReport(Record, kw_only=True):
     """All that an agent has to tell of its node: each heartbeat repeats it.
 
     Attributes:
-        round: the newest one that began here, or never will; -1: none.
+        round: the newest one that began here, or that never will; -1: none.
         has_begun: whether it did.
         is_over: nothing of it is running, except for `survivors`, and for what cannot be killed.
         broken: why it can no longer succeed: a worker failed, or cannot reach others; not set once
@@ -102,8 +102,8 @@ class Start(Record, kw_only=True):
         is_urgent: somebody was lost, or contact; otherwise, those who go on end the round before
             when they come to a point where they can.
         may_replace: new workers may be started in place of those that were lost.
-        keeps: workers that still run on this node may take its places. Otherwise they were not
-            counted: others have gone on without them, and they are of no use any more.
+        keeps: whether the round was formed with the workers that still run on this node; if not,
+            they must end, as the others have gone on without them.
     """
 
     seat: Seat

@@ -81,6 +81,11 @@ class Member(Record, kw_only=True):
         """How many workers it has in the round."""
         return self.local_world_size if self.taking_part < 0 else self.taking_part
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its agent listens."""
+        return Endpoint(host=self.address, port=self.port)
+
 
 class Placement(Record, kw_only=True):
     """One worker's place in a round."""
@@ -141,8 +146,7 @@ class Round(Record, kw_only=True):
         """Each member's seat, by its key."""
         role_sizes: dict[str, int] = {}
         for member in self.members:
-            size = role_sizes.get(member.role, 0) + member.size
-            role_sizes[member.role] = size
+            role_sizes[member.role] = role_sizes.get(member.role, 0) + member.size
         world_size = sum(role_sizes.values())
         first, firsts_of_roles = 0, dict.fromkeys(role_sizes, 0)
         seats = {}

@@ -31,7 +31,6 @@ from rallypoint.rendezvous.consensus.messages import (
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER, MAX_VOTERS, Rules
 from rallypoint.rendezvous.consensus.voter import before_all
-from rallypoint.rendezvous.job.reports import Join
 from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")
@@ -103,12 +102,13 @@ class StoreRules(KeyValueRules):
 
 
 class KeyValueRegister(Register):
-    """See Register."""
+    """One agent's end of it."""
+
+    keeper_key = KEEPER
 
     def __init__(self, setup: Setup, rules: type[KeyValueRules] = KeyValueRules) -> None:
         super().__init__(setup, rules(setup))
         self.voter.learn(before_all(setup.endpoints))
-        self._looked_at = float("-inf")
 
     def leave_job(self) -> None:
         super().leave_job()
@@ -117,8 +117,8 @@ class KeyValueRegister(Register):
     def may_claim(self) -> bool:
         return True
 
-    def heirs(self, told: Sequence[Member]) -> Sequence[Member]:
-        return told
+    def heirs(self, announced: Sequence[Member]) -> Sequence[Member]:
+        return announced
 
     def claim(self, ballot: Ballot, now: float) -> Campaign:
         decided = self.voter.decided
@@ -126,17 +126,6 @@ class KeyValueRegister(Register):
         if not decided.host:
             decided = decided.__replace__(host=self.voter.job)  # otherwise it might begin a new one
         return _Claim(self.setup, self.rules, ballot, decided, now)
-
-    def looks_at(self, heard_at: float) -> float | None:
-        beat_s = self.setup.timeouts.beat_s
-        return max(self._looked_at, heard_at + beat_s) + beat_s
-
-    def look(self, join: Join, now: float) -> list[Action]:
-        self._looked_at = now
-        return [SendMessage(to=KEEPER, at=None, message=join)]
-
-    def is_kept_by(self, key: str) -> bool:
-        return key == KEEPER
 
     def agreements(self, campaign: Campaign) -> Agreements:
         return _Agreements(self.setup, self.rules, campaign.ballot, campaign.decided, {})

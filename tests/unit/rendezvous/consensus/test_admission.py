@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.rendezvous.consensus.admission import why_not
+from rallypoint.rendezvous.consensus.admission import refusal_reason
 from rallypoint.rendezvous.consensus.messages import Setup
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Join, NodeReport
@@ -51,4 +51,4 @@ def setup(*, is_fixed: bool) -> Setup:
 )
 def test_options_that_differ(is_fixed: bool, changes: dict[str, Any], told: str) -> None:
     join = JOIN.__replace__(**{"attempt": 3, **changes})
-    assert why_not(setup(is_fixed=is_fixed), join) == told
+    assert refusal_reason(setup(is_fixed=is_fixed), join) == told

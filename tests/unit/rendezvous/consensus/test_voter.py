@@ -161,7 +161,7 @@ def test_an_endpoint_votes_until_it_hears_of_a_job() -> None:
     assert voter.has_vote()
     promise = voter.prepare(prepare(LOW, before_all(ENDPOINTS)), 0.0)
     assert isinstance(promise, Promise) and promise.voter == slot_key(1)
-    voter.told("a")
+    voter.job_exists("a")
     assert not voter.has_vote()
     refused = voter.prepare(prepare(HIGH, before_all(ENDPOINTS)), SILENT)
     assert isinstance(refused, Refused) and refused.job == "a"
@@ -170,7 +170,7 @@ def test_an_endpoint_votes_until_it_hears_of_a_job() -> None:
 def test_an_endpoint_keeps_its_vote_on_the_job_that_it_helped_to_begin() -> None:
     voter, zero = voter_of(None, slot=1), ONE.__replace__(number=0)
     voter.propose(propose(LOW, zero, before_all(ENDPOINTS)), 0.0)
-    voter.told(zero.host)
+    voter.job_exists(zero.host)
     promise = voter.prepare(prepare(MIDDLE, before_all(ENDPOINTS)), SILENT)
     assert isinstance(promise, Promise) and promise.accepted == zero
 

@@ -504,7 +504,7 @@ class Flapping:
                 self.rounds += 1
             elif isinstance(action, Stop):
                 for member in self.job.current.members:
-                    if member.key in self.job.here:
+                    if member.key in self.job.gathering.here:
                         self.take(self.job.reported(member.key, end(action.round), self.now))
 
     def running(self) -> str:
