@@ -24,7 +24,7 @@ from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers, may_run_handlers
 from rallypoint.process_group import DEFAULT_GROUP
-from rallypoint.process_group.formation.connecting import form_communicator
+from rallypoint.process_group.formation.connecting import GroupRequest, form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
@@ -205,7 +205,7 @@ def form(
     Args:
         global_ranks: the members' ranks in the default group; empty for that group itself.
 
-    Raises as process_group.formation.communicator.form_communicator.
+    Raises as process_group.formation.connecting.form_communicator.
     """
     shared = TorchStore(store)
     members = global_ranks or list(range(size))
@@ -217,9 +217,9 @@ def form(
         # Each of its waits keeps a client of torch's to itself; handlers have the other.
         own = shared.clone() if is_cloned else shared
         prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
-        communicator, algorithms = form_communicator(
-            own,
-            prefix,
+        request = GroupRequest(
+            store=own,
+            prefix=prefix,
             rank=rank,
             members=members,
             timeout=timeout,
@@ -227,12 +227,11 @@ def form(
             name=title,
             is_across_jobs=is_beside,
         )
+        communicator, algorithms = form_communicator(request)
         return prefix, communicator, algorithms
 
     prefix, communicator, algorithms = beside_handlers(meet)
-    world = World(
-        shared, prefix, algorithms.options, _nothing, title=title, is_across_jobs=is_beside
-    )
+    world = World(shared, prefix, algorithms.options, title=title, is_across_jobs=is_beside)
     group = ProcessGroup(
         communicator,
         algorithms,
@@ -261,7 +260,7 @@ def without_members(
 ) -> ProcessGroup:
     """A group that serves no call until it has been reconfigured, of this rank and size so far."""
     options = AlgorithmOptions(os.environ.get("RALLYPOINT_ALGORITHM", ""))
-    world = World(TorchStore(store), "", options, _nothing, is_across_jobs=True)
+    world = World(TorchStore(store), "", options, is_across_jobs=True)
     group = ProcessGroup(
         None,
         Algorithms(options),
@@ -282,7 +281,3 @@ def without_members(
     )
     leave_at_exit(group)
     return group
-
-
-def _nothing() -> None:
-    """The store is torch's to close."""

@@ -18,9 +18,9 @@ from rallypoint.base.control_link import existing_link
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreTimeoutError
 from rallypoint.cluster.pmi.meeting import open_launched
 from rallypoint.process_group import DEFAULT_GROUP
+from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.explain_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
-from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.formation.places import CONNECT, ROUND, connect_timeout, is_superseded
 from rallypoint.process_group.groups.default import check_timeout, default_pg_timeout
 from rallypoint.process_group.groups.group import ProcessGroup, World
@@ -216,7 +216,7 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
             "backend='rallypoint'"
         )
     begin_early(backend)
-    close = _nothing
+    close = None
     if request.store is not None:
         rank, world_size = request.rank, request.world_size
         _check_own_store(request.init_method, rank, world_size)
@@ -237,8 +237,8 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
             options=options,
             device=request.device_id,
             on_destroy=close,
-            way=found.way,
-            done=formed_key(place, found),
+            key_to_here=found.way,
+            key_when_formed=formed_key(place, found),
             name=name,
             connect_timeout=connect_timeout(),
         )
@@ -335,64 +335,46 @@ def form_world(
     backend: str,
     options: AlgorithmOptions,
     device: object = None,
-    on_destroy: Callable[[], None],
-    way: str = "",
-    done: str = "",
+    on_destroy: Callable[[], None] | None = None,
+    key_to_here: str = "",
+    key_when_formed: str = "",
     name: str = "",
     connect_timeout: timedelta | None = None,
 ) -> ProcessGroup:
-    """Form a group of all who share a store, with keys that begin with `prefix`.
+    """Form a group of all who share a store; the arguments are as in GroupRequest and World.
 
-    The last rank to finish deletes the key `way`, and sets `done`. `name` is as in open_world,
-    `connect_timeout` as in form_communicator.
+    `name` is that of a group of processes of several jobs, as in open_world.
     """
-    members = range(place.world_size)
     title = f"group {name}" if name else DEFAULT_GROUP
-    parts = join(
-        place.store,
-        prefix,
-        rank=place.rank,
-        members=members,
-        timeout=timeout,
-        backend=backend,
-        options=options,
-        device=device,
-        name=title,
-        way=way,
-        done=done,
-        is_across_jobs=bool(name),
-        connect_timeout=connect_timeout,
+    services = join(
+        GroupRequest(
+            store=place.store,
+            prefix=prefix,
+            rank=place.rank,
+            members=range(place.world_size),
+            timeout=timeout,
+            options=options,
+            backend=backend,
+            device=device,
+            name=title,
+            key_to_here=key_to_here,
+            key_when_formed=key_when_formed,
+            is_across_jobs=bool(name),
+            connect_timeout=connect_timeout,
+        )
     )
     world = World(
         place.store,
         prefix,
-        parts.algorithms.options,
+        services.algorithms.options,
         on_destroy,
         device=device,
         title=title,
         is_across_jobs=bool(name),
     )
-    group = ProcessGroup(
-        parts.communicator,
-        parts.algorithms,
-        rank=place.rank,
-        ends=parts.ends,
-        takes_arrays=parts.takes_arrays,
-        world=world,
-        prefix=prefix,
-        ranks=members,
-        group_name=name,
-        group_desc="undefined" if name else "default_pg",
-        backend=backend,
-        timeout=timeout,
-    )
-    world.group = group
-    leave_at_exit(group)
+    description = "undefined" if name else "default_pg"
+    world.group = group = services.new_group(world, name=name, description=description)
     return group
-
-
-def _nothing() -> None:
-    """The caller's store is closed by the caller."""
 
 
 def _check_own_store(init_method: str | None, rank: int, world_size: int) -> None:

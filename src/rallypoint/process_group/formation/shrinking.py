@@ -167,7 +167,6 @@ def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
             backend=old.backend,
             options=world.options,
             device=world.device,
-            on_destroy=_nothing,
             name=old.group_name,
         )
     formed = form_group(
@@ -199,7 +198,3 @@ def _drop(group: ProcessGroup) -> None:
     else:
         group.destroy()
         group.world.subgroups[:] = [each for each in group.world.subgroups if each is not group]
-
-
-def _nothing() -> None:
-    """Keep the store open: it belongs to the old world until that is left."""

@@ -425,10 +425,6 @@ def _not_the_engines(*_: object) -> int:
     return BAD_BUFFER
 
 
-def _nothing() -> None:
-    """Nothing to do after a world was left."""
-
-
 @dataclass(slots=True)
 class World:
     """A default group and what belongs to it: its subgroups, and the store where they meet.
@@ -436,6 +432,7 @@ class World:
     Attributes:
         prefix: the beginning of this world's keys, which no other world shares.
         options: how its groups' programs are chosen.
+        on_destroy: closes the store; None if that is the caller's task.
         made: how many subgroups of each name were requested, whether this rank is in them or not;
             the same on every rank that asks, so members agree on names without communication.
         device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
@@ -447,7 +444,7 @@ class World:
     store: Store
     prefix: str
     options: AlgorithmOptions
-    on_destroy: Callable[[], None]
+    on_destroy: Callable[[], None] | None = None
     _group: weakref.ref[ProcessGroup] | None = None  # it holds its world
     subgroups: list[ProcessGroup] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
@@ -484,10 +481,11 @@ class World:
 
     def release_store(self) -> None:
         """Close the store, if that is this world's task."""
-        on_destroy, self.on_destroy = self.on_destroy, _nothing
-        on_destroy()
+        on_destroy, self.on_destroy = self.on_destroy, None
+        if on_destroy is not None:
+            on_destroy()
 
     def leave_to(self, successor: World) -> None:
         """Leave all groups, but not the store, which another world continues to use."""
-        successor.on_destroy, self.on_destroy = self.on_destroy, _nothing
+        successor.on_destroy, self.on_destroy = self.on_destroy, None
         self.destroy()
