@@ -16,7 +16,7 @@ from rallypoint import _native
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.engine_work import EngineWork, report
 from rallypoint.engine.interruption import LOOK_S
-from rallypoint.process_group.groups.accounts import Site, failure
+from rallypoint.process_group.groups.call_errors import Site, failure
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import describe
 from rallypoint.store.store import seconds_of
@@ -89,7 +89,7 @@ class CallDetails(NamedTuple):
         )
 
 
-class OneWork(EngineWork):
+class OneWork(EngineWork, Work):
     """One operation of the engine.
 
     Args:
@@ -123,16 +123,13 @@ class OneWork(EngineWork):
         return super().wait(timeout)
 
     def result(self) -> list[Any]:
-        """See Work."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """See Work."""
         place = self.peer if self.operation == "irecv" else -1
         return -1 if place < 0 else self._communicator.global_rank(place)
 
     def get_future(self) -> Future:
-        """See Work."""
         return Future.of(self)
 
     def _failure(self) -> Exception:
@@ -141,7 +138,7 @@ class OneWork(EngineWork):
         return self._called.error(self._group, 1)
 
 
-class ManyWorks:
+class ManyWorks(Work):
     """Several operations as one."""
 
     def __init__(self, works: Sequence[Work]) -> None:
@@ -152,11 +149,9 @@ class ManyWorks:
         return all(work.wait(timeout) for work in self.works)
 
     def is_completed(self) -> bool:
-        """See Work."""
         return all(work.is_completed() for work in self.works)
 
     def is_success(self) -> bool:
-        """See Work."""
         return all(work.is_success() for work in self.works)
 
     def exception(self) -> Exception | None:
@@ -164,7 +159,6 @@ class ManyWorks:
         return next((error for work in self.works if (error := work.exception())), None)
 
     def result(self) -> list[Any]:
-        """See Work."""
         return [array for work in self.works for array in work.result()]
 
     def source_rank(self) -> int:
@@ -172,7 +166,6 @@ class ManyWorks:
         return -1
 
     def get_future(self) -> Future:
-        """See Work."""
         return Future.of(self)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rallypoint.engine import communicator
 from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.opening import form_world
-from rallypoint.process_group.groups import accounts
+from rallypoint.process_group.groups import call_errors
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.store.hash import HashStore
@@ -30,7 +30,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that does not get its turn is neither late nor a stranger, and its calls end."""
     monkeypatch.setattr(mesh, "_STRANGER_S", 200.0)
     monkeypatch.setattr(communicator, "_MOST_S", 200.0)
-    monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))
+    monkeypatch.setattr(call_errors, "_PATIENCE", timedelta(seconds=200))
 
 
 def await_at_barrier(group: ProcessGroup, rank: int, number: int) -> None:

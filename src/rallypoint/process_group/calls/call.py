@@ -18,7 +18,7 @@ from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTyp
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.delegated import library_calls as delegated
 from rallypoint.process_group.delegated.library_work import DelegatedWork
-from rallypoint.process_group.groups.accounts import Site
+from rallypoint.process_group.groups.call_errors import Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, DeviceArray, address, describe, dtype_name
 from rallypoint.process_group.operators import Operator, code_and_factor

@@ -39,7 +39,7 @@ from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
 from rallypoint.process_group.formation.host_network import Congestion, network_of
 from rallypoint.process_group.formation.mesh import Mesh, Pass, RankAddress, listen
-from rallypoint.process_group.groups.accounts import Site, formed_key, found_while_forming
+from rallypoint.process_group.groups.call_errors import Site, formed_key, found_while_forming
 from rallypoint.process_group.groups.debug import tell_roster
 from rallypoint.process_group.planning import (
     AlgorithmOptions,

@@ -24,7 +24,7 @@ from rallypoint.process_group.delegated.plug_ins import ENGINES, connect, parse_
 from rallypoint.process_group.formation.connecting import GroupRequest, form_communicator
 from rallypoint.process_group.formation.host_network import network_of
 from rallypoint.process_group.formation.leaving import leave_at_exit
-from rallypoint.process_group.groups.accounts import found_while_forming
+from rallypoint.process_group.groups.call_errors import found_while_forming
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import Algorithms
 from rallypoint.store.init_method import JoinedStore, Presence, await_ranks

@@ -17,6 +17,7 @@ from rallypoint.base.errors import (
     RallypointError,
     RevokedError,
 )
+from rallypoint.process_group.formation.leaving import leave
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.agreeing import decide
@@ -116,7 +117,7 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
             _replace(old, formed)
             return formed
         if formed is not None:
-            _drop(formed)
+            leave(formed)
         if kept == before:  # nobody has died: it would fail again
             raise failed or PeerError(
                 "another rank could not form the shrunk group; look for its first error"
@@ -189,12 +190,4 @@ def _replace(old: ProcessGroup, formed: ProcessGroup) -> None:
             set_default(formed)
         old.world.leave_to(formed.world)
     else:
-        _drop(old)
-
-
-def _drop(group: ProcessGroup) -> None:
-    if group.is_world:
-        group.world.destroy()
-    else:
-        group.destroy()
-        group.world.subgroups[:] = [each for each in group.world.subgroups if each is not group]
+        leave(old)

@@ -150,7 +150,7 @@ class ProcessGroup:
         self.takes_arrays = takes_arrays
         self.deferred: list[Any] | None = None
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
-        self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
+        self.calls_when_broken: dict[int, str] = {}  # by global rank; see call_errors
         self.status = GroupStatus.ACTIVE
         self._reason = ""  # for being held or withdrawn
         self._communicator = communicator

@@ -22,6 +22,7 @@ from rallypoint.base.errors import (
     PeerLostError,
     RallypointError,
 )
+from rallypoint.base.wording import name_ranks
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.init_method import Presence, shows_deaths
@@ -120,7 +121,7 @@ def failure(
         call = f"{operation}({', '.join(filter(None, details))}) at {site or Site.of_caller()}"
         calls = _exchange(group, call, error.rank)
         if message.startswith("ranks called different") and len(set(calls.values())) > 1:
-            message = _told(calls, group.ranks)
+            message = _different_calls(calls, group.ranks)
         error = MismatchError(message, rank=error.rank, operation=operation, calls=calls)
     elif isinstance(error, PeerLostError):
         error = found_when_formed(group, error)
@@ -179,27 +180,15 @@ def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, 
     return group.calls_when_broken
 
 
-def _told(calls: Mapping[int, str], members: Sequence[int]) -> str:
+def _different_calls(calls: Mapping[int, str], members: Sequence[int]) -> str:
     by_call: dict[str, list[int]] = {}
     for rank in sorted(calls):
         by_call.setdefault(calls[rank], []).append(rank)
-    parts = [f"{_ranks(ranks)} called {call}" for call, ranks in by_call.items()]
+    parts = [f"{name_ranks(ranks)} called {call}" for call, ranks in by_call.items()]
     silent = [rank for rank in members if rank not in calls]
     if silent and len(members) <= _ASKED:
-        parts.append(f"{_ranks(silent)} did not answer")
+        parts.append(f"{name_ranks(silent)} did not answer")
     return (
         f"ranks called different operations: {'; '.join(parts)}; the group cannot be used any "
         "more: destroy_process_group, then init again"
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
