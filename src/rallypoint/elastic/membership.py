@@ -40,8 +40,8 @@ _SHOWS_WITHIN_S, _BETWEEN_LOOKS_S = 2.0, 0.05
 FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
 
 
-class ShardedState(Protocol):
-    """What `Membership` needs of `Replicas`: this rank's place among those with shards."""
+class _ShardedState(Protocol):
+    """What `Membership` and `Sampler` need of `Replicas`."""
 
     shards: int
     shard: int
@@ -49,24 +49,19 @@ class ShardedState(Protocol):
     replicate_group: ProcessGroup
 
     @property
-    def rank(self) -> int:
-        """This rank's number among those that train."""
+    def rank(self) -> int: ...
 
     @property
-    def size(self) -> int:
-        """How many ranks train."""
+    def size(self) -> int: ...
 
     @property
-    def is_idle(self) -> bool:
-        """Whether this rank waits for others, with which it would be a whole replica."""
+    def is_idle(self) -> bool: ...
 
-    def is_of(self, group: ProcessGroup | None) -> bool:
-        """Whether it is that default group's."""
+    def is_of(self, group: ProcessGroup | None) -> bool: ...
 
     def form(
         self, settlement: Settlement, reports: Sequence[RankReport], held: Sequence[int]
-    ) -> Settlement:
-        """Take this rank's place in a new round."""
+    ) -> Settlement: ...
 
 
 class View(NamedTuple):
@@ -88,7 +83,7 @@ class Membership:
 
     def __init__(self) -> None:
         self.round = -1
-        self._replicas: ShardedState | None = None
+        self._replicas: _ShardedState | None = None
         self.settled: Settlement | None = None
         self.begins_again = False
         self._calls = self._calls_of_all = 0  # of functions under elastic.run: begun here; the most
@@ -159,13 +154,13 @@ class Membership:
         return group
 
     @property
-    def replicas(self) -> ShardedState | None:
+    def replicas(self) -> _ShardedState | None:
         """The replicas that it has a place in, if the state of this default group is in shards."""
         replicas, group = self._replicas, GroupMember.WORLD
         return replicas if replicas is not None and replicas.is_of(group) else None
 
     @replicas.setter
-    def replicas(self, replicas: ShardedState | None) -> None:
+    def replicas(self, replicas: _ShardedState | None) -> None:
         self._replicas = replicas
 
     @property
