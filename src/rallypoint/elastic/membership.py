@@ -183,15 +183,15 @@ class Membership:
         """Wait until there is."""
         return self._link is not None and self._link.wait(self.round, timeout_s) is not None
 
-    def go_on(self, report: RankReport, because: RallypointError | None) -> Settlement:
+    def go_on(self, report: RankReport, loss: RallypointError | None) -> Settlement:
         """Form the group again in the newest round, and agree on where everybody stands."""
         tried = self.round
-        self._report_timeout(because)
+        self._report_timeout(loss)
         self._is_meeting = True  # from before the newest place is read
         while True:
-            place = next_place(tried, because, had_formed=self.round == tried)
+            place = next_place(tried, loss, had_formed=self.round == tried)
             if place is None:
-                raise because or PeerError("the launcher offers no other round")
+                raise loss or PeerError("the launcher offers no other round")
             tried = place.round
             try:
                 self._form(place.round, place.environ)
@@ -199,7 +199,7 @@ class Membership:
             except StateLostError:
                 raise
             except _NOT_FORMED as error:
-                because = error
+                loss = error
                 if self.round == place.round:
                     self._report_timeout(error)
                 error.__traceback__ = None
@@ -253,10 +253,10 @@ class Membership:
         shards = (0, 0) if replicas is None else (replicas.shards, replicas.shard)
         calls = max(self._calls, self._calls_of_all)
         mine = numpy.array((*report, *shards, calls), numpy.int64)
-        told = numpy.empty((size, mine.size), numpy.int64)
-        all_gather_into_tensor(told, mine)
+        of_all = numpy.empty((size, mine.size), numpy.int64)
+        all_gather_into_tensor(of_all, mine)
         self.group.world.has_met = True
-        rows = told.tolist()
+        rows = of_all.tolist()
         self._calls_of_all = max(row[7] for row in rows)
         reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3]), row[4]) for row in rows]
         if not any(each.is_member for each in reports) and any(each.prepared for each in reports):

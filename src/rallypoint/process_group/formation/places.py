@@ -54,7 +54,7 @@ def connect_timeout() -> timedelta | None:
 
 
 def next_place(
-    after: int, because: RallypointError | None, *, had_formed: bool = False
+    after: int, loss: RallypointError | None, *, had_formed: bool = False
 ) -> Place | None:
     """The place of this process in the next round, as it has lost others in that one.
 
@@ -65,7 +65,7 @@ def next_place(
         return None
     place = link.wait(after, _NEWS_S)
     if place is None and not link.is_kept(after):
-        link.send(LostContact(after, _culprit_of(because), had_formed))
+        link.send(LostContact(after, _culprit_of(loss), had_formed))
         place = link.wait(after, _REMEDY_S)
     while place is None and link.is_kept(after):
         place = link.wait(after, _REMEDY_S)
@@ -80,7 +80,7 @@ def _culprit_of(error: RallypointError | None) -> int:
     return -1 if rank is None else rank
 
 
-def take_next_place(because: RallypointError) -> bool:
+def take_next_place(loss: RallypointError) -> bool:
     """After a loss: wait for the next place, if this process goes on without those lost.
 
     Returns whether there is one; then the environment names it.
@@ -88,7 +88,7 @@ def take_next_place(because: RallypointError) -> bool:
     link = control_link()
     if link is None or not link.is_elastic:
         return False
-    place = next_place(int(os.environ.get(ROUND, "0")), because)
+    place = next_place(int(os.environ.get(ROUND, "0")), loss)
     if place is None:
         return False
     os.environ.update(place.environ)

@@ -18,18 +18,16 @@ from rallypoint.engine.communicator import DTYPES
 
 
 class Flags(NamedTuple):
-    """The part of numpy.ndarray.flags that describes memory.
-
-    It has the part of a NumPy array's interface that they need. Only the library of the group that
-    takes it accesses its items (`delegated`).
-    """
+    """The part of numpy.ndarray.flags that describes memory."""
 
     c_contiguous: bool
     writeable: bool = True
 
 
 class DeviceArray:
-    """One tensor.
+    """A tensor on another device, with the part of a NumPy array's interface that calls need.
+
+    Only the library of the group that takes it accesses its items (`delegated`).
 
     Attributes:
         tensor: torch's.
@@ -53,9 +51,8 @@ class DeviceArray:
         return DeviceArray(self.tensor[part], self.dtype)
 
 
-Array = np.ndarray[
-    Any, np.dtype[Any]
-]  # numpy.typing takes as long to import as all of this package
+# numpy.typing takes as long to import as all of this package.
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # NumPy has no bfloat16. Its bits are passed as unsigned integers, with a note of what they are.
 _NOTE = "rallypoint.bfloat16"  # h5py and others keep notes of their own
