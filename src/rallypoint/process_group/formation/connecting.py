@@ -40,7 +40,7 @@ from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
 from rallypoint.process_group.formation.host_network import Congestion, network_of
 from rallypoint.process_group.formation.mesh import Mesh, Pass, RankAddress, listen
 from rallypoint.process_group.groups.call_errors import Site, formed_key, found_while_forming
-from rallypoint.process_group.groups.debug import tell_roster
+from rallypoint.process_group.groups.debug import print_debug_table
 from rallypoint.process_group.planning import (
     AlgorithmOptions,
     Algorithms,
@@ -161,27 +161,24 @@ def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
     store, prefix, rank, members = request.store, request.prefix, request.rank, request.members
     deadline = time.monotonic() + request.timeout.total_seconds()
     identity = host_identity() + f"/{rank}" * (request.backend == "tcp")
-    table = _Table(
-        **json.loads(
-            await_ranks(
-                store,
-                prefix,
-                rank=rank,
-                world_size=len(members),
-                timeout=request.timeout,
-                global_ranks=members,
-                says=f"{identity} {own_cores()}",
-                answer=lambda said: json.dumps(_tabulate(said, request.options)),
-            )
-        )
+    text = await_ranks(
+        store,
+        prefix,
+        rank=rank,
+        world_size=len(members),
+        timeout=request.timeout,
+        global_ranks=members,
+        says=f"{identity} {own_cores()}",
+        answer=lambda said: json.dumps(_tabulate(said, request.options)),
     )
+    table = _Table(**json.loads(text))
     if request.connect_timeout is not None:
         hundreds = -(-len(members) // 100)
         limit_s = hundreds * request.connect_timeout.total_seconds()
         deadline = min(deadline, time.monotonic() + limit_s)
     if request.backend == "shm":
         _check_one_host(table.hosts, members)
-    # Not in what follows: an address that cannot be found is this rank's own trouble.
+    # Outside the try: that no address is found is this rank's own failure.
     network = network_of(store, request.backend) if len(set(table.hosts)) > 1 else None
     member = _Member(request, table, deadline)
     try:
@@ -202,7 +199,7 @@ def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
         raise member.diagnosis.added_to(error) from None
     if request.name == DEFAULT_GROUP:
         size, backend = len(members), request.backend
-        tell_roster(store, prefix, rank=rank, size=size, network=network, backend=backend)
+        print_debug_table(store, prefix, rank=rank, size=size, network=network, backend=backend)
     request.report_formed(member.keys())
     return communicator, algorithms
 

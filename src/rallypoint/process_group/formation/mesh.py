@@ -65,9 +65,9 @@ _MOST_PROBES = 100  # the kernel's limit is 127
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _NO_ROUTE_S, _CALL_EVERY_S = 4.0, 0.2
 _DIAGNOSIS_S = 3.0  # before the deadline; it takes up to two seconds
-_STRANGER_S = 5.0  # how long somebody may take to prove himself
+_STRANGER_S = 5.0  # how long a caller may take to prove its identity
 _MOST_STRANGERS = 256
-_MOST_REFUSALS = 5  # of connections to one peer, before it counts as an answer
+_MOST_REFUSALS = 5  # of one peer: more are not because strangers crowd its listener
 _CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
 
 # What to send, and how many bytes then to wait for; 0 once it is over.
@@ -311,7 +311,9 @@ class Mesh:
                     self._watch(handshake, happened)
                     return
             except OSError as error:
-                if error.errno == errno.ECONNRESET and self._is_refused_again(peer):
+                is_refused = error.errno == errno.ECONNRESET
+                self._refusals[peer] += is_refused
+                if is_refused and self._refusals[peer] > _MOST_REFUSALS:
                     raise PeerLostError(
                         f"{who} exited or refused this rank while the group was forming; look "
                         "for its first error, and check that RALLYPOINT_TOKEN is the same on all "
@@ -331,13 +333,8 @@ class Mesh:
 
         self._selector.register(sock, selectors.EVENT_WRITE, happened)
 
-    def _is_refused_again(self, peer: int) -> bool:
-        """Whether it has closed so many connections that strangers cannot be the reason."""
-        self._refusals[peer] += 1
-        return self._refusals[peer] > _MOST_REFUSALS
-
     def _call_later(self, peer: int, purpose: int, code: int | None) -> None:
-        """If there is no route, or strangers crowd the listener, perhaps it is better soon."""
+        """Try again soon if there is no route, or strangers crowd the listener; otherwise raise."""
         now = time.monotonic()
         may_pass = code in _NO_ROUTE and now <= self._began + _NO_ROUTE_S
         if not may_pass and code != errno.ECONNRESET:

@@ -215,17 +215,23 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
             raise_with_finding(error)
     try:
         return form_world(
-            found.place,
-            found.prefix,
-            timeout=wait,
-            backend=backend,
-            options=options,
-            device=request.device_id,
-            on_destroy=None if request.store is not None else found.close,
-            key_to_here=found.key_to_here,
-            key_when_formed=found.key_when_formed,
-            name=name,
-            connect_timeout=connect_timeout(),
+            GroupRequest(
+                store=found.place.store,
+                prefix=found.prefix,
+                rank=found.place.rank,
+                members=range(found.place.world_size),
+                timeout=wait,
+                options=options,
+                backend=backend,
+                device=request.device_id,
+                name=f"group {name}" if name else DEFAULT_GROUP,
+                key_to_here=found.key_to_here,
+                key_when_formed=found.key_when_formed,
+                is_across_jobs=bool(name),
+                connect_timeout=connect_timeout(),
+            ),
+            group_name=name,
+            on_destroy=found.close if request.store is None else None,
         )
     except BaseException:
         if request.store is None:
@@ -304,52 +310,28 @@ def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
 
 
 def form_world(
-    place: JoinedStore,
-    prefix: str,
+    request: GroupRequest,
     *,
-    timeout: timedelta,
-    backend: str,
-    options: AlgorithmOptions,
-    device: object = None,
+    group_name: str = "",
     on_destroy: Callable[[], None] | None = None,
-    key_to_here: str = "",
-    key_when_formed: str = "",
-    name: str = "",
-    connect_timeout: timedelta | None = None,
 ) -> ProcessGroup:
-    """Form a group of all who share a store; the arguments are as in GroupRequest and World.
+    """Form a default group, or with a `group_name`, one of processes of several jobs.
 
-    `name` is that of a group of processes of several jobs, as in open_world.
+    Args:
+        on_destroy: as in World.
     """
-    title = f"group {name}" if name else DEFAULT_GROUP
-    services = join(
-        GroupRequest(
-            store=place.store,
-            prefix=prefix,
-            rank=place.rank,
-            members=range(place.world_size),
-            timeout=timeout,
-            options=options,
-            backend=backend,
-            device=device,
-            name=title,
-            key_to_here=key_to_here,
-            key_when_formed=key_when_formed,
-            is_across_jobs=bool(name),
-            connect_timeout=connect_timeout,
-        )
-    )
+    services = join(request)
     world = World(
-        place.store,
-        prefix,
+        request.store,
+        request.prefix,
         services.algorithms.options,
         on_destroy,
-        device=device,
-        title=title,
-        is_across_jobs=bool(name),
+        device=request.device,
+        title=request.name,
+        is_across_jobs=request.is_across_jobs,
     )
-    description = "undefined" if name else "default_pg"
-    world.group = group = services.new_group(world, name=name, description=description)
+    description = "undefined" if group_name else "default_pg"
+    world.group = group = services.new_group(world, name=group_name, description=description)
     return group
 
 

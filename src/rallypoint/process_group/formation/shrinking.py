@@ -17,13 +17,13 @@ from rallypoint.base.errors import (
     RallypointError,
     RevokedError,
 )
+from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.leaving import leave
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.agreeing import decide
 from rallypoint.process_group.groups.default import GroupMember, resolve, set_default
 from rallypoint.process_group.groups.group import ProcessGroup, survivors_of
-from rallypoint.store.init_method import JoinedStore
 
 SHRINK_DEFAULT: Final = 0x00
 SHRINK_ABORT: Final = 0x01  # torch.distributed's names and numbers
@@ -74,7 +74,10 @@ def shrink_group(
         RevokedError: the others have shrunk the group without this rank, which came too late.
     """
     old = resolve(group)
-    _check_flags(shrink_flags)
+    if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise InvalidArgumentError(
+            f"shrink_flags={shrink_flags!r} is not SHRINK_DEFAULT or SHRINK_ABORT"
+        )
     if ranks_to_exclude is not None:
         _check(ranks_to_exclude, old)
     old.check_member()
@@ -93,7 +96,7 @@ def shrink_group(
 
 
 def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
-    """The group of all survivors: agreed on, formed, and agreed that it was formed by all."""
+    """The survivors agree on who they are, form the group, and agree that all have formed it."""
     before: list[int] = []
     while True:
         old.counts["shrink"] += 1
@@ -133,11 +136,6 @@ def _all_well(values: Mapping[int, str]) -> str:
     return str(all(value == str(True) for value in values.values()))
 
 
-def _check_flags(flags: int) -> None:
-    if flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
-        raise InvalidArgumentError(f"shrink_flags={flags!r} is not SHRINK_DEFAULT or SHRINK_ABORT")
-
-
 def _check(ranks: object, old: ProcessGroup) -> None:
     if not isinstance(ranks, list) or any(type(rank) is not int for rank in ranks):
         raise InvalidTypeError(f"ranks_to_exclude must be a list of integers, not {ranks!r}")
@@ -161,15 +159,19 @@ def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
     world = old.world
     if old.is_world:
         number = old.counts["shrink"]
-        return form_world(
-            JoinedStore(store=world.store, rank=kept.index(old.own_rank), world_size=len(kept)),
-            f"{world.prefix}/kept {','.join(map(str, kept))}" + f"/{number}" * bool(number),
+        request = GroupRequest(
+            store=world.store,
+            prefix=f"{world.prefix}/kept {','.join(map(str, kept))}" + f"/{number}" * bool(number),
+            rank=kept.index(old.own_rank),
+            members=range(len(kept)),
             timeout=old.timeout,
-            backend=old.backend,
             options=world.options,
+            backend=old.backend,
             device=world.device,
-            name=old.group_name,
+            name=world.title,
+            is_across_jobs=world.is_across_jobs,
         )
+        return form_world(request, group_name=old.group_name)
     formed = form_group(
         world,
         [old.ranks[rank] for rank in kept],

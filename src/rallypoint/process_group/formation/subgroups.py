@@ -108,7 +108,7 @@ def form_group(
     return formed
 
 
-def group_to_be(
+def unformed_group(
     world: World, ranks: Sequence[int], own_rank: int, description: str
 ) -> ProcessGroup:
     """A group that serves no call until `reform_group` has given it members."""

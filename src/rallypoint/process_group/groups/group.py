@@ -140,7 +140,7 @@ class ProcessGroup:
         ends: Mapping[str, LibraryGroup] | None = None,
         takes_arrays: bool = True,
     ) -> None:
-        """Be served by these from now on, with these members."""
+        """Have these serve the group from now on, with these members."""
         self.ranks = tuple(ranks)
         self.own_rank = rank
         self.world = world
@@ -182,8 +182,8 @@ class ProcessGroup:
         self.run = self.run_apart = _not_the_engines
         self.fast_path = None
 
-    def _bind(self, way: Callable[..., int]) -> None:
-        self.run = self.run_apart = self.send = self.receive = way
+    def _bind(self, call: Callable[..., int]) -> None:
+        self.run = self.run_apart = self.send = self.receive = call
         self.fast_path = None
 
     def hold(self, why: str) -> None:
@@ -394,7 +394,7 @@ class ProcessGroup:
     def _detach(self, status: GroupStatus, why: str = "") -> None:
         self.status, self._reason = status, why
         self._communicator = None
-        self._bind(_not_the_engines)  # who then asks for the communicator, is refused
+        self._bind(_not_the_engines)  # a caller that asks for the communicator next is refused
 
     def _refuse(self) -> Never:
         if self.status is GroupStatus.HELD:
@@ -410,7 +410,7 @@ class ProcessGroup:
 
 
 def survivors_of(group: ProcessGroup) -> Survivors:
-    """What the ranks that are left need to agree; raises as `ProcessGroup.communicator`."""
+    """What the surviving ranks need to agree."""
     return Survivors(
         group.communicator,
         group.world.store,
