@@ -84,6 +84,18 @@ def _my_source(settlement: Settlement, group: ProcessGroup) -> int:
     return near[settlement.newcomers.index(me) % len(near)] if near else _NOBODY
 
 
+def show(arrays: list[Bytes], reader: int) -> None:
+    """Source: tell a newcomer where the arrays are."""
+    send(numpy.frombuffer(addresses_of(arrays), numpy.uint8), reader)
+
+
+def has_read(reader: int) -> bool:
+    """Source: wait until the newcomer has read them, or could not."""
+    answer = numpy.empty(1, numpy.int64)
+    recv(answer, reader)
+    return bool(answer[0])
+
+
 def copy_out(arrays: list[Bytes], source: int, readers: Readers, group: ProcessGroup) -> bool:
     """Newcomer: copy the source's arrays into these; whether it could."""
     addresses = numpy.empty(len(arrays) * _WORD_BYTES, numpy.uint8)
@@ -298,16 +310,14 @@ def _exchange(
     pieces = pieces_of(leaves)
     arrays = [data for piece in pieces for data in piece]
     mine = [reader for reader, source in readers.items() if source == me]
-    for reader in mine:  # tell it where the arrays are
-        send(numpy.frombuffer(addresses_of(arrays), numpy.uint8), reader)
+    for reader in mine:
+        show(arrays, reader)
     if me in readers and not copy_out(arrays, readers[me], readers, group):
         _hand_over(pieces, readers[me], me)
     if others := tuple(each for each in settlement.newcomers if each not in readers):
         _exchange_messages(pieces, settlement.sources, others, group)
     for reader in mine:
-        has_read = numpy.empty(1, numpy.int64)
-        recv(has_read, reader)
-        if not has_read[0]:
+        if not has_read(reader):
             _hand_over(pieces, me, reader)
 
 

@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from rallypoint import _native
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.engine_work import EngineWork, report
 from rallypoint.engine.interruption import LOOK_S
-from rallypoint.process_group.groups.call_errors import Site, failure
+from rallypoint.process_group.groups.call_errors import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import describe
 from rallypoint.store.store import seconds_of
 
 
@@ -58,39 +57,8 @@ class Work(Protocol):
         """Call `callback(self)` on completion: now if completed, else in another thread."""
 
 
-class CallDetails(NamedTuple):
-    """A call's details, for the text of an error.
-
-    Attributes:
-        what: its arrays.
-        root: a rank in the group.
-        variant: which algorithm was requested (planning.Algorithms).
-        site: where the user's code made the call, if the call has since returned.
-    """
-
-    operation: str
-    what: object
-    op: int = 0
-    root: int = 0
-    variant: int = 0
-    site: Site | None = None
-
-    def error(self, group: ProcessGroup, code: int) -> RallypointError:
-        """The error for a nonzero result of the engine."""
-        return failure(
-            group,
-            code,
-            self.operation,
-            "" if self.operation == "barrier" else describe(self.what),
-            op=self.op,
-            root=self.root,
-            variant=self.variant,
-            site=self.site,
-        )
-
-
-class OneWork(EngineWork, Work):
-    """One operation of the engine.
+class OneWork(EngineWork):
+    """One operation of the engine: a Work, but not by inheritance, as pytorch derives from torch's.
 
     Args:
         native: what the communicator's `submit` or `post` returned.
@@ -123,13 +91,16 @@ class OneWork(EngineWork, Work):
         return super().wait(timeout)
 
     def result(self) -> list[Any]:
+        """The arrays that the operation fills in."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
+        """The sender's global rank of a completed receive; otherwise -1."""
         place = self.peer if self.operation == "irecv" else -1
         return -1 if place < 0 else self._communicator.global_rank(place)
 
     def get_future(self) -> Future:
+        """A future of `result()`."""
         return Future.of(self)
 
     def _failure(self) -> Exception:
@@ -138,38 +109,42 @@ class OneWork(EngineWork, Work):
         return self._called.error(self._group, 1)
 
 
-class ManyWorks(Work):
+class ManyWorks:
     """Several operations as one."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         self.works = list(works)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See Work; the timeout applies to each."""
+        """Wait for all; the timeout applies to each."""
         return all(work.wait(timeout) for work in self.works)
 
     def is_completed(self) -> bool:
+        """Whether all have ended, with or without an error; never waits."""
         return all(work.is_completed() for work in self.works)
 
     def is_success(self) -> bool:
+        """Whether all have ended without an error."""
         return all(work.is_success() for work in self.works)
 
     def exception(self) -> Exception | None:
-        """See Work: the first error."""
+        """The first error, or None."""
         return next((error for work in self.works if (error := work.exception())), None)
 
     def result(self) -> list[Any]:
+        """The arrays that the operations fill in."""
         return [array for work in self.works for array in work.result()]
 
     def source_rank(self) -> int:
-        """See Work: -1, because there are several operations."""
+        """-1, because there are several operations."""
         return -1
 
     def get_future(self) -> Future:
+        """A future of `result()`."""
         return Future.of(self)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See Work: on completion of the last one."""
+        """Call `callback(self)` on completion of the last one."""
         left, lock = [len(self.works)], threading.Lock()
 
         def one_done(_: object) -> None:

@@ -18,10 +18,10 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.call import Blocks, run
 from rallypoint.process_group.calls.parts import part_sizes
 from rallypoint.process_group.calls.point_to_point import post_message
-from rallypoint.process_group.groups.call_errors import Site
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.process_group.work import CallDetails, ended_on_error
+from rallypoint.process_group.work import ended_on_error
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.memory import Memory

@@ -19,8 +19,9 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from rallypoint.engine.engine_work import EngineWork
+from rallypoint.process_group.groups.call_errors import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.work import CallDetails, ManyWorks, OneWork
+from rallypoint.process_group.work import ManyWorks, OneWork
 from rallypoint.pytorch.tools import untraced
 
 if TYPE_CHECKING:

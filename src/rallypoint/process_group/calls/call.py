@@ -18,11 +18,11 @@ from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTyp
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.delegated import library_calls as delegated
 from rallypoint.process_group.delegated.library_work import DelegatedWork
-from rallypoint.process_group.groups.call_errors import Site
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, DeviceArray, address, describe, dtype_name
 from rallypoint.process_group.operators import Operator, code_and_factor
-from rallypoint.process_group.work import CallDetails, OneWork
+from rallypoint.process_group.work import OneWork
 from rallypoint.store.store import seconds_of
 
 # An array of all blocks, one after the other; or an array for each; or None: no block.

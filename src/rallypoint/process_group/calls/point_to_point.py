@@ -21,11 +21,11 @@ from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.delegated import library_calls as delegated
 from rallypoint.process_group.delegated.end import LibraryGroup
 from rallypoint.process_group.delegated.library_work import DelegatedWork
-from rallypoint.process_group.groups.call_errors import Site
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name
-from rallypoint.process_group.work import CallDetails, OneWork, Work
+from rallypoint.process_group.work import OneWork, Work
 from rallypoint.store.store import seconds_of
 
 _ANY = -1

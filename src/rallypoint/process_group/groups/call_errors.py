@@ -25,6 +25,7 @@ from rallypoint.base.errors import (
 from rallypoint.base.wording import name_ranks
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.memory.arrays import describe
 from rallypoint.store.init_method import Presence, shows_deaths
 
 _FORMING_S = 1.0  # how long the store may take to show a death
@@ -88,50 +89,6 @@ _ASKED = 64  # beyond, only the rank at fault is asked
 _NOT_THE_USERS = ("rallypoint.", "torch.")
 
 
-def failure(
-    group: ProcessGroup,
-    code: int,
-    operation: str,
-    what: str,
-    *,
-    op: int = 0,
-    root: int = 0,
-    variant: int = 0,
-    site: Site | None = None,
-) -> RallypointError:
-    """The error for a nonzero result of the engine.
-
-    Args:
-        what: the call's arrays, as text.
-        root: a rank in the group.
-        variant: which algorithm was requested.
-        site: where the user's code made the call; found on the stack unless given.
-    """
-    if code == BAD_BUFFER:
-        return InvalidArgumentError(f"{operation} cannot take {what}")
-    error = group.communicator.error(operation)
-    message = str(error)
-    if isinstance(error, MismatchError):
-        details = [what]
-        if reduces(operation):
-            details.append(ReduceOp(op).name)
-        if root_argument(operation):
-            details.append(f"{root_argument(operation)}={group.ranks[root]}")
-        details.append(group.algorithms.in_words(variant))
-        call = f"{operation}({', '.join(filter(None, details))}) at {site or Site.of_caller()}"
-        calls = _exchange(group, call, error.rank)
-        if message.startswith("ranks called different") and len(set(calls.values())) > 1:
-            message = _different_calls(calls, group.ranks)
-        error = MismatchError(message, rank=error.rank, operation=operation, calls=calls)
-    elif isinstance(error, PeerLostError):
-        error = found_when_formed(group, error)
-        message = str(error)
-    if not group.is_world:
-        message = f"in the group of global ranks {group.members()}: {message}"
-        error.args = (message,)
-    return error
-
-
 class Site(NamedTuple):
     """A line of the user's code; looked up and formatted only if it must be reported."""
 
@@ -155,6 +112,53 @@ class Site(NamedTuple):
         lines = self.code.co_lines()
         line = next((line for begin, end, line in lines if begin <= self.instruction < end), None)
         return f"{self.code.co_filename.removeprefix(here)}:{line or self.code.co_firstlineno}"
+
+
+class CallDetails(NamedTuple):
+    """A call's details, for the text of an error.
+
+    Attributes:
+        what: its arrays.
+        root: a rank in the group.
+        variant: which algorithm was requested (planning.Algorithms).
+        site: where the user's code made the call; found on the stack unless given.
+    """
+
+    operation: str
+    what: object
+    op: int = 0
+    root: int = 0
+    variant: int = 0
+    site: Site | None = None
+
+    def error(self, group: ProcessGroup, code: int) -> RallypointError:
+        """The error for a nonzero result of the engine."""
+        operation = self.operation
+        what = "" if operation == "barrier" else describe(self.what)
+        if code == BAD_BUFFER:
+            return InvalidArgumentError(f"{operation} cannot take {what}")
+        error = group.communicator.error(operation)
+        message = str(error)
+        if isinstance(error, MismatchError):
+            details = [what]
+            if reduces(operation):
+                details.append(ReduceOp(self.op).name)
+            if root_argument(operation):
+                details.append(f"{root_argument(operation)}={group.ranks[self.root]}")
+            details.append(group.algorithms.in_words(self.variant))
+            site = self.site or Site.of_caller()
+            call = f"{operation}({', '.join(filter(None, details))}) at {site}"
+            calls = _exchange(group, call, error.rank)
+            if message.startswith("ranks called different") and len(set(calls.values())) > 1:
+                message = _different_calls(calls, group.ranks)
+            error = MismatchError(message, rank=error.rank, operation=operation, calls=calls)
+        elif isinstance(error, PeerLostError):
+            error = found_when_formed(group, error)
+            message = str(error)
+        if not group.is_world:
+            message = f"in the group of global ranks {group.members()}: {message}"
+            error.args = (message,)
+        return error
 
 
 def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, str]:
