@@ -31,7 +31,7 @@ from datetime import timedelta
 import numpy as np
 import rallypoint as dist
 from rallypoint.process_group.formation.joining import reform_world
-from rallypoint.store.init_method import OpenStore
+from rallypoint.store.init_method import JoinedStore
 wait = timedelta(seconds=60)
 dist.init_process_group(timeout=wait)
 group = dist.group.WORLD
@@ -48,7 +48,7 @@ except dist.PeerLostError as error:
 if sys.argv[1] == "shrink":
     dist.shrink_group()
 else:
-    place = OpenStore(store=group.world.store, rank=kept.index(me), world_size=3)
+    place = JoinedStore(store=group.world.store, rank=kept.index(me), world_size=3)
     reform_world(group, place, "after", timeout=wait)
 formed = time.monotonic()
 value[:] = 10 ** me

@@ -220,7 +220,7 @@ def test_deaths_at_any_time_of_forming(surviving: Ranks, backend: str, seed: int
 # Beside AWAIT, in the worker of one rank. A file is how ranks here wait for one another.
 FORMING = """
 from pathlib import Path
-from rallypoint.process_group.formation import connecting, mesh
+from rallypoint.process_group.formation import mesh
 HERE = Path(__file__).parent
 def await_file(name):
     while not (HERE / name).exists():
@@ -247,19 +247,19 @@ def accept(self):
     self._listener.close()
     time.sleep(0.5)
     os._exit(0)
-mesh._Mesh._accept = accept
+mesh.Mesh._accept = accept
 """
 
 # Forms so slowly that meanwhile one rank dies, and another one ends because of that.
 IS_SLOW = """
-connect_all = connecting.connect_all
-def connect_slowly(*args, check, **kwargs):
-    peers = connect_all(*args, check=check, **kwargs)
+connect_all = mesh.Mesh.connect_all
+def connect_slowly(self, *args):
+    peers = connect_all(self, *args)
     (HERE / "connected").touch()
     await_file("go on")
-    check()
+    self._check()
     return peers
-connecting.connect_all = connect_slowly
+mesh.Mesh.connect_all = connect_slowly
 """
 
 

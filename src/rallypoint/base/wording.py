@@ -9,14 +9,18 @@ if TYPE_CHECKING:
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """``"rank 3"``, ``"ranks 0-2, 5"``; `ranks` are sorted."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks, ', ')}"
+
+
+def rank_ranges(ranks: Sequence[int], separator: str) -> str:
+    """``"0-2,5"``, with that separator."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+    return separator.join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 _LEAST_S = 0.9995  # less rounds to fewer than 1000 ms

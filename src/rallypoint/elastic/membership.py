@@ -1,4 +1,4 @@
-"""This process's part in a job whose ranks come and go: its way from one round to the next."""
+"""This process's membership in a job whose ranks change: how it gets from round to round."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import Store
 
-# What a lost rank looks like to a call of the program; what it called wrongly is no loss.
+# Errors of a program's call that mean a lost rank; a mistake of the program is no loss.
 LOSSES = (PeerLostError, RevokedError, StoreError, CollectiveTimeoutError)
-_NOT_FORMED = (PeerError, HostError)  # and to those who form a group
-_SHOWS_WITHIN_S, _BETWEEN_LOOKS_S = 2.0, 0.05
+_NOT_FORMED = (PeerError, HostError)  # the same, while a group forms
+_SHOWS_WITHIN_S, _CHECK_EVERY_S = 2.0, 0.05
 FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
 
 
-class ShardedState(Protocol):
-    """What `Membership` needs of `Replicas`: this rank's place among those with shards."""
+class _ShardedState(Protocol):
+    """What `Membership` and `Sampler` need of `Replicas`."""
 
     shards: int
     shard: int
@@ -49,28 +49,23 @@ class ShardedState(Protocol):
     replicate_group: ProcessGroup
 
     @property
-    def rank(self) -> int:
-        """This rank's number among those that train."""
+    def rank(self) -> int: ...
 
     @property
-    def size(self) -> int:
-        """How many ranks train."""
+    def size(self) -> int: ...
 
     @property
-    def is_idle(self) -> bool:
-        """Whether this rank waits for others, with which it would be a whole replica."""
+    def is_idle(self) -> bool: ...
 
-    def is_of(self, group: ProcessGroup | None) -> bool:
-        """Whether it is that default group's."""
+    def is_of(self, group: ProcessGroup | None) -> bool: ...
 
     def form(
         self, settlement: Settlement, reports: Sequence[RankReport], held: Sequence[int]
-    ) -> Settlement:
-        """Take this rank's place in a new round."""
+    ) -> Settlement: ...
 
 
 class View(NamedTuple):
-    """What the program sees of a round."""
+    """A round's ranks, as the program sees them."""
 
     ranks: tuple[int, ...]
     own_rank: int
@@ -88,20 +83,20 @@ class Membership:
 
     def __init__(self) -> None:
         self.round = -1
-        self._replicas: ShardedState | None = None
+        self._replicas: _ShardedState | None = None
         self.settled: Settlement | None = None
         self.begins_again = False
         self._calls = self._calls_of_all = 0  # of functions under elastic.run: begun here; the most
         self._has_state = False
         self._link: ControlLink | None = None
-        self._is_meeting = False  # a round forms, or its ranks tell each other where they stand
+        self._is_meeting = False  # a round forms, or its ranks exchange reports
         self._forming: Store | None = None  # where the round's groups form
 
     def enroll(self) -> None:
-        """Listen to the launcher; a newcomer goes on when others are lost, from now on.
+        """Listen to the launcher. A newcomer outlives other ranks from now on.
 
-        The job's first processes do so once they have a common state: before, there is nothing to
-        go on with, and what fails would leave a job of fewer ranks than were asked for.
+        The job's first processes do so only once they have a common state. Before, they have
+        nothing to continue with, and a failure would leave fewer ranks than were requested.
         """
         self._link = control_link()
         if self._link is not None:
@@ -135,8 +130,8 @@ class Membership:
             self._link.joined(self.round, is_elastic=self._link.is_newcomer or None)
         return False
 
-    def has_state(self) -> None:
-        """Tell the launcher that all have the state: from now on, this process outlives others."""
+    def report_state(self) -> None:
+        """Tell the launcher that all have the state: this process outlives others from now on."""
         if self._link is not None:
             self._link.synchronized(self.round, begins_again=self.begins_again)
         self.begins_again, self._has_state = False, True
@@ -159,13 +154,13 @@ class Membership:
         return group
 
     @property
-    def replicas(self) -> ShardedState | None:
-        """The replicas that it has a place in, if the state of this default group is in shards."""
+    def replicas(self) -> _ShardedState | None:
+        """This process's replicas, if the state of the present default group is in shards."""
         replicas, group = self._replicas, GroupMember.WORLD
         return replicas if replicas is not None and replicas.is_of(group) else None
 
     @replicas.setter
-    def replicas(self, replicas: ShardedState | None) -> None:
+    def replicas(self, replicas: _ShardedState | None) -> None:
         self._replicas = replicas
 
     @property
@@ -185,18 +180,18 @@ class Membership:
         return newest is not None and newest.round > self.round
 
     def wait_for_news(self, timeout_s: float) -> bool:
-        """Wait until there is."""
+        """Wait until there is one; returns whether there is."""
         return self._link is not None and self._link.wait(self.round, timeout_s) is not None
 
-    def go_on(self, report: RankReport, because: RallypointError | None) -> Settlement:
-        """Form the group again in the newest round, and agree on where everybody stands."""
+    def go_on(self, report: RankReport, loss: RallypointError | None) -> Settlement:
+        """Form the group again in the newest round, and settle the state with its ranks."""
         tried = self.round
-        self._report_timeout(because)
+        self._report_timeout(loss)
         self._is_meeting = True  # from before the newest place is read
         while True:
-            place = next_place(tried, because, had_formed=self.round == tried)
+            place = next_place(tried, loss, had_formed=self.round == tried)
             if place is None:
-                raise because or PeerError("the launcher offers no other round")
+                raise loss or PeerError("the launcher offers no other round")
             tried = place.round
             try:
                 self._form(place.round, place.environ)
@@ -204,7 +199,7 @@ class Membership:
             except StateLostError:
                 raise
             except _NOT_FORMED as error:
-                because = error
+                loss = error
                 if self.round == place.round:
                     self._report_timeout(error)
                 error.__traceback__ = None
@@ -216,16 +211,16 @@ class Membership:
             return settlement
 
     def outlives(self, error: RallypointError) -> bool:
-        """Whether the launcher has this process go on; after a timeout, without the late rank."""
+        """Whether this process continues after an error; after a timeout, without the late rank."""
         if not isinstance(error, CollectiveTimeoutError):
             return True
         return error.rank is not None and self._link is not None and self._link.is_elastic
 
     def has_lost(self, error: RallypointError) -> bool:
-        """Whether the ranks of the job are what this error is about.
+        """Whether an error means that a rank of the job was lost.
 
-        That of a store may be of one of the program's own. After a loss, the default group or the
-        launcher shows it, too.
+        A store's error may be about a store of the program's own. After a loss, the default group
+        or the launcher shows it, too.
         """
         link = self._link
         if link is None or not isinstance(error, StoreError):
@@ -234,34 +229,34 @@ class Membership:
         while not self.has_news() and not link.is_kept(self.round):
             try:
                 communicator = self.group.communicator
-            except RallypointError:  # it is not to be asked
+            except RallypointError:  # it has none to ask
                 return True
             if communicator.has_trouble():
                 return True
             if time.monotonic() >= until:
                 return False
-            link.wait(self.round, _BETWEEN_LOOKS_S)
+            link.wait(self.round, _CHECK_EVERY_S)
         return True
 
     def _report_timeout(self, error: RallypointError | None) -> None:
-        """Have the launcher end the rank that a call has waited for until its timeout."""
+        """Have the launcher end the rank for which a call has timed out."""
         if isinstance(error, CollectiveTimeoutError) and self.outlives(error):
             assert self._link is not None and error.rank is not None
             members = () if len(error.members) == self.group.size() else error.members
             self._link.send(CallTimedOut(self.round, error.rank, members))
 
     def exchange(self, report: RankReport) -> Settlement:
-        """Tell each other where everybody stands, and conclude the same from it."""
+        """Exchange the reports of all ranks; each concludes the same from them."""
         self._is_meeting = True
         self.settled = None
         size, replicas = self.group.size(), self.replicas
         shards = (0, 0) if replicas is None else (replicas.shards, replicas.shard)
         calls = max(self._calls, self._calls_of_all)
         mine = numpy.array((*report, *shards, calls), numpy.int64)
-        told = numpy.empty((size, mine.size), numpy.int64)
-        all_gather_into_tensor(told, mine)
+        of_all = numpy.empty((size, mine.size), numpy.int64)
+        all_gather_into_tensor(of_all, mine)
         self.group.world.has_met = True
-        rows = told.tolist()
+        rows = of_all.tolist()
         self._calls_of_all = max(row[7] for row in rows)
         reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3]), row[4]) for row in rows]
         if not any(each.is_member for each in reports) and any(each.prepared for each in reports):
@@ -275,7 +270,7 @@ class Membership:
         return settlement
 
     def view(self) -> View:
-        """How the program sees the round."""
+        """The present round, as the program sees it."""
         position = None if self.replicas is None else self.replicas.position
         return View(self.group.ranks, self.group.own_rank, position)
 
@@ -307,15 +302,15 @@ class Membership:
         self.round = number
 
     def _watch(self, store: Store, number: int) -> None:
-        """That round forms at this store, unless there is a newer one already."""
+        """The round of this number forms at this store; interrupt it if there is a newer one."""
         self._forming = store
         if self._link is not None and self._link.wait(number, 0.0) is not None:
             self._interrupt()
 
     def _withdraw(self, place: Place) -> None:
-        """In the thread of the link: what waits in an old round, or for one, can stop waiting.
+        """In the link's thread: end what waits in the old round, or for its store.
 
-        If nobody was lost, a round that has begun goes on until an update says that all leave it.
+        If nobody was lost, a running round continues until an update says that all leave it.
         """
         if not place.is_urgent and not self._is_meeting:
             return
@@ -344,8 +339,8 @@ _membership: Membership | None = None
 
 
 def membership() -> Membership:
-    """The one of this process."""
-    global _membership  # noqa: PLW0603 - a process has one place in a job
+    """This process's membership."""
+    global _membership  # noqa: PLW0603 - a process has one
     if _membership is None:
         _membership = Membership()
     return _membership

@@ -18,7 +18,7 @@ from rallypoint.elastic.agreement import (
     arrange,
 )
 from rallypoint.elastic.membership import FROM_CHECKPOINT, LOSSES, membership
-from rallypoint.process_group.formation.subgroups import group_to_be, reform_group
+from rallypoint.process_group.formation.subgroups import reform_group, unformed_group
 from rallypoint.process_group.groups.group import ProcessGroup
 
 _IDLE = "this rank is idle: it waits for others with which it would be a whole replica"
@@ -153,6 +153,6 @@ class Replicas:
         """For life: what is made of the groups may know the shard and their number."""
         self.shard = shard
         ranks = range(self.shards)
-        self.shard_group = group_to_be(whole.world, ranks, shard, "of a replica")
-        self.replicate_group = group_to_be(whole.world, [whole.own_rank], 0, "of a shard")
-        self._training = group_to_be(whole.world, [whole.own_rank], 0, "of ranks that train")
+        self.shard_group = unformed_group(whole.world, ranks, shard, "of a replica")
+        self.replicate_group = unformed_group(whole.world, [whole.own_rank], 0, "of a shard")
+        self._training = unformed_group(whole.world, [whole.own_rank], 0, "of ranks that train")

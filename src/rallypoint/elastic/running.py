@@ -96,7 +96,7 @@ class _Attempts:
             try:
                 if not is_synchronized:
                     self._state.sync()
-                    part.has_state()
+                    part.report_state()
                 is_synchronized = False
                 if part.is_behind:
                     return None  # type: ignore[return-value]  # see `run`

@@ -222,13 +222,13 @@ class State:
         own = self.__dict__
         return {name: copied(read(own[name])) for name in self._names}
 
-    def _go_on(self, because: RallypointError | None) -> bool:
+    def _go_on(self, loss: RallypointError | None) -> bool:
         """Meet the others in the newest round; returns whether to do the prepared update."""
         was_training = self._is_member and self._settlement is None
-        settlement = self._settlement = membership().go_on(self._report, because)
+        settlement = self._settlement = membership().go_on(self._report, loss)
         is_due = self._is_member and settlement.committed > self._committed
         self._committed = self._prepared = settlement.committed
-        membership().begins_again |= was_training and because is not None and not is_due
+        membership().begins_again |= was_training and loss is not None and not is_due
         return bool(is_due)
 
     def _reset(self) -> None:
@@ -281,12 +281,12 @@ class _Update:
 
     def follow(self) -> bool:
         """Take part in the agreement on an update that is others'; whether it was the last one."""
-        told = self._value
-        told[0] = _IS_OVER if self._has_news() else _NOBODY_WAITS | _IS_OVER
+        agreed = self._value
+        agreed[0] = _IS_OVER if self._has_news() else _NOBODY_WAITS | _IS_OVER
         all_reduce(self._word, _BAND)
-        if not told[0] & _NOBODY_WAITS:
+        if not agreed[0] & _NOBODY_WAITS:
             raise MembershipChangedError("ranks wait to join")
-        return bool(told[0] & _IS_OVER)
+        return bool(agreed[0] & _IS_OVER)
 
     def __enter__(self) -> None:
         own, value = self._own, self._value
@@ -313,9 +313,9 @@ class _Update:
         else:
             own["_committed"] = next_one
             if value[0] != self._mine:
-                told, value[0] = value[0], self._mine
-                self._has_changed = not told & _NOBODY_WAITS
-                if self._mine & ~told & _IS_OVER:
+                agreed, value[0] = value[0], self._mine
+                self._has_changed = not agreed & _NOBODY_WAITS
+                if self._mine & ~agreed & _IS_OVER:
                     self._refuse_early_end()
         self._why_not = _WITHIN
         whole = resolve(None)
@@ -331,14 +331,14 @@ class _Update:
             " must make the same updates"
         )
 
-    def _is_due(self, because: RallypointError) -> bool:
+    def _is_due(self, loss: RallypointError) -> bool:
         """Go on in the next round; the update, if it is due, still sees the ranks of this one.
 
         Others may have made it before the loss, and all must change the state in the same way.
         """
         part = self._part
         before = part.view()
-        if not self._state._go_on(because):
+        if not self._state._go_on(loss):
             return False
         self._present = part.view()
         part.show(before)

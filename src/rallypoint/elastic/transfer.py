@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
 from typing import Any, TypeVar
@@ -330,8 +330,7 @@ def _exchange_messages(
     if are_here:
         sources = sources[:1]  # more would compete for the same memory and cores
     if len(sources) == 1 and len(newcomers) == group.size() - 1:
-        for piece in pieces:
-            _broadcast(piece, sources[0], group, is_source=me == sources[0])
+        _broadcast(pieces, sources[0], group)
     elif are_here and len(newcomers) == 1:
         _hand_over(pieces, sources[0], newcomers[0])
     elif me in newcomers:
@@ -342,20 +341,25 @@ def _exchange_messages(
 
 def _hand_over(pieces: Sequence[Piece], source: int, newcomer: int) -> None:
     me = get_rank()
+    if me == source:
+        _move(pieces, lambda data: send(data, newcomer), is_source=True)
+    elif me == newcomer:
+        _move(pieces, lambda data: recv(data, source), is_source=False)
+
+
+def _broadcast(pieces: Sequence[Piece], source: int, group: ProcessGroup) -> None:
+    is_source = get_rank() == source
+    _move(pieces, lambda data: broadcast(data, source, group), is_source=is_source)
+
+
+def _move(
+    pieces: Sequence[Piece], communicate: Callable[[Bytes], object], *, is_source: bool
+) -> None:
     for piece in pieces:
-        if me == source:
-            send(_joined(piece), newcomer)
-        elif me == newcomer:
-            data = piece[0] if len(piece) == 1 else _bounce(piece)
-            recv(data, source)
+        data = _joined(piece) if is_source else _buffer(piece)
+        communicate(data)
+        if not is_source:
             _spread(piece, data)
-
-
-def _broadcast(piece: Piece, source: int, group: ProcessGroup, *, is_source: bool) -> None:
-    data = _joined(piece) if is_source or len(piece) == 1 else _bounce(piece)
-    broadcast(data, source, group)
-    if not is_source:
-        _spread(piece, data)
 
 
 def _send(pieces: Sequence[Piece], newcomers: Sequence[int]) -> None:
@@ -373,9 +377,8 @@ def _send(pieces: Sequence[Piece], newcomers: Sequence[int]) -> None:
 def _receive(pieces: Sequence[Piece], sources: Sequence[int]) -> None:
     under_way: list[tuple[Any, Piece, Bytes]] = []
     for number, piece in enumerate(pieces):
-        data = piece[0] if len(piece) == 1 else _bounce(piece)
-        work = irecv(data, sources[number % len(sources)])
-        under_way.append((work, piece, data))
+        data = _buffer(piece)
+        under_way.append((irecv(data, sources[number % len(sources)]), piece, data))
         if len(under_way) >= _UNDER_WAY * len(sources):
             _finish(*under_way.pop(0))
     for each in under_way:
@@ -387,8 +390,9 @@ def _finish(work: Any, piece: Piece, data: Bytes) -> None:
     _spread(piece, data)
 
 
-def _bounce(piece: Piece) -> Bytes:
-    return numpy.empty(sum(each.size for each in piece), numpy.uint8)
+def _buffer(piece: Piece) -> Bytes:
+    """Where to receive it: the array itself, or a buffer for several small ones."""
+    return piece[0] if len(piece) == 1 else numpy.empty(sum(map(len, piece)), numpy.uint8)
 
 
 def _joined(piece: Piece) -> Bytes:

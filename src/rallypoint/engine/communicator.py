@@ -83,13 +83,55 @@ class Trouble(IntEnum):
     EXHAUSTED = 13
 
 
-# Troubles with an error class of their own.
-_DETAILED: dict[Trouble, type[PeerError]] = {
-    Trouble.MISMATCH: MismatchError,
-    Trouble.LENGTHS: MismatchError,
-    Trouble.CIRCLE: DeadlockError,
-    Trouble.TIMEOUT: CollectiveTimeoutError,
+# The error of each trouble, and its message.
+_ERRORS: dict[Trouble, tuple[type[PeerError], str]] = {
+    Trouble.PEER_LOST: (PeerLostError, "{who} ended during {call}"),
+    Trouble.PEER_LEFT: (
+        PeerLostError,
+        "{who} left the group, or exited, before {call} could complete",
+    ),
+    Trouble.MISMATCH: (
+        MismatchError,
+        "ranks called different operations: rank {culprit} called {theirs}, rank {reporter} called "
+        "{ours}{hint}",
+    ),
+    Trouble.TIMEOUT: (
+        CollectiveTimeoutError,
+        "{call} waited {waited_s:g} s for {who}; check what that rank is doing, or pass a longer "
+        "timeout to init_process_group",
+    ),
+    Trouble.INTERRUPTED: (PeerLostError, "{who} was interrupted in {call}"),
+    Trouble.ABORTED: (PeerError, "{who} aborted the group"),
+    Trouble.CORRUPT: (PeerError, "{who} sent an invalid message during {call}"),
+    Trouble.LENGTHS: (
+        MismatchError,
+        "rank {culprit} has {sent} bytes for rank {reporter}, which expects {expected}, in {call}; "
+        "pass equal lengths",
+    ),
+    Trouble.CIRCLE: (
+        DeadlockError,
+        "ranks wait for each other and cannot make progress: {circle}; swap the order of send and "
+        "receive on one of them, or use isend and irecv",
+    ),
+    Trouble.UNREADABLE: (
+        PeerError,
+        "rank {reporter} may no longer read the memory of {who} during {call}; set "
+        "RALLYPOINT_DIRECT=0 on all ranks",
+    ),
+    Trouble.UNREACHABLE: (
+        PeerLostError,
+        "rank {reporter} cannot connect to {who}{where} ({reason}) for {call}; check that the rank "
+        "is still running and that no firewall blocks connections between their hosts",
+    ),
+    Trouble.REVOKED: (RevokedError, "{who} revoked the group"),
+    Trouble.EXHAUSTED: (
+        PeerError,
+        "the system refused {who} a connection ({reason}) during {call}; raise the limit that the "
+        "error names on its host, e.g. with ulimit -n that of open files",
+    ),
 }
+# Those whose messages need what only the reporter knows.
+_DETAILED = Trouble.MISMATCH, Trouble.LENGTHS, Trouble.CIRCLE, Trouble.TIMEOUT
 _MOST_S = 5.0  # calls under way end within milliseconds, unless this process does not run
 _UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
@@ -312,76 +354,37 @@ class Communicator:
         trouble = Trouble(number)
         culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
         who = f"rank {culprit} (pid {self.native.pid(at_fault)})"
-        interrupted = f"{self._call(ours)} on rank {reporter}" if ours else operation
         if not is_told and trouble in _DETAILED:
-            return _DETAILED[trouble](
+            text = (
                 f"{operation}: rank {reporter} reported a failure of {who} "
-                f"({trouble.name.lower()}) and ended before it could give details{_UNUSABLE}",
-                rank=culprit,
-                operation=operation,
+                f"({trouble.name.lower()}) and ended before it could give details"
             )
-        kind: type[PeerError] = PeerLostError
-        match trouble:
-            case Trouble.PEER_LOST | Trouble.UNREACHABLE:
-                text = self._lost(at_fault, who, reporter, sent, interrupted)
-            case Trouble.PEER_LEFT:
-                text = f"{who} left the group, or exited, before {interrupted} could complete"
-            case Trouble.MISMATCH:
-                kind = MismatchError
-                text = (
-                    f"ranks called different operations: rank {culprit} called "
-                    f"{self._call(theirs)}, rank {reporter} called {self._call(ours)}"
-                )
-                text += ", but with a different algorithm" if theirs == ours else ""
-            case Trouble.LENGTHS:
-                kind = MismatchError
-                text = (
-                    f"rank {culprit} has {sent} bytes for rank {reporter}, which expects "
-                    f"{expected}, in {interrupted}; pass equal lengths"
-                )
-            case Trouble.CIRCLE:
-                kind = DeadlockError
-                ways = ("recv from", "send to")
-                members = [
-                    f"rank {self._global_ranks[rank]} is in {ways[sends]} rank "
-                    f"{self._global_ranks[peer]}, tag {tag}"
-                    for rank, sends, peer, tag in circle
-                ]
-                text = (
-                    f"ranks wait for each other and cannot make progress: {'; '.join(members)}; "
-                    "swap the order of send and receive on one of them, or use isend and irecv"
-                )
-            case Trouble.TIMEOUT:
-                kind = CollectiveTimeoutError
-                text = (
-                    f"{interrupted} waited {waited_s:g} s for {who}; check what that rank is "
-                    "doing, or pass a longer timeout to init_process_group"
-                )
-            case Trouble.INTERRUPTED:
-                text = f"{who} was interrupted in {interrupted}"
-            case Trouble.UNREADABLE | Trouble.EXHAUSTED | Trouble.CORRUPT:
-                kind = PeerError
-                text = _broken(trouble, who, reporter, sent, interrupted)
-            case _:
-                is_revoked = trouble is Trouble.REVOKED
-                kind = RevokedError if is_revoked else PeerError
-                text = f"{who} {'revoked' if is_revoked else 'aborted'} the group"
-        text += _UNUSABLE
-        return kind(text, rank=culprit, operation=operation)
-
-    def _lost(self, place: int, who: str, reporter: int, code: int, call: str) -> str:
-        """The message about a rank that died, or that could not be reached: then `code` is an error
-        number.
-        """
-        if not code:
-            return f"{who} ended during {call}"
-        host, port = self._endpoints.get(place, ("", 0))
-        where = f" at {endpoint_of(host, port)}" if host else ""
-        return (
-            f"rank {reporter} cannot connect to {who}{where} ({os.strerror(code)}) for {call}; "
-            "check that the rank is still running and that no firewall blocks connections "
-            "between their hosts"
+            return _ERRORS[trouble][0](text + _UNUSABLE, rank=culprit, operation=operation)
+        if trouble in (Trouble.PEER_LOST, Trouble.UNREACHABLE):
+            trouble = Trouble.UNREACHABLE if sent else Trouble.PEER_LOST
+        kind, text = _ERRORS.get(trouble, _ERRORS[Trouble.ABORTED])
+        host, port = self._endpoints.get(at_fault, ("", 0))
+        has_reason = trouble in (Trouble.UNREACHABLE, Trouble.EXHAUSTED)
+        text = text.format(
+            who=who,
+            call=f"{self._call(ours)} on rank {reporter}" if ours else operation,
+            theirs=self._call(theirs) if trouble is Trouble.MISMATCH else "",
+            ours=self._call(ours),
+            hint=", but with a different algorithm" if theirs == ours else "",
+            culprit=culprit,
+            reporter=reporter,
+            sent=sent,
+            expected=expected,
+            waited_s=waited_s,
+            circle="; ".join(
+                f"rank {self._global_ranks[rank]} is in {'send to' if sends else 'recv from'} rank "
+                f"{self._global_ranks[peer]}, tag {tag}"
+                for rank, sends, peer, tag in circle
+            ),
+            where=f" at {endpoint_of(host, port)}" if host else "",
+            reason=os.strerror(sent) if has_reason else "",
         )
+        return kind(text + _UNUSABLE, rank=culprit, operation=operation)
 
     def _call(self, record: tuple[int, int, int, int, int, int] | None) -> str:
         if record is None:
@@ -402,18 +405,3 @@ class Communicator:
         if called.has_root:
             details.append(f"{called.root_argument} {self._global_ranks[root]}")
         return f"{called.operation} #{number} ({', '.join(details)})"
-
-
-def _broken(trouble: Trouble, who: str, reporter: int, code: int, call: str) -> str:
-    """The message about what a system refuses, with its error number, or what makes no sense."""
-    if trouble is Trouble.UNREADABLE:
-        return (
-            f"rank {reporter} may no longer read the memory of {who} during {call}; "
-            "set RALLYPOINT_DIRECT=0 on all ranks"
-        )
-    if trouble is Trouble.EXHAUSTED:
-        return (
-            f"the system refused {who} a connection ({os.strerror(code)}) during {call}; raise the "
-            "limit that the error names on its host, e.g. with ulimit -n that of open files"
-        )
-    return f"{who} sent an invalid message during {call}"

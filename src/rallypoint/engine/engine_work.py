@@ -107,8 +107,8 @@ class EngineWork:
         return self._failure() if end else self._unfinished
 
     def _settle(self, end: int) -> None:
-        """Finish an operation that has ended, only once. Other threads that call this meanwhile
-        wait; a signal handler in the middle of it, which cannot, does it first.
+        """Finish an operation that has ended, once. Other threads wait meanwhile; a signal handler
+        in the middle of it, which cannot, finishes it itself.
         """
         if self._finish is None:
             return
@@ -143,7 +143,7 @@ class _Callbacks:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may add one while one is added
-        self._told = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._waiting: dict[_native.Work, list[tuple[EngineWork, Callable[[Any], object]]]] = {}
         self._threads: list[threading.Thread] = []
         self._running = 0  # the number of threads that run callbacks
@@ -152,9 +152,7 @@ class _Callbacks:
     def add(
         self, native: _native.Work, work: EngineWork, callback: Callable[[Any], object]
     ) -> bool:
-        """Register a callback; returns False, and does nothing, if the operation has already
-        ended.
-        """
+        """Register a callback; returns False, and does nothing, if the operation has ended."""
         with self._lock:
             if not native.watch():
                 return False
@@ -164,16 +162,15 @@ class _Callbacks:
         return True
 
     def close(self) -> None:
-        """Called when the process ends, after it has left its groups: run the callbacks that follow
-        from that, but no more.
+        """At the end of the process, once it has left its groups: run the callbacks of that.
 
         A callback may wait for another's result, so none is dropped while one is running.
         """
         if not self._threads:
             return
-        with self._told:
-            self._told.wait_for(self._is_idle, _MOST_AT_EXIT_S)
-            self._told.wait_for(lambda: self._running == 0, _MOST_RUNNING_S)
+        with self._changed:
+            self._changed.wait_for(self._is_idle, _MOST_AT_EXIT_S)
+            self._changed.wait_for(lambda: self._running == 0, _MOST_RUNNING_S)
         _native.close_work()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -193,9 +190,7 @@ class _Callbacks:
             pass
 
     def _serve_next(self) -> bool:
-        """This is a separate function, so that a waiting thread keeps no references to what it has
-        run.
-        """
+        """A separate function, so that a waiting thread keeps no references to what it has run."""
         with self._turn:
             native = _native.next_done()
             if native is None:
@@ -210,9 +205,9 @@ class _Callbacks:
                 work._run(callback)
             except BaseException as error:
                 report(error)
-        with self._told:
+        with self._changed:
             self._running -= 1
-            self._told.notify_all()
+            self._changed.notify_all()
         return True
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rallypoint._native import open_flight_record, tell_long_waits
 from rallypoint.base import worker_hook
+from rallypoint.base.wording import rank_ranges
 from rallypoint.base.worker_env import HANG_AFTER, HANG_AFTER_S
 
 _MOST_MEMBERS = 200  # characters
@@ -69,19 +70,7 @@ def describe(name: str, key: str, ranks: Sequence[int]) -> str:
         key: a text that all members share, and no other group of the job.
         ranks: the members' global ranks, in the order of their ranks in the group.
     """
-    members = ",".join(
-        str(first) if first == last else f"{first}-{last}" for first, last in _runs(ranks)
-    )
+    members = rank_ranges(ranks, ",")
     if len(members) > _MOST_MEMBERS:
         members = ""
     return json.dumps({"name": name[:100], "key": key[-200:], "members": members})
-
-
-def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    return runs

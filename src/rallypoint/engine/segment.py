@@ -85,14 +85,14 @@ class SegmentOwner:
             self._admit_all(selector, others, deadline, check)
         for rank, connection in self._members.items():
             _expect(connection, _MAPPED, deadline, others[rank], check)
-        self._tell_all(_GO)
+        self._send_all(_GO)
         reach = probe()
         for rank, connection in self._members.items():
             reach &= _expect(connection, _REACHES, deadline, others[rank], check)[0]
-        self._tell_all(bytes([reach]))
+        self._send_all(bytes([reach]))
         return reach
 
-    def _tell_all(self, byte: bytes) -> None:
+    def _send_all(self, byte: bytes) -> None:
         for connection in self._members.values():
             # Its death will become visible in the first operation.
             with contextlib.suppress(OSError):
@@ -105,10 +105,10 @@ class SegmentOwner:
         deadline: float,
         check: Callable[[], None],
     ) -> None:
-        """Give the region to all other ranks. Strangers that say nothing hold up nobody."""
+        """Give the region to all other ranks. Silent strangers delay nobody."""
         strangers: dict[socket.socket, bytes] = {}  # what each has said, the oldest first
 
-        def leave(connection: socket.socket) -> socket.socket:
+        def release(connection: socket.socket) -> socket.socket:
             selector.unregister(connection)
             del strangers[connection]
             return connection
@@ -133,16 +133,16 @@ class SegmentOwner:
                             selector.register(new, selectors.EVENT_READ)
                             strangers[new] = b""
                     elif connection in strangers:
-                        hello = strangers[connection] = _heard(connection, strangers[connection])
+                        hello = strangers[connection] = _hello(connection, strangers[connection])
                         if not hello:
-                            leave(connection).close()
+                            release(connection).close()
                         elif len(hello) == _HELLO_BYTES:
-                            self._admit(leave(connection), hello, others)
+                            self._admit(release(connection), hello, others)
                     if len(strangers) > _MOST_STRANGERS:
-                        leave(next(iter(strangers))).close()
+                        release(next(iter(strangers))).close()
         finally:
             for connection in list(strangers):
-                leave(connection).close()
+                release(connection).close()
 
     def _admit(self, connection: socket.socket, hello: bytes, others: Mapping[int, int]) -> None:
         """Give the region to a rank that has told the secret."""
@@ -262,8 +262,8 @@ def _expect(
 ) -> bytes:
     try:
         _await(connection, deadline, check)
-        byte = _receive(connection, 1)
-        if byte not in accepted:
+        byte = connection.recv(1)
+        if not byte or byte not in accepted:
             raise ConnectionError
     except TimeoutError:
         raise CollectiveTimeoutError(
@@ -280,23 +280,13 @@ def _expect(
     return byte
 
 
-def _heard(connection: socket.socket, before: bytes) -> bytes:
-    """A stranger's hello as far as it has come; nothing if the connection has ended."""
+def _hello(connection: socket.socket, before: bytes) -> bytes:
+    """A stranger's hello as far as it has been received; empty if the connection has ended."""
     try:
         data = connection.recv(_HELLO_BYTES - len(before))
     except OSError:
         return b""
     return before + data if data else b""
-
-
-def _receive(connection: socket.socket, nbytes: int) -> bytes:
-    data = b""
-    while len(data) < nbytes:
-        part = connection.recv(nbytes - len(data))
-        if not part:
-            raise ConnectionResetError
-        data += part
-    return data
 
 
 def _ranks(ranks: list[int]) -> str:

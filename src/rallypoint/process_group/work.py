@@ -18,7 +18,7 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.engine_work import EngineWork, report
 from rallypoint.engine.interruption import LOOK_S
-from rallypoint.process_group.groups.accounts import CallDetails
+from rallypoint.process_group.groups.call_errors import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Blocks
 from rallypoint.process_group.operators import Operator
@@ -62,7 +62,7 @@ class Work(Protocol):
 
 
 class OneWork(EngineWork):
-    """One operation of the engine.
+    """One operation of the engine: a Work, but not by inheritance, as pytorch derives from torch's.
 
     Args:
         native: what the communicator's `submit` or `post` returned.
@@ -95,16 +95,16 @@ class OneWork(EngineWork):
         return super().wait(timeout)
 
     def result(self) -> list[Any]:
-        """See Work."""
+        """The arrays that the operation fills in."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """See Work."""
+        """The sender's global rank of a completed receive; otherwise -1."""
         place = self.peer if self.operation == "irecv" else -1
         return -1 if place < 0 else self._communicator.global_rank(place)
 
     def get_future(self) -> Future:
-        """See Work."""
+        """A future of `result()`."""
         return Future.of(self)
 
     def _failure(self) -> Exception:
@@ -150,35 +150,35 @@ class ManyWorks:
         self.works = list(works)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See Work; the timeout applies to each."""
+        """Wait for all; the timeout applies to each."""
         return all(work.wait(timeout) for work in self.works)
 
     def is_completed(self) -> bool:
-        """See Work."""
+        """Whether all have ended, with or without an error; never waits."""
         return all(work.is_completed() for work in self.works)
 
     def is_success(self) -> bool:
-        """See Work."""
+        """Whether all have ended without an error."""
         return all(work.is_success() for work in self.works)
 
     def exception(self) -> Exception | None:
-        """See Work: the first error."""
+        """The first error, or None."""
         return next((error for work in self.works if (error := work.exception())), None)
 
     def result(self) -> list[Any]:
-        """See Work."""
+        """The arrays that the operations fill in."""
         return [array for work in self.works for array in work.result()]
 
     def source_rank(self) -> int:
-        """See Work: -1, because there are several operations."""
+        """-1, because there are several operations."""
         return -1
 
     def get_future(self) -> Future:
-        """See Work."""
+        """A future of `result()`."""
         return Future.of(self)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See Work: on completion of the last one."""
+        """Call `callback(self)` on completion of the last one."""
         left, lock = [len(self.works)], threading.Lock()
 
         def one_done(_: object) -> None:

@@ -23,7 +23,7 @@ from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers, may_run_handlers
 from rallypoint.process_group import DEFAULT_GROUP
-from rallypoint.process_group.formation.connecting import form_communicator
+from rallypoint.process_group.formation.connecting import GroupRequest, form_communicator
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
@@ -203,9 +203,9 @@ def form(
         # Each wait blocks the client that makes it, so signal handlers have another one.
         own = shared.clone() if is_cloned else shared
         prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
-        communicator, algorithms = form_communicator(
-            own,
-            prefix,
+        request = GroupRequest(
+            store=own,
+            prefix=prefix,
             rank=rank,
             members=members,
             timeout=timeout,
@@ -213,12 +213,11 @@ def form(
             name=title,
             is_across_jobs=is_beside,
         )
+        communicator, algorithms = form_communicator(request)
         return prefix, communicator, algorithms
 
     prefix, communicator, algorithms = beside_handlers(meet)
-    world = World(
-        shared, prefix, algorithms.options, shared.close, title=title, is_across_jobs=is_beside
-    )
+    world = World(shared, prefix, algorithms.options, title=title, is_across_jobs=is_beside)
     group = _group_of(world, communicator, algorithms, rank, members, timeout, name)
     if not global_ranks:
         world.group = group
@@ -236,8 +235,7 @@ def without_members(
 ) -> ProcessGroup:
     """A group that serves no call until it has been reconfigured, of this rank and size so far."""
     options = _options()
-    shared = TorchStore(store)
-    world = World(shared, "", options, shared.close, is_across_jobs=True)
+    world = World(TorchStore(store), "", options, is_across_jobs=True)
     group = _group_of(world, None, Algorithms(options), rank, range(size), timeout, name)
     world.group = group
     group.forms_again = True

@@ -14,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.groups.accounts import CallDetails, Site
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import check_divides, part_sizes
 from rallypoint.pytorch.device_groups import DeviceGroups

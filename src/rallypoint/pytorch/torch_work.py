@@ -19,7 +19,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from rallypoint.engine.engine_work import EngineWork
-from rallypoint.process_group.groups.accounts import CallDetails
+from rallypoint.process_group.groups.call_errors import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import ManyWorks, OneWork
 from rallypoint.pytorch.tools import tensors_in, untraced

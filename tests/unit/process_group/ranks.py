@@ -11,12 +11,12 @@ import pytest
 
 from rallypoint.engine import communicator
 from rallypoint.process_group.formation import mesh
+from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.opening import form_world
-from rallypoint.process_group.groups import accounts
+from rallypoint.process_group.groups import call_errors
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.store.hash import HashStore
-from rallypoint.store.init_method import JoinedStore
 
 chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
 
@@ -30,7 +30,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that does not get its turn is neither late nor a stranger, and its calls end."""
     monkeypatch.setattr(mesh, "_STRANGER_S", 200.0)
     monkeypatch.setattr(communicator, "_MOST_S", 200.0)
-    monkeypatch.setattr(accounts, "_PATIENCE", timedelta(seconds=200))
+    monkeypatch.setattr(call_errors, "_PATIENCE", timedelta(seconds=200))
 
 
 def await_at_barrier(group: ProcessGroup, rank: int, number: int) -> None:
@@ -50,14 +50,16 @@ def run_ranks(
     def run(rank: int) -> None:
         group: ProcessGroup | None = None
         try:
-            group = form_world(
-                JoinedStore(store=store, rank=rank, world_size=ranks),
-                "test",
+            request = GroupRequest(
+                store=store,
+                prefix="test",
+                rank=rank,
+                members=range(ranks),
                 timeout=timedelta(seconds=timeout_s),
-                backend=chosen_backend,
                 options=AlgorithmOptions(override),
-                on_destroy=lambda: None,
+                backend=chosen_backend,
             )
+            group = form_world(request)
             results[rank] = main(group)
         except BaseException as error:
             errors.append(error)

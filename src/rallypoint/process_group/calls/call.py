@@ -16,7 +16,7 @@ from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTyp
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
 from rallypoint.process_group.delegated import library_calls
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
-from rallypoint.process_group.groups.accounts import CallDetails, Site
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import (
     Array,

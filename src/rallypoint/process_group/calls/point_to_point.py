@@ -21,7 +21,7 @@ from rallypoint.process_group.calls.short_way import Form, short_way
 from rallypoint.process_group.delegated import library_calls
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
 from rallypoint.process_group.delegated.library_group import LibraryGroup
-from rallypoint.process_group.groups.accounts import CallDetails, Site
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name

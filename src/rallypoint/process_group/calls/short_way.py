@@ -23,7 +23,7 @@ from rallypoint.base.collective import Collective
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.groups import default
-from rallypoint.process_group.groups.accounts import CallDetails, Site
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import OneWork
 

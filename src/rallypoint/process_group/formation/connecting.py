@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,17 +36,11 @@ from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, Peer
 from rallypoint.engine.recording import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group import DEFAULT_GROUP
-from rallypoint.process_group.formation.explain_network import NetworkLook
+from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
 from rallypoint.process_group.formation.host_network import Congestion, network_of
-from rallypoint.process_group.formation.mesh import (
-    Pass,
-    RankAddress,
-    connect_all,
-    connect_neighbours,
-    listen,
-)
-from rallypoint.process_group.groups.accounts import Site, formed_key, found_while_forming
-from rallypoint.process_group.groups.debug import tell_roster
+from rallypoint.process_group.formation.mesh import Mesh, Pass, RankAddress, listen
+from rallypoint.process_group.groups.call_errors import Site, formed_key, found_while_forming
+from rallypoint.process_group.groups.debug import print_debug_table
 from rallypoint.process_group.planning import (
     AlgorithmOptions,
     Algorithms,
@@ -104,87 +98,109 @@ class _Table:
     override: str
     model_text: str
 
-    @property
-    def options(self) -> AlgorithmOptions:
-        return AlgorithmOptions(self.override, self.model_text)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequest:
+    """A group that is to form, as one of its members asks for it.
+
+    Attributes:
+        store, prefix: where the members meet, and the beginning of their keys there.
+        rank: of this process, in the group.
+        members: the members' global ranks.
+        timeout: how long forming, and later a call, waits for a peer.
+        options: how programs are chosen; the first member's apply to all.
+        backend: as `check_backend` returns it.
+        device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
+        name: the group's name for people.
+        key_to_here: led the members here; deleted once no member needs the store any more.
+        key_when_formed: is then set; empty if nobody waits for it.
+        is_across_jobs: the members are processes of several jobs, which know each other only
+            through this store, not by a run's name or its token.
+        connect_timeout: how long connecting may take once all members have come, for each hundred
+            of them; None: the rest of `timeout`.
+    """
+
+    store: Store
+    prefix: str
+    rank: int
+    members: Sequence[int]
+    timeout: timedelta
+    options: AlgorithmOptions
+    backend: str = "rallypoint"
+    device: object = None
+    name: str = DEFAULT_GROUP
+    key_to_here: str = ""
+    key_when_formed: str = ""
+    is_across_jobs: bool = False
+    connect_timeout: timedelta | None = None
+
+    def report_formed(self, keys: Sequence[str] = ()) -> None:
+        """This member needs no more keys at the store; the last one deletes them.
+
+        Args:
+            keys: further keys, besides those of await_ranks.
+        """
+        prefix, ranks, formed = self.prefix, range(len(self.members)), formed_key(self.prefix)
+        if self.store.add(formed, 1) < len(ranks):
+            return
+        # A rank that checks meanwhile if it may still join a world (opening.py) sees that it may
+        # not.
+        done = [*keys, *(f"{prefix}/{rank}/came" for rank in ranks)]
+        done += [*(f"{prefix}/{rank}" for rank in ranks), formed, f"{prefix}/all"]
+        if self.key_to_here:
+            done.append(self.key_to_here)
+        with suppress(StoreError, RuntimeError):  # a store that cannot, or that has just ended
+            self.store.delete_keys(done)
+        if self.key_when_formed:
+            self.store.set(self.key_when_formed, "")
 
 
 @tells_refusals
-def form_communicator(
-    store: Store,
-    prefix: str,
-    *,
-    rank: int,
-    members: Sequence[int],
-    timeout: timedelta,
-    options: AlgorithmOptions,
-    backend: str = "rallypoint",
-    name: str = DEFAULT_GROUP,
-    way: str = "",
-    done: str = "",
-    is_across_jobs: bool = False,
-    connect_timeout: timedelta | None = None,
-) -> tuple[Communicator, Algorithms]:
-    """Form the communicator of `members` (global ranks); this process is the one at `rank`.
-
-    Returns it with its algorithms, from the first member's `options`, which apply to all. `name` is
-    the group's name for people. Once no member needs the store, the last one deletes their keys and
-    the key `way`, and sets the key `done`. Members of several jobs (`is_across_jobs`) know each
-    other only through this store, not by a run's name or its token. Once all members have come,
-    they have `connect_timeout` left for each hundred of them (None: the rest of `timeout`).
-    """
-    deadline = time.monotonic() + timeout.total_seconds()
-    identity = f"{host_identity()}/{rank}" if backend == "tcp" else host_identity()
-    told = await_ranks(
+def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
+    """Form the communicator of a group, with the algorithms that its calls can use."""
+    store, prefix, rank, members = request.store, request.prefix, request.rank, request.members
+    deadline = time.monotonic() + request.timeout.total_seconds()
+    identity = host_identity() + f"/{rank}" * (request.backend == "tcp")
+    text = await_ranks(
         store,
         prefix,
         rank=rank,
         world_size=len(members),
-        timeout=timeout,
+        timeout=request.timeout,
         global_ranks=members,
         says=f"{identity} {own_cores()}",
-        answer=lambda said: json.dumps(_tabulate(said, options)),
+        answer=lambda said: json.dumps(_tabulate(said, request.options)),
     )
-    table = _Table(**json.loads(told))
-    if connect_timeout is not None:
+    table = _Table(**json.loads(text))
+    if request.connect_timeout is not None:
         hundreds = -(-len(members) // 100)
-        limit_s = hundreds * connect_timeout.total_seconds()
+        limit_s = hundreds * request.connect_timeout.total_seconds()
         deadline = min(deadline, time.monotonic() + limit_s)
-    presence = Presence(store, prefix, members)
-    if backend == "shm":
+    if request.backend == "shm":
         _check_one_host(table.hosts, members)
-    # Not in what follows: an address that cannot be found is this rank's own trouble.
-    network = network_of(store, backend) if len(set(table.hosts)) > 1 else None
-    look = NetworkLook()
-    admission = _admission(prefix, table.secret, is_across_jobs=is_across_jobs)
+    # Outside the try: that no address is found is this rank's own failure.
+    network = network_of(store, request.backend) if len(set(table.hosts)) > 1 else None
+    member = _Member(request, table, deadline)
     try:
-        peers, mesh = _connect(
-            store, prefix, rank, members, table, deadline, network, presence, look, admission
+        peers, mesh = ([], None) if network is None else member.connect(network)
+        algorithms = Algorithms(AlgorithmOptions(table.override, table.model_text))
+        communicator, readable = member.share(
+            lambda fd: _attach(fd, request, table, peers, mesh, algorithms)
         )
-        algorithms = Algorithms(table.options)
-        description = describe(name, prefix, members)
-        attach = _attacher(rank, members, timeout, table, peers, mesh, algorithms, description)
-        communicator, reach = _share(
-            store, prefix, rank, members, table.hosts, deadline, attach, presence
-        )
-        communicator.set_reach(reach)
+        communicator.set_reach(readable)
         communicator.watch_peers()
     except SystemCallError:
         raise  # what this rank lacks is no other's fault
     except (PeerLostError, HostError) as error:
-        is_last_to_leave = rank == 0 and name == DEFAULT_GROUP
-        found = found_while_forming(presence, error, is_last_to_leave=is_last_to_leave)
-        raise look.added_to(found) from None
+        is_last_to_leave = rank == 0 and request.name == DEFAULT_GROUP
+        found = found_while_forming(member.presence, error, is_last_to_leave=is_last_to_leave)
+        raise member.diagnosis.added_to(found) from None
     except CollectiveTimeoutError as error:
-        raise look.added_to(error) from None
-    if name == DEFAULT_GROUP:
-        tell_roster(store, prefix, rank=rank, size=len(members), network=network, backend=backend)
-    hosts = table.hosts
-    firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
-    keys = [presence.said_key(rank) for rank in range(len(hosts))]
-    keys += [f"{prefix}/segment/{first}" for first in firsts]
-    keys += [f"{prefix}/place/{rank}" for rank in range(len(hosts)) if len(firsts) > 1]
-    say_formed(store, prefix, len(members), keys, way=way, done=done)
+        raise member.diagnosis.added_to(error) from None
+    if request.name == DEFAULT_GROUP:
+        size, backend = len(members), request.backend
+        print_debug_table(store, prefix, rank=rank, size=size, network=network, backend=backend)
+    request.report_formed(member.keys())
     return communicator, algorithms
 
 
@@ -197,14 +213,14 @@ def _tabulate(said: Sequence[str], options: AlgorithmOptions) -> dict[str, objec
         "hosts": hosts,
         "have_cores": have_cores([machine_of(each) for each in identities], cores),
         "secret": os.urandom(32).hex(),
-        "streams": _wished_streams(),
+        "streams": _streams(),
         "is_sparse": len(numbers) > _eager_hosts(),
         "override": options.override,
         "model_text": options.model_text,
     }
 
 
-def _wished_streams() -> int:
+def _streams() -> int:
     text = os.environ.get("RALLYPOINT_STREAMS", str(STREAMS))
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_STREAMS:
         raise InvalidArgumentError(
@@ -221,30 +237,6 @@ def _eager_hosts() -> int:
     return int(text)
 
 
-def say_formed(
-    store: Store, prefix: str, ranks: int, keys: Sequence[str], *, way: str = "", done: str = ""
-) -> None:
-    """Report that this rank no longer needs the keys at the store; the last one deletes them.
-
-    Args:
-        keys: further keys, besides those of await_ranks.
-        way, done: as in form_communicator.
-    """
-    if store.add(formed_key(prefix), 1) < ranks:
-        return
-    # A rank that checks meanwhile if it may still join a world (opening.py) sees that it may not.
-    came = [f"{prefix}/{rank}/came" for rank in range(ranks)]
-    came += [f"{prefix}/{rank}" for rank in range(ranks)]
-    _forget(store, [*keys, *came, formed_key(prefix), f"{prefix}/all"] + [way] * bool(way))
-    if done:
-        store.set(done, "")
-
-
-def _forget(store: Store, keys: Sequence[str]) -> None:
-    with suppress(StoreError, RuntimeError):  # a store that cannot, or that has just ended
-        store.delete_keys(keys)
-
-
 def _check_one_host(hosts: Sequence[int], members: Sequence[int]) -> None:
     for rank, host in enumerate(hosts):
         if host != hosts[0]:
@@ -254,157 +246,139 @@ def _check_one_host(hosts: Sequence[int], members: Sequence[int]) -> None:
             )
 
 
-def _connect(
-    store: Store,
-    prefix: str,
-    rank: int,
-    members: Sequence[int],
-    table: _Table,
-    deadline: float,
-    network: NetworkChoice | None,
-    presence: Presence,
-    look: NetworkLook,
-    admission: Pass,
-) -> tuple[list[FarPeer], LateMesh | None]:
-    """Connect with the members on other hosts, if there are any."""
-    far = [peer for peer, host in enumerate(table.hosts) if host != table.hosts[rank]]
-    if not far or network is None:
-        return [], None
-    congestion = Congestion()
-    everywhere = "::" if ":" in network.address else "0.0.0.0"  # others know us by one of NAT's
-    listener = listen(network.address if network.is_own else everywhere, congestion)
-    place = [network.address, listener.getsockname()[1], os.getpid(), _told(network)]
-    store.set(f"{prefix}/place/{rank}", json.dumps(place))
-    wanted = range(len(members)) if table.is_sparse else far
-    keys = [f"{prefix}/place/{peer}" for peer in wanted]
-    presence.wait(keys, deadline)
-    told = store.multi_get(keys)
-    places = {peer: RankAddress(*json.loads(each)) for peer, each in zip(wanted, told, strict=True)}
-    if table.is_sparse:
-        return connect_neighbours(
+class _Member:
+    """One member, once all have come and have the table."""
+
+    def __init__(self, request: GroupRequest, table: _Table, deadline: float) -> None:
+        self.presence = Presence(request.store, request.prefix, request.members)
+        self.diagnosis = NetworkDiagnosis()
+        self._request = request
+        self._table = table
+        self._deadline = deadline
+
+    def connect(self, network: NetworkChoice) -> tuple[list[FarPeer], LateMesh | None]:
+        """Connect with the members on other hosts."""
+        request, table = self._request, self._table
+        congestion = Congestion()
+        everywhere = "::" if ":" in network.address else "0.0.0.0"  # others know one of NAT's
+        listener = listen(network.address if network.is_own else everywhere, congestion)
+        # What others report if they cannot connect.
+        choice = f"its host chose {network.name or network.address}: {network.why}"
+        own = [network.address, listener.getsockname()[1], os.getpid(), choice]
+        request.store.set(self._address_key(request.rank), json.dumps(own))
+        far = [rank for rank, host in enumerate(table.hosts) if host != table.hosts[request.rank]]
+        wanted = range(len(request.members)) if table.is_sparse else far
+        keys = [self._address_key(rank) for rank in wanted]
+        self.presence.wait(keys, self._deadline)
+        texts = request.store.multi_get(keys)
+        places = {
+            rank: RankAddress(*json.loads(text)) for rank, text in zip(wanted, texts, strict=True)
+        }
+        mesh = Mesh(
             listener,
-            rank=rank,
-            places=places,
-            far=far,
-            members=members,
-            admission=admission,
-            streams=table.streams,
+            rank=request.rank,
+            members=request.members,
+            admission=_admission(request, table.secret),
             congestion=congestion,
-            deadline=deadline,
-            check=presence.check_all,
-            look=look,
+            deadline=self._deadline,
+            check=self.presence.check_all,
+            diagnosis=self.diagnosis,
         )
-    peers = connect_all(
-        listener,
-        rank=rank,
-        places=places,
-        members=members,
-        admission=admission,
-        streams=table.streams,
-        congestion=congestion,
-        deadline=deadline,
-        check=presence.check_all,
-        look=look,
-    )
-    return peers, None
+        if table.is_sparse:
+            return mesh.connect_neighbours(places, far, table.streams)
+        return mesh.connect_all(places, table.streams), None
 
-
-def _admission(prefix: str, secret: str, *, is_across_jobs: bool) -> Pass:
-    """What identifies connections of the group."""
-    run = "" if is_across_jobs else os.environ.get("TORCHELASTIC_RUN_ID", "")
-    token = "" if is_across_jobs else os.environ.get("RALLYPOINT_TOKEN", "")
-    return Pass(f"{run}/{prefix}", bytes.fromhex(secret), os.fsencode(token))
-
-
-def _told(network: NetworkChoice) -> str:
-    """What to report about it if others cannot connect."""
-    return f"its host chose {network.name or network.address}: {network.why}"
-
-
-def _share(
-    store: Store,
-    prefix: str,
-    rank: int,
-    members: Sequence[int],
-    hosts: Sequence[int],
-    deadline: float,
-    attach: Callable[[int], Communicator],
-    presence: Presence,
-) -> tuple[Communicator, PeerMemoryAccess]:
-    """Map the region shared by the members of this host; returns what peer memory is readable."""
-    wished = _wished_reach()
-    if wished:
-        let_peers_read()
-    here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
-    key = f"{prefix}/segment/{here[0]}"
-    if rank != here[0]:
-        presence.wait([key], deadline)
-        address, secret = json.loads(store.get(key))
-        offer = Offer(address, bytes.fromhex(secret))
-        communicator, reach = join_segment(
-            offer,
-            rank,
-            deadline,
-            attach,
-            lambda mapped: mapped.probe_memory() & wished,
-            presence.check_all,
-            first=members[here[0]],
-        )
-        return communicator, PeerMemoryAccess(reach)
-    owner = SegmentOwner(region_bytes(len(hosts)))
-    reach = 0
-    try:
-        communicator = attach(owner.fd)
-        if len(here) > 1:
-            store.set(key, json.dumps([owner.offer.address, owner.offer.secret.hex()]))
-            reach = owner.hand_out(
-                {peer: members[peer] for peer in here[1:]},
-                deadline,
-                lambda: communicator.probe_memory() & wished,
-                presence.check_all,
+    def share(self, attach: Callable[[int], Communicator]) -> tuple[Communicator, PeerMemoryAccess]:
+        """Map the region shared by the members of this host; returns what memory is readable."""
+        wanted = _wanted_memory()
+        if wanted:
+            let_peers_read()
+        request, hosts, check = self._request, self._table.hosts, self.presence.check_all
+        first, *others = (rank for rank, host in enumerate(hosts) if host == hosts[request.rank])
+        key = self._segment_key(first)
+        if request.rank != first:
+            self.presence.wait([key], self._deadline)
+            address, secret = json.loads(request.store.get(key))
+            communicator, readable = join_segment(
+                Offer(address, bytes.fromhex(secret)),
+                request.rank,
+                self._deadline,
+                attach,
+                lambda mapped: mapped.probe_memory() & wanted,
+                check,
+                first=request.members[first],
             )
-    finally:
-        owner.close()
-    return communicator, PeerMemoryAccess(reach)
+            return communicator, PeerMemoryAccess(readable)
+        owner = SegmentOwner(region_bytes(len(hosts)))
+        readable = 0
+        try:
+            communicator = attach(owner.fd)
+            if others:
+                offer = owner.offer
+                request.store.set(key, json.dumps([offer.address, offer.secret.hex()]))
+                names = {rank: request.members[rank] for rank in others}
+                probe = communicator.probe_memory
+                readable = owner.hand_out(names, self._deadline, lambda: probe() & wanted, check)
+        finally:
+            owner.close()
+        return communicator, PeerMemoryAccess(readable)
+
+    def keys(self) -> list[str]:
+        """All that the members have written."""
+        hosts = self._table.hosts
+        firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
+        keys = [self.presence.said_key(rank) for rank in range(len(hosts))]
+        keys += map(self._segment_key, firsts)
+        return keys + [self._address_key(rank) for rank in range(len(hosts)) if len(firsts) > 1]
+
+    def _address_key(self, rank: int) -> str:
+        return f"{self._request.prefix}/place/{rank}"
+
+    def _segment_key(self, first: int) -> str:
+        return f"{self._request.prefix}/segment/{first}"
 
 
-def _wished_reach() -> PeerMemoryAccess:
-    """Private memory is read where that is found to be faster, or, if it is wished, always."""
+def _admission(request: GroupRequest, secret: str) -> Pass:
+    """What identifies connections of the group."""
+    environ: Mapping[str, str] = {} if request.is_across_jobs else os.environ
+    run, token = environ.get("TORCHELASTIC_RUN_ID", ""), environ.get("RALLYPOINT_TOKEN", "")
+    return Pass(f"{run}/{request.prefix}", bytes.fromhex(secret), os.fsencode(token))
+
+
+def _wanted_memory() -> PeerMemoryAccess:
+    """Private memory is read where that has proved faster, or, with RALLYPOINT_DIRECT=1, always."""
     text = os.environ.get("RALLYPOINT_DIRECT", "")
     if text not in ("", "0", "1"):
         raise InvalidArgumentError(f"RALLYPOINT_DIRECT={text!r} must be 0 or 1")
     if text == "0":
         return PeerMemoryAccess.NOTHING
-    reach = PeerMemoryAccess.ARENAS | PeerMemoryAccess.PRIVATE
-    return reach | PeerMemoryAccess.ALWAYS if text == "1" else reach
+    both = PeerMemoryAccess.ARENAS | PeerMemoryAccess.PRIVATE
+    return both | PeerMemoryAccess.ALWAYS if text == "1" else both
 
 
-def _attacher(
-    rank: int,
-    members: Sequence[int],
-    timeout: timedelta,
+def _attach(
+    fd: int,
+    request: GroupRequest,
     table: _Table,
     peers: Sequence[FarPeer],
     mesh: LateMesh | None,
     algorithms: Algorithms,
-    description: str,
-) -> Callable[[int], Communicator]:
-    """How this rank turns the shared region's descriptor into its communicator."""
-    ranks = len(members)
-    return lambda fd: Communicator(
+) -> Communicator:
+    """The communicator of this member, in the shared region of this descriptor."""
+    rank, ranks = request.rank, len(request.members)
+    has_cores = all(table.have_cores)
+    return Communicator(
         fd,
         rank=rank,
         ranks=ranks,
-        plan=algorithms.planner(
-            rank, ranks, ranks_per_host(table.hosts), has_cores=all(table.have_cores)
-        ),
-        timeout_s=timeout.total_seconds(),
+        plan=algorithms.planner(rank, ranks, ranks_per_host(table.hosts), has_cores=has_cores),
+        timeout_s=request.timeout.total_seconds(),
         spins=SPINS_WITH_CORES if table.have_cores[rank] else 0,
         yields=YIELDS,
-        global_ranks=members,
+        global_ranks=request.members,
         synchronous_send=os.environ.get("RALLYPOINT_SYNCHRONOUS_SEND", "0") == "1",
         peers=peers,
-        description=description,
+        description=describe(request.name, request.prefix, request.members),
         site=lambda: str(Site.of_caller()),
         mesh=mesh,
     )

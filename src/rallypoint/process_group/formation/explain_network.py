@@ -12,7 +12,7 @@ from rallypoint.base.errors import RallypointError, StoreConnectionError, StoreR
 AnyError = TypeVar("AnyError", bound=RallypointError)
 
 
-class NetworkLook:
+class NetworkDiagnosis:
     """Examines once, for at most two seconds, why another side is not connected."""
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class NetworkLook:
         self._found = ""
 
     def begin(self, host: str, port: int, *, role: str, is_caller: bool) -> None:
-        """The same as `look`, in a thread, while the others are still running."""
+        """The same as `run`, in a thread, while the others are still running."""
         where = {"role": role, "is_caller": is_caller}
-        threading.Thread(target=self.look, args=(host, port), kwargs=where, daemon=True).start()
+        threading.Thread(target=self.run, args=(host, port), kwargs=where, daemon=True).start()
 
-    def look(self, host: str, port: int, *, role: str, is_caller: bool = True) -> None:
+    def run(self, host: str, port: int, *, role: str, is_caller: bool = True) -> None:
         """Examine now, unless that was done before or the network is not involved.
 
         Args:
@@ -52,7 +52,7 @@ class NetworkLook:
 def raise_with_finding(error: StoreConnectionError) -> NoReturn:
     """Raise an error again with a finding: the store of a forming group cannot be reached."""
     host, _, port = (error.endpoint or "").rpartition(":")
-    look = NetworkLook()
+    diagnosis = NetworkDiagnosis()
     if port.isdecimal() and not isinstance(error, StoreRefusedError):
-        look.look(host.strip("[]"), int(port), role="where the store is")
-    raise look.added_to(error)
+        diagnosis.run(host.strip("[]"), int(port), role="where the store is")
+    raise diagnosis.added_to(error)

@@ -14,6 +14,7 @@ from rallypoint.base.errors import (
     PeerError,
     SystemCallError,
 )
+from rallypoint.process_group.formation.leaving import leave
 from rallypoint.process_group.formation.opening import WorldRequest, base_of_round, open_world
 from rallypoint.process_group.formation.places import await_place, take_next_place
 from rallypoint.process_group.groups.default import Group, GroupMember, resolve, set_default
@@ -187,11 +188,6 @@ def destroy_process_group(group: Group = None) -> None:
     if group == NON_GROUP_MEMBER:
         return
     chosen = resolve(group)
-    world = chosen.world
-    if not chosen.is_world:
-        chosen.destroy()
-        world.subgroups[:] = [other for other in world.subgroups if other is not chosen]
-        return
     if chosen is GroupMember.WORLD:
         set_default(None)
-    world.destroy()
+    leave(chosen)

@@ -18,77 +18,74 @@ from rallypoint.base.wording import brief
 from rallypoint.cluster.interface import host_identity
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
-from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.delegated.backends import ENGINES, connect, parse_backend, why_absent
 from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
 from rallypoint.process_group.delegated.library_group import LibraryGroup
-from rallypoint.process_group.formation.connecting import form_communicator, say_formed
+from rallypoint.process_group.formation.connecting import (
+    GroupRequest,
+    form_communicator,
+)
 from rallypoint.process_group.formation.host_network import network_of
-from rallypoint.process_group.groups.accounts import found_while_forming
-from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
+from rallypoint.process_group.formation.leaving import leave_at_exit
+from rallypoint.process_group.groups.call_errors import found_while_forming
+from rallypoint.process_group.groups.group import ProcessGroup, World
+from rallypoint.process_group.planning import Algorithms
 from rallypoint.store.init_method import JoinedStore, Presence, await_ranks
 from rallypoint.store.prefix import PrefixStore
-from rallypoint.store.store import Store
 
 _LOOPBACK = "127.0.0.1"
 
 
-def form_ends(
-    backends: Iterable[str],
-    store: Store,
-    prefix: str,
-    *,
-    rank: int,
-    members: Sequence[int],
-    timeout: timedelta,
-    device: object,
-    title: str,
-) -> dict[str, LibraryGroup]:
-    """This member's ends, by kind of device.
+def form_ends(backends: Iterable[str], request: GroupRequest) -> dict[str, LibraryGroup]:
+    """This member's ends, by kind of device, of the other libraries with these names.
 
     They meet at the store, as those of the engine do, and the library connects them in its own way.
     Each member's key stays there while it is in the group, so that others can see which member
     died.
-
-    Args:
-        backends: the names of other backends.
-        device: of this process; None: by LOCAL_RANK.
-        title: the group's name for people.
     """
     ends: dict[str, LibraryGroup] = {}
+    store, rank, members = request.store, request.rank, request.members
     for name in backends:
-        place = f"{prefix}/{name}"
-        store.set(f"{place}/told/{rank}", json.dumps([host_identity(), why_absent(name)]))
-        await_ranks(
-            store, place, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
-        )
-        told = store.multi_get([f"{place}/told/{peer}" for peer in range(len(members))])
+        prefix = f"{request.prefix}/{name}"
+        store.set(f"{prefix}/told/{rank}", json.dumps([host_identity(), why_absent(name)]))
+        _await_members(request, prefix)
+        told = store.multi_get([f"{prefix}/told/{peer}" for peer in range(len(members))])
         hosts, lacking = zip(*map(json.loads, told), strict=True)
         _check_all_have(name, members, lacking)
         member = LibraryMember(
             name=name,
-            store=PrefixStore(f"{place}/library", store),
-            prefix=place,
+            store=PrefixStore(f"{prefix}/library", store),
+            prefix=prefix,
             rank=rank,
             ranks=members,
-            timeout=timeout,
+            timeout=request.timeout,
             address=_LOOPBACK if len(set(hosts)) == 1 else network_of(store, name).address,
-            device=device,
-            title=title,
+            device=request.device,
+            title=request.name,
             environ=os.environ,
         )
-        delegate = _connected(member, Presence(store, place, members))
+        delegate = _connected(member, Presence(store, prefix, members))
         ends[delegate.device] = LibraryGroup(
             delegate,
             store,
-            place,
+            prefix,
             rank=rank,
             ranks=members,
-            timeout_s=timeout.total_seconds(),
-            title=title,
+            timeout_s=request.timeout.total_seconds(),
+            title=request.name,
         )
     return ends
+
+
+def _await_members(request: GroupRequest, prefix: str) -> None:
+    await_ranks(
+        request.store,
+        prefix,
+        rank=request.rank,
+        world_size=len(request.members),
+        timeout=request.timeout,
+        global_ranks=request.members,
+    )
 
 
 def _check_all_have(name: str, members: Sequence[int], lacking: Sequence[str]) -> None:
@@ -119,8 +116,8 @@ _CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What serves a group's calls.
+class GroupServices:
+    """What serves a group's calls, and the request by which it was formed.
 
     Attributes:
         communicator: the engine's end; None if the group does not use the engine.
@@ -128,10 +125,43 @@ class Parts:
         ends: other libraries', by the kind of device whose memory they take.
     """
 
+    request: GroupRequest
     communicator: Communicator | None
     algorithms: Algorithms
     takes_arrays: bool
     ends: dict[str, LibraryGroup]
+
+    def new_group(self, world: World, *, name: str, description: str) -> ProcessGroup:
+        """A group that they serve, which is left at exit."""
+        group = ProcessGroup(
+            self.communicator,
+            self.algorithms,
+            rank=self.request.rank,
+            world=world,
+            prefix=self.request.prefix,
+            ranks=self.request.members,
+            group_name=name,
+            group_desc=description,
+            backend=self.request.backend,
+            timeout=self.request.timeout,
+            ends=self.ends,
+            takes_arrays=self.takes_arrays,
+        )
+        leave_at_exit(group)
+        return group
+
+    def serve(self, group: ProcessGroup, world: World) -> None:
+        """Have an existing group be served by these from now on."""
+        group.enter(
+            self.communicator,
+            self.algorithms,
+            rank=self.request.rank,
+            world=world,
+            prefix=self.request.prefix,
+            ranks=self.request.members,
+            ends=self.ends,
+            takes_arrays=self.takes_arrays,
+        )
 
 
 def check_backend(backend: str) -> str:
@@ -158,76 +188,26 @@ def begin_early(backend: str) -> None:
         mpi_library.initialize()  # what is missing is told once all ranks are there
 
 
-def join(
-    store: Store,
-    prefix: str,
-    *,
-    rank: int,
-    members: Sequence[int],
-    timeout: timedelta,
-    backend: str,
-    options: AlgorithmOptions,
-    device: object = None,
-    name: str = DEFAULT_GROUP,
-    way: str = "",
-    done: str = "",
-    is_across_jobs: bool = False,
-    connect_timeout: timedelta | None = None,
-) -> Parts:
-    """Form the group of `members` (global ranks); this process is the one at `rank`.
-
-    Args:
-        backend: as `check_backend` returns it.
-        device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
-        name, way, done, is_across_jobs, connect_timeout: as in communicator.form_communicator.
-
-    Raises as form_communicator and delegated.formation.form_ends.
-    """
-    backends = parse_backend(backend)
+def join(request: GroupRequest) -> GroupServices:
+    """Form a group; what then serves its calls."""
+    backends = parse_backend(request.backend)
     engine = backends.get(_CPU, ENGINES[0])
     others = [each for each in backends.values() if each not in ENGINES]
-    communicator, algorithms = None, Algorithms(options)
+    communicator, algorithms = None, Algorithms(request.options)
     if engine in ENGINES:
-        communicator, algorithms = beside_handlers(
-            lambda: form_communicator(
-                store,
-                prefix,
-                rank=rank,
-                members=members,
-                timeout=timeout,
-                options=options,
-                backend=engine,
-                name=name,
-                way=way,
-                done=done,
-                is_across_jobs=is_across_jobs,
-                connect_timeout=connect_timeout,
-            )
-        )
+        of_engine = replace(request, backend=engine)
+        communicator, algorithms = beside_handlers(lambda: form_communicator(of_engine))
     else:
-        await_ranks(
-            store, prefix, rank=rank, world_size=len(members), timeout=timeout, global_ranks=members
-        )
-    ends = {}
+        _await_members(request, request.prefix)
     try:
-        if others:
-            ends = form_ends(
-                others,
-                store,
-                prefix,
-                rank=rank,
-                members=members,
-                timeout=timeout,
-                device=device,
-                title=name,
-            )
+        ends = form_ends(others, request)
     except BaseException:
         if communicator is not None:
             communicator.leave()
         raise
     if communicator is None:
-        say_formed(store, prefix, len(members), [], way=way, done=done)
-    return Parts(communicator, algorithms, has_engine(backend), ends)
+        request.report_formed()
+    return GroupServices(request, communicator, algorithms, has_engine(request.backend), ends)
 
 
 def reform_world(
@@ -272,44 +252,31 @@ def reform_world(
     is_same_store = opened.store is old.store
     if not is_same_store:
         old.release_store()
-    members = range(opened.world_size)
-    parts = join(
-        opened.store,
-        prefix,
-        rank=opened.rank,
-        members=members,
-        timeout=timeout,
-        backend=group.backend,
-        options=old.options,
-        device=old.device,
-        name=old.title,
-        is_across_jobs=old.is_across_jobs,
-        connect_timeout=connect_timeout,
+    services = join(
+        GroupRequest(
+            store=opened.store,
+            prefix=prefix,
+            rank=opened.rank,
+            members=range(opened.world_size),
+            timeout=timeout,
+            options=old.options,
+            backend=group.backend,
+            device=old.device,
+            name=old.title,
+            is_across_jobs=old.is_across_jobs,
+            connect_timeout=connect_timeout,
+        )
     )
-    close = on_destroy or (old.on_destroy if is_same_store else _nothing)
     world = replace(
         old,
         store=opened.store,
         prefix=prefix,
-        options=parts.algorithms.options,
-        on_destroy=close,
+        options=services.algorithms.options,
+        on_destroy=on_destroy or (old.on_destroy if is_same_store else None),
         subgroups=[],
         made=Counter(),
         has_met=False,
     )
     old.group = None
-    group.enter(
-        parts.communicator,
-        parts.algorithms,
-        rank=opened.rank,
-        world=world,
-        prefix=prefix,
-        ranks=members,
-        ends=parts.ends,
-        takes_arrays=parts.takes_arrays,
-    )
+    services.serve(group, world)
     group.set_timeout(group.timeout)
-
-
-def _nothing() -> None:
-    """The caller's store is closed by the caller."""

@@ -1,4 +1,4 @@
-"""Leaves groups when the process exits, but not in a forked child."""
+"""Leaves groups: one, or all when the process exits, but not in a forked child."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from rallypoint.engine import engine_work as _work  # noqa: F401 - see leave_at_
 from rallypoint.process_group.groups.group import ProcessGroup
 
 _leaving_at_exit = weakref.WeakSet[ProcessGroup]()
+
+
+def leave(group: ProcessGroup) -> None:
+    """Leave a group; with a default group, also those created from it."""
+    world = group.world
+    if group.is_world:
+        world.destroy()
+    else:
+        group.destroy()
+        world.subgroups[:] = [each for each in world.subgroups if each is not group]
 
 
 def leave_at_exit(group: ProcessGroup) -> None:
@@ -29,10 +39,7 @@ def leave_at_exit(group: ProcessGroup) -> None:
 
 def _leave_all() -> None:
     for group in list(_leaving_at_exit):
-        if group.is_world:
-            group.world.destroy()
-        else:
-            group.destroy()
+        leave(group)
 
 
 def _abandon_all() -> None:

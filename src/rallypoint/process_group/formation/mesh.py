@@ -27,6 +27,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -35,7 +36,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostEr
 from rallypoint.base.port_range import bind_free
 from rallypoint.base.worker_env import read_silence
 from rallypoint.engine.communicator import FarPeer, LateMesh
-from rallypoint.process_group.formation.explain_network import NetworkLook
+from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
 from rallypoint.process_group.formation.host_network import Congestion, make_room
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
@@ -60,13 +61,13 @@ GREETING = b"RLYMSH1\n"
 _HEAD = struct.Struct("<II")
 _CHECK_EVERY_S = 1.0
 _MOST_PROBES = 100  # the kernel's limit is 127
-# A host whose cable was plugged in again cannot be reached until it was looked for anew.
+# A host whose cable was plugged in again cannot be reached until it has been looked up anew.
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _NO_ROUTE_S, _CALL_EVERY_S = 4.0, 0.2
-_LOOK_S = 3.0  # before the deadline; a look takes up to two seconds
-_STRANGER_S = 5.0  # how long somebody may take to prove himself
+_DIAGNOSIS_S = 3.0  # before the deadline; it takes up to two seconds
+_STRANGER_S = 5.0  # how long a caller may take to prove its identity
 _MOST_STRANGERS = 256
-_MOST_REFUSALS = 5  # of connections to one peer, before it counts as an answer
+_MOST_REFUSALS = 5  # of one peer: more are not because strangers crowd its listener
 _CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
 
 # What to send, and how many bytes then to wait for; 0 once it is over.
@@ -122,154 +123,73 @@ def listen(address: str, congestion: Congestion) -> socket.socket:
     return listener
 
 
-def connect_all(
-    listener: socket.socket,
-    *,
-    rank: int,
-    places: Mapping[int, RankAddress],
-    members: Sequence[int],
-    admission: Pass,
-    streams: int,
-    congestion: Congestion,
-    deadline: float,
-    check: Callable[[], None],
-    look: NetworkLook,
-) -> list[FarPeer]:
-    """Connect with each of `places`, by rank; the listener is closed.
-
-    Args:
-        members: the ranks' names in messages.
-        streams: the number of data connections with each rank.
-        deadline: of time.monotonic().
-        check: called every second; raises PeerLostError if a rank has gone.
-        look: started if a rank is not connected shortly before the deadline, or cannot be.
-    """
-    connections = len(places) * (_DATA + streams)
-    make_room(connections, connections, ranks=len(places))
-    mesh = _Mesh(listener, rank, places, members, admission, _DATA + streams, congestion, look)
-    try:
-        mesh.run(deadline, check)
-        return [
-            FarPeer(
-                peer,
-                place.pid,
-                mesh.made[peer, _CONTROL].detach(),
-                mesh.made[peer, _MAIL].detach(),
-                [mesh.made[peer, _DATA + stream].detach() for stream in range(streams)],
-            )
-            for peer, place in sorted(places.items())
-        ]
-    finally:
-        mesh.close()
-
-
-def connect_neighbours(
-    listener: socket.socket,
-    *,
-    rank: int,
-    places: Mapping[int, RankAddress],
-    far: Collection[int],
-    members: Sequence[int],
-    admission: Pass,
-    streams: int,
-    congestion: Congestion,
-    deadline: float,
-    check: Callable[[], None],
-    look: NetworkLook,
-) -> tuple[list[FarPeer], LateMesh]:
-    """Make the control connections with this rank's neighbours; others are made when needed.
-
-    Args:
-        places: of all ranks, including this one.
-        far: ranks on other hosts.
-        members, streams, deadline, check, look: as in `connect_all`.
-    """
-    near = neighbours(rank, len(places))
-    make_room(len(near) + 1, len(far) * (_DATA + streams) + len(near) + 1, ranks=len(near))
-    known = {peer: places[peer] for peer in near}
-    mesh = _Mesh(listener, rank, known, members, admission, 1, congestion, look)
-    try:
-        mesh.run(deadline, check)
-        listens_at = mesh.keep_listener()
-        made = [(peer, mesh.made[peer, _CONTROL].detach()) for peer in near]
-    finally:
-        mesh.close()
-    late = LateMesh(
-        listens_at,
-        admission.group_secret,
-        admission.name,
-        streams,
-        *congestion.names,
-        read_silence(os.environ),
-        [(peer, place.address, place.port) for peer, place in sorted(places.items())],
-        made,
-    )
-    return [FarPeer(peer, places[peer].pid, -1, -1, []) for peer in sorted(far)], late
-
-
-class _Talk:
+class _Handshake:
     """One connection, until both sides have proved themselves."""
 
-    def __init__(self, sock: socket.socket, steps: Generator[Step, bytes, None], who: str) -> None:
+    def __init__(self, sock: socket.socket, steps: Generator[Step, bytes, None]) -> None:
         self.sock = sock
-        self.who = who
-        self.unsent = b""
         self.until = float("inf")
         self._steps = steps
         self._unread = b""
-        self._needed = 0
-        self._take(next(steps))
+        self.unsent, self._needed = next(steps)
 
-    def _take(self, step: Step) -> None:
-        self.unsent += step[0]
-        self._needed = step[1]
-
-    def go_on(self) -> bool:
+    def proceed(self) -> bool:
         """Send and receive as much as possible; returns whether the handshake is over."""
-        while True:
-            if self.unsent:
-                self.unsent = self.unsent[self.sock.send(self.unsent) :]
+        with suppress(BlockingIOError):
+            while self.unsent or self._needed:
                 if self.unsent:
-                    return False
-            if self._needed == 0:
-                return True
-            data = self.sock.recv(self._needed - len(self._unread))
-            if not data:
-                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-            self._unread += data
-            if len(self._unread) == self._needed:
-                data, self._unread = self._unread, b""
-                try:
-                    self._take(self._steps.send(data))
-                except StopIteration:
-                    self._needed = 0
+                    self.unsent = self.unsent[self.sock.send(self.unsent) :]
+                    continue
+                data = self.sock.recv(self._needed - len(self._unread))
+                if not data:
+                    raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+                self._unread += data
+                if len(self._unread) == self._needed:
+                    data, self._unread = self._unread, b""
+                    try:
+                        self.unsent, self._needed = self._steps.send(data)
+                    except StopIteration:
+                        self._needed = 0
+            return True
+        return False
 
 
-class _Mesh:
-    """All connections of a rank, in progress and made."""
+class Mesh:
+    """The connections of a rank with those on other hosts, in progress and made; for one use.
+
+    Args:
+        listener: where this rank listens; closed afterwards, or passed on.
+        members: the ranks' names in messages.
+        deadline: of time.monotonic().
+        check: called every second; raises PeerLostError if a rank has gone.
+        diagnosis: started if a rank is not connected shortly before the deadline, or cannot be.
+    """
 
     def __init__(
         self,
         listener: socket.socket,
+        *,
         rank: int,
-        places: Mapping[int, RankAddress],
         members: Sequence[int],
         admission: Pass,
-        purposes: int,
         congestion: Congestion,
-        look: NetworkLook,
+        deadline: float,
+        check: Callable[[], None],
+        diagnosis: NetworkDiagnosis,
     ) -> None:
         self.made: dict[tuple[int, int], socket.socket] = {}
         self._listener = listener
         self._rank = rank
-        self._places = places
         self._members = members
         self._pass = admission
-        self._purposes = purposes
         self._congestion = congestion
-        self._look = look
+        self._deadline = deadline
+        self._check = check
+        self._diagnosis = diagnosis
+        self._places: Mapping[int, RankAddress] = {}
+        self._purposes = 0
         self._silence_s = read_silence(os.environ)
-        self._strangers: dict[_Talk, None] = {}  # the oldest first
+        self._strangers: dict[_Handshake, None] = {}  # the oldest first
         self._refusals: Counter[int] = Counter()  # by peer: connections that it closed
         self._began = time.monotonic()
         self._calls: list[tuple[float, int, int]] = []  # to be made then
@@ -277,40 +197,89 @@ class _Mesh:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def run(self, deadline: float, check: Callable[[], None]) -> None:
+    def connect_all(self, places: Mapping[int, RankAddress], streams: int) -> list[FarPeer]:
+        """Connect with each of these ranks, by `streams` data connections each."""
+        connections = len(places) * (_DATA + streams)
+        try:
+            make_room(connections, connections, ranks=len(places))
+            self._run(places, _DATA + streams)
+            return [
+                FarPeer(
+                    peer,
+                    place.pid,
+                    self.made[peer, _CONTROL].detach(),
+                    self.made[peer, _MAIL].detach(),
+                    [self.made[peer, _DATA + stream].detach() for stream in range(streams)],
+                )
+                for peer, place in sorted(places.items())
+            ]
+        finally:
+            self._close()
+
+    def connect_neighbours(
+        self, places: Mapping[int, RankAddress], far: Collection[int], streams: int
+    ) -> tuple[list[FarPeer], LateMesh]:
+        """Make the control connections with this rank's neighbours; others are made when needed.
+
+        Args:
+            places: of all ranks, including this one.
+            far: ranks on other hosts.
+        """
+        near = neighbours(self._rank, len(places))
+        needed = len(near) + 1
+        try:
+            make_room(needed, len(far) * (_DATA + streams) + needed, ranks=len(near))
+            self._run({peer: places[peer] for peer in near}, 1)
+            self._selector.unregister(self._listener)
+            listens_at = self._listener.detach()
+            made = [(peer, self.made[peer, _CONTROL].detach()) for peer in near]
+        finally:
+            self._close()
+        late = LateMesh(
+            listens_at,
+            self._pass.group_secret,
+            self._pass.name,
+            streams,
+            *self._congestion.names,
+            self._silence_s,
+            [(peer, place.address, place.port) for peer, place in sorted(places.items())],
+            made,
+        )
+        return [FarPeer(peer, places[peer].pid, -1, -1, []) for peer in sorted(far)], late
+
+    def _run(self, places: Mapping[int, RankAddress], purposes: int) -> None:
         """Call the lower ranks and wait for the higher ones."""
+        self._places, self._purposes, deadline = places, purposes, self._deadline
         for peer in self._places:
             if peer < self._rank:
                 for purpose in range(self._purposes):
                     self._call(peer, purpose)
         checked = time.monotonic()
-        look_at = deadline - min(_LOOK_S, (deadline - checked) / 2)
+        diagnose_at = deadline - min(_DIAGNOSIS_S, (deadline - checked) / 2)
         while len(self.made) < len(self._places) * self._purposes:
             now = time.monotonic()
             if now > deadline:
                 raise self._late()
-            if now > look_at:
-                look_at = deadline
-                self._begin_look()
+            if now > diagnose_at:
+                diagnose_at = deadline
+                peer = self._missing()[0]  # its reason is sought while all are still running
+                place, is_caller = places[peer], peer < self._rank
+                role = self._role(peer)
+                self._diagnosis.begin(place.address, place.port, role=role, is_caller=is_caller)
             if now - checked > _CHECK_EVERY_S:
-                check()
+                self._check()
                 checked = now
             self._call_due(now)
-            wait_s = min(deadline - now, max(look_at - now, 0.0), 1.0)
+            wait_s = min(deadline - now, max(diagnose_at - now, 0.0), 1.0)
             if self._calls:
                 wait_s = min(wait_s, _CALL_EVERY_S)
             for key, _ in self._selector.select(wait_s):
                 happened: Callable[[], None] = key.data
                 happened()
-            for talk in [each for each in self._strangers if each.until < now]:
-                self._drop(talk)
+            for handshake in [each for each in self._strangers if each.until < now]:
+                self._drop(handshake)
 
-    def keep_listener(self) -> int:
-        """The listener's descriptor, which is then not closed."""
-        self._selector.unregister(self._listener)
-        return self._listener.detach()
-
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close what was not passed on."""
         for key in list(self._selector.get_map().values()):
             sock = key.fileobj
@@ -330,7 +299,7 @@ class _Mesh:
         self._congestion.prepare(sock)
         sock.setblocking(False)
         code = sock.connect_ex((place.address, place.port))
-        talk = _Talk(sock, self._prove(peer, purpose), who)
+        handshake = _Handshake(sock, self._prove(peer, purpose))
         if code not in (0, errno.EINPROGRESS):
             sock.close()
             self._call_later(peer, purpose, code)
@@ -338,14 +307,13 @@ class _Mesh:
 
         def happened() -> None:
             try:
-                if not talk.go_on():
-                    self._watch(talk, happened)
+                if not handshake.proceed():
+                    self._watch(handshake, happened)
                     return
-            except BlockingIOError:
-                self._watch(talk, happened)
-                return
             except OSError as error:
-                if error.errno == errno.ECONNRESET and self._is_refused_again(peer):
+                is_refused = error.errno == errno.ECONNRESET
+                self._refusals[peer] += is_refused
+                if is_refused and self._refusals[peer] > _MOST_REFUSALS:
                     raise PeerLostError(
                         f"{who} exited or refused this rank while the group was forming; look "
                         "for its first error, and check that RALLYPOINT_TOKEN is the same on all "
@@ -361,17 +329,12 @@ class _Mesh:
                 raise HostError(
                     f"{who} has a different token; set the same RALLYPOINT_TOKEN on all hosts"
                 ) from None
-            self._finish(talk, peer, purpose)
+            self._finish(handshake, peer, purpose)
 
         self._selector.register(sock, selectors.EVENT_WRITE, happened)
 
-    def _is_refused_again(self, peer: int) -> bool:
-        """Whether it has closed so many connections that strangers cannot be the reason."""
-        self._refusals[peer] += 1
-        return self._refusals[peer] > _MOST_REFUSALS
-
     def _call_later(self, peer: int, purpose: int, code: int | None) -> None:
-        """If there is no route, or strangers crowd the listener, perhaps it is better soon."""
+        """Try again soon if there is no route, or strangers crowd the listener; otherwise raise."""
         now = time.monotonic()
         may_pass = code in _NO_ROUTE and now <= self._began + _NO_ROUTE_S
         if not may_pass and code != errno.ECONNRESET:
@@ -404,21 +367,19 @@ class _Mesh:
             self._drop(next(iter(self._strangers)))
         sock.setblocking(False)
         found: list[tuple[int, int]] = []
-        talk = _Talk(sock, self._examine(found), "")
-        talk.until = time.monotonic() + _STRANGER_S
-        self._strangers[talk] = None
+        handshake = _Handshake(sock, self._examine(found))
+        handshake.until = time.monotonic() + _STRANGER_S
+        self._strangers[handshake] = None
 
         def happened() -> None:
             try:
-                if talk.go_on():
-                    self._strangers.pop(talk, None)
-                    self._finish(talk, *found[0])
+                if handshake.proceed():
+                    self._strangers.pop(handshake, None)
+                    self._finish(handshake, *found[0])
                 else:
-                    self._watch(talk, happened)
-            except BlockingIOError:
-                self._watch(talk, happened)
+                    self._watch(handshake, happened)
             except (OSError, _RefusedError):
-                self._drop(talk)
+                self._drop(handshake)
 
         self._selector.register(sock, selectors.EVENT_READ, happened)
 
@@ -438,27 +399,27 @@ class _Mesh:
         found.append((caller, purpose))
         yield server_proof(key, theirs, ours), 0
 
-    def _drop(self, talk: _Talk) -> None:
-        self._strangers.pop(talk, None)
-        self._selector.unregister(talk.sock)
-        talk.sock.close()
+    def _drop(self, handshake: _Handshake) -> None:
+        self._strangers.pop(handshake, None)
+        self._selector.unregister(handshake.sock)
+        handshake.sock.close()
 
     # Both.
 
-    def _watch(self, talk: _Talk, happened: Callable[[], None]) -> None:
-        events = selectors.EVENT_WRITE if talk.unsent else selectors.EVENT_READ
-        self._selector.modify(talk.sock, events, happened)
+    def _watch(self, handshake: _Handshake, happened: Callable[[], None]) -> None:
+        events = selectors.EVENT_WRITE if handshake.unsent else selectors.EVENT_READ
+        self._selector.modify(handshake.sock, events, happened)
 
-    def _finish(self, talk: _Talk, peer: int, purpose: int) -> None:
-        self._selector.unregister(talk.sock)
+    def _finish(self, handshake: _Handshake, peer: int, purpose: int) -> None:
+        self._selector.unregister(handshake.sock)
         if (peer, purpose) in self.made:
-            talk.sock.close()
+            handshake.sock.close()
             return
-        talk.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._congestion.settle(talk.sock)
+        handshake.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._congestion.settle(handshake.sock)
         if purpose == _CONTROL:
-            _watch_for_silence(talk.sock, self._silence_s)
-        self.made[peer, purpose] = talk.sock
+            _watch_for_silence(handshake.sock, self._silence_s)
+        self.made[peer, purpose] = handshake.sock
 
     def _late(self) -> CollectiveTimeoutError:
         missing = self._missing()
@@ -484,7 +445,7 @@ class _Mesh:
 
     def _unreachable(self, peer: int, why: str | None) -> HostError:
         place = self._places[peer]
-        self._look.look(place.address, place.port, role=self._role(peer))
+        self._diagnosis.run(place.address, place.port, role=self._role(peer))
         where = endpoint_of(place.address, place.port)
         reasons = "; ".join(filter(None, (why, place.network)))
         error = HostError(
@@ -494,12 +455,6 @@ class _Mesh:
         )
         error.rank = self._members[peer]
         return error
-
-    def _begin_look(self) -> None:
-        """Find out why one is missing, while all are still running."""
-        peer = self._missing()[0]
-        place, is_caller = self._places[peer], peer < self._rank
-        self._look.begin(place.address, place.port, role=self._role(peer), is_caller=is_caller)
 
     def _role(self, peer: int) -> str:
         return f"where rank {self._members[peer]} listens"

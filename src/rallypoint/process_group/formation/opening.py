@@ -1,8 +1,7 @@
 """Opens a world: finds its store, and forms the group of all who share it.
 
-`store.init_method` finds the store and waits there, `worlds` says which group is forming at a
-store, and `joining` connects what serves its calls. `init` decides whether it is the default group,
-and when it is left.
+`store.init_method` finds the store and waits there, and `joining` connects what serves its calls.
+`init` decides whether it is the default group, and when it is left.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
 
 from rallypoint.base.control_link import existing_link
 from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreTimeoutError
 from rallypoint.cluster.pmi.meeting import open_launched
 from rallypoint.process_group import DEFAULT_GROUP
+from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.explain_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
-from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.formation.places import CONNECT, ROUND, connect_timeout, is_superseded
 from rallypoint.process_group.groups.default import check_timeout, default_pg_timeout
 from rallypoint.process_group.groups.group import ProcessGroup, World
@@ -37,8 +36,9 @@ _ENDING_S = 2.0  # for a process that has just ended, until the server has taken
 _opened: dict[str, int] = {}  # by base: the number of the world that this process opened last
 
 
-class MeetingPoint(NamedTuple):
-    """One world.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingPoint:
+    """A default group that forms at a store: a world.
 
     latest     the number of the world that was opened last, from 1 on, and of the one before
         N/0        exists while rank 0 of that world does (init_method.say_here)
@@ -46,22 +46,39 @@ class MeetingPoint(NamedTuple):
         N/next     the number of the world that rank 0 opened after it; deleted when that has formed
         process/R  the process that has rank R, as long as its connection to the store lasts
 
-    When all have formed a world, N/0 and N/all are deleted too (formation.py); nobody joins that
+    When all have formed a world, N/0 and N/all are deleted too (connecting.py); nobody joins that
     world either. So nothing of an earlier group is mistaken for this one's, and a process that
     replaces a dead one finds the world of the survivors, however many worlds each has been in.
 
     Attributes:
-        prefix: the beginning of its keys.
-        way: a key that led its ranks to it, which is not needed once it has formed.
+        place: the store, and this process's rank.
+        prefix: the beginning of the world's keys.
+        key_to_here: led its ranks to it, and is not needed once it has formed.
+        process: that opened the store here.
     """
 
+    place: JoinedStore
     prefix: str
-    way: str
+    key_to_here: str
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def key_when_formed(self) -> str:
+        """The key to set once all have formed the world; empty if nobody waits for it."""
+        return f"{self.prefix}/formed/all" if self.place.is_rank_0s else ""
+
+    def close(self) -> None:
+        """Close the store; one that rank 0 runs serves the others until all have formed."""
+        place = self.place
+        if place.is_rank_0s and place.rank == 0 and os.getpid() == self.process:
+            with suppress(StoreTimeoutError, StoreConnectionError):  # some rank has died
+                place.store.wait([self.key_when_formed], timedelta(seconds=_MOST_S))
+        place.store.close()
 
 
 def meet(
     open_place: Callable[[], JoinedStore], base: str, timeout: timedelta, *, is_first: bool = False
-) -> tuple[JoinedStore, MeetingPoint]:
+) -> MeetingPoint:
     """Open the store, and find the world that is forming there.
 
     A store that rank 0 runs may belong to its previous group, and end with that: then it is opened
@@ -73,9 +90,9 @@ def meet(
         place = open_place()
         try:
             _take_rank(place, base, is_taken=is_first)
-            if is_first:
-                return place, _first_world(place, base)
-            return place, find_world(place, base, deadline)
+            if not is_first:
+                return find_world(place, base, deadline)
+            return _open_world(place, base, 0) if place.rank == 0 else _world(place, base, 1, 0)
         except StoreConnectionError:
             place.store.close()
             if not place.is_rank_0s or time.monotonic() + _PAUSE_S > deadline:
@@ -87,7 +104,7 @@ def meet(
 
 
 def _take_rank(place: JoinedStore, base: str, *, is_taken: bool) -> None:
-    """Leave word that this process has its rank; say so if another one has it.
+    """Write that this process has its rank; warn if another process has it.
 
     It may join all the same: children of all ranks can form a group of their own. If the rank
     `is_taken`, by this process, nobody else has it.
@@ -112,15 +129,11 @@ def _take_rank(place: JoinedStore, base: str, *, is_taken: bool) -> None:
 
 
 def find_world(place: JoinedStore, base: str, deadline: float) -> MeetingPoint:
-    """The world at an open store; raises as `meet`."""
-    store = place.store
-    latest = f"{base}/latest"
-    last = number = before = 0
-    if store.check([latest]):
-        number, before = map(int, store.get(latest).split())
-        last = number
+    """The world that is forming at an open store."""
+    store, latest = place.store, f"{base}/latest"
+    number, before = map(int, store.get(latest).split()) if store.check([latest]) else (0, 0)
     if place.rank == 0:
-        return _open_world(store, base, last)
+        return _open_world(place, base, number)
     is_over = number == 0 or store.check([f"{base}/{number}/all"])
     if is_over or not store.check([f"{base}/{number}/0"]):
         left_s = max(deadline - time.monotonic(), 0.001)
@@ -135,48 +148,22 @@ def find_world(place: JoinedStore, base: str, deadline: float) -> MeetingPoint:
                 key=base,
             ) from None
         before, number = number, int(store.get(f"{base}/{number}/next"))
-    return _world(base, number, before)
+    return _world(place, base, number, before)
 
 
-def _first_world(place: JoinedStore, base: str) -> MeetingPoint:
-    return _open_world(place.store, base, 0) if place.rank == 0 else _world(base, 1, 0)
-
-
-def _open_world(store: Store, base: str, last: int) -> MeetingPoint:
+def _open_world(place: JoinedStore, base: str, last: int) -> MeetingPoint:
     """On rank 0, after the world with the number `last`."""
     # This process's worlds of one base differ at any store.
     number = _opened[base] = max(last, _opened.get(base, 0)) + 1
-    say_here(store, f"{base}/{number}/0")
-    store.multi_set([f"{base}/{last}/next", f"{base}/latest"], [str(number), f"{number} {last}"])
-    return _world(base, number, last)
+    say_here(place.store, f"{base}/{number}/0")
+    keys = [f"{base}/{last}/next", f"{base}/latest"]
+    place.store.multi_set(keys, [str(number), f"{number} {last}"])
+    return _world(place, base, number, last)
 
 
-def _world(base: str, number: int, before: int) -> MeetingPoint:
-    return MeetingPoint(f"{base}/{number}", f"{base}/{before}/next")
-
-
-def closing(place: JoinedStore, world: MeetingPoint) -> Callable[[], None]:
-    """What closes the store of a world that has formed; rank 0's serves the others until then."""
-
-    def close() -> None:
-        if place.is_rank_0s and place.rank == 0 and os.getpid() == process:
-            _await_formed(place.store, formed_key(place, world))
-        place.store.close()
-
-    process = os.getpid()
-    return close
-
-
-def formed_key(place: JoinedStore, world: MeetingPoint) -> str:
-    """The key to set once all have formed a world; empty if nobody waits for it."""
-    return f"{world.prefix}/formed/all" if place.is_rank_0s else ""
-
-
-def _await_formed(store: Store, key: str) -> None:
-    try:
-        store.wait([key], timedelta(seconds=_MOST_S))
-    except (StoreTimeoutError, StoreConnectionError):
-        return  # some rank has died, and the others know
+def _world(place: JoinedStore, base: str, number: int, before: int) -> MeetingPoint:
+    key = f"{base}/{before}/next"
+    return MeetingPoint(place=place, prefix=f"{base}/{number}", key_to_here=key)
 
 
 _BACKEND = "RALLYPOINT_BACKEND"
@@ -216,7 +203,6 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
             "backend='rallypoint'"
         )
     begin_early(backend)
-    close = _nothing
     if request.store is not None:
         rank, world_size = request.rank, request.world_size
         _check_own_store(request.init_method, rank, world_size)
@@ -224,27 +210,32 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
         found = find_world(place, base, time.monotonic() + wait.total_seconds())
     else:
         try:
-            place, found = meet(lambda: _open_place(request, wait), base, wait)
+            found = meet(lambda: _open_place(request, wait), base, wait)
         except StoreConnectionError as error:
             raise_with_finding(error)
-        close = closing(place, found)
     try:
         return form_world(
-            place,
-            found.prefix,
-            timeout=wait,
-            backend=backend,
-            options=options,
-            device=request.device_id,
-            on_destroy=close,
-            way=found.way,
-            done=formed_key(place, found),
-            name=name,
-            connect_timeout=connect_timeout(),
+            GroupRequest(
+                store=found.place.store,
+                prefix=found.prefix,
+                rank=found.place.rank,
+                members=range(found.place.world_size),
+                timeout=wait,
+                options=options,
+                backend=backend,
+                device=request.device_id,
+                name=f"group {name}" if name else DEFAULT_GROUP,
+                key_to_here=found.key_to_here,
+                key_when_formed=found.key_when_formed,
+                is_across_jobs=bool(name),
+                connect_timeout=connect_timeout(),
+            ),
+            group_name=name,
+            on_destroy=found.close if request.store is None else None,
         )
     except BaseException:
         if request.store is None:
-            place.store.close()
+            found.place.store.close()
         raise
 
 
@@ -253,16 +244,8 @@ def base_of_round() -> str:
     return f"rallypoint/{os.environ.get(ROUND, '0')}/"
 
 
-class FormingRound(NamedTuple):
-    """The store of this process's round, and which default group forms there."""
-
-    place: JoinedStore
-    prefix: str
-    close: Callable[[], None]
-
-
-def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> FormingRound:
-    """Find the store of the round that the environment names; `watch` is told what is opened.
+def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> MeetingPoint:
+    """Find the store of the round that the environment names; `watch` is called with each one.
 
     This process has formed no group in that round yet.
     """
@@ -274,8 +257,7 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> FormingRou
         watch(place.store)
         return place
 
-    place, found = meet(open_place, base_of_round(), timeout, is_first=True)
-    return FormingRound(place, found.prefix, closing(place, found))
+    return meet(open_place, base_of_round(), timeout, is_first=True)
 
 
 def _open_place(request: WorldRequest, timeout: timedelta) -> JoinedStore:
@@ -328,71 +310,29 @@ def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
 
 
 def form_world(
-    place: JoinedStore,
-    prefix: str,
+    request: GroupRequest,
     *,
-    timeout: timedelta,
-    backend: str,
-    options: AlgorithmOptions,
-    device: object = None,
-    on_destroy: Callable[[], None],
-    way: str = "",
-    done: str = "",
-    name: str = "",
-    connect_timeout: timedelta | None = None,
+    group_name: str = "",
+    on_destroy: Callable[[], None] | None = None,
 ) -> ProcessGroup:
-    """Form a group of all who share a store, with keys that begin with `prefix`.
+    """Form a default group, or with a `group_name`, one of processes of several jobs.
 
-    The last rank to finish deletes the key `way`, and sets `done`. `name` is as in open_world,
-    `connect_timeout` as in form_communicator.
+    Args:
+        on_destroy: as in World.
     """
-    members = range(place.world_size)
-    title = f"group {name}" if name else DEFAULT_GROUP
-    parts = join(
-        place.store,
-        prefix,
-        rank=place.rank,
-        members=members,
-        timeout=timeout,
-        backend=backend,
-        options=options,
-        device=device,
-        name=title,
-        way=way,
-        done=done,
-        is_across_jobs=bool(name),
-        connect_timeout=connect_timeout,
-    )
+    services = join(request)
     world = World(
-        place.store,
-        prefix,
-        parts.algorithms.options,
+        request.store,
+        request.prefix,
+        services.algorithms.options,
         on_destroy,
-        device=device,
-        title=title,
-        is_across_jobs=bool(name),
+        device=request.device,
+        title=request.name,
+        is_across_jobs=request.is_across_jobs,
     )
-    group = ProcessGroup(
-        parts.communicator,
-        parts.algorithms,
-        rank=place.rank,
-        ends=parts.ends,
-        takes_arrays=parts.takes_arrays,
-        world=world,
-        prefix=prefix,
-        ranks=members,
-        group_name=name,
-        group_desc="undefined" if name else "default_pg",
-        backend=backend,
-        timeout=timeout,
-    )
-    world.group = group
-    leave_at_exit(group)
+    description = "undefined" if group_name else "default_pg"
+    world.group = group = services.new_group(world, name=group_name, description=description)
     return group
-
-
-def _nothing() -> None:
-    """The caller's store is closed by the caller."""
 
 
 def _check_own_store(init_method: str | None, rank: int, world_size: int) -> None:

@@ -1,7 +1,7 @@
-"""The place of this process in its job's present round, as its launcher tells it.
+"""This process's place in the current round: its rank, sizes and store, from the launcher.
 
-A worker on standby waits for its first one. One that goes on when others are lost waits for the
-next, and says so if the launcher knows of no loss.
+A spare waits for its first place. A worker that has lost others waits for its next one, and reports
+the loss if the launcher knows of none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rallypoint.base.worker_env import STANDBY
 
 ROUND = "TORCHELASTIC_RESTART_COUNT"
 _EVER_S = 1e9
-# A launcher that sees a worker end tells the others within milliseconds. One that has told nothing
-# of a loss after a while is told of it; then all connect again, or go on without some. Once it has
-# said that a worker is kept, that worker waits as long as the launcher lives, which may wait for
-# another node.
+# A launcher that sees a worker end tells the others within milliseconds. If no word has come by
+# then, the worker reports the loss; then all connect again, or go on without some. Once the
+# launcher has said that a worker is kept, the worker waits as long as the launcher lives, which may
+# itself wait for another node.
 _NEWS_S = 2.0
 _REMEDY_S = 30.0
-# For a hundred ranks that have come, where others can go on without them; it takes milliseconds.
+# For each hundred ranks, where the others can go on without some; connecting takes milliseconds.
 CONNECT = timedelta(seconds=10)
 
 
@@ -54,18 +54,18 @@ def connect_timeout() -> timedelta | None:
 
 
 def next_place(
-    after: int, because: RallypointError | None, *, had_formed: bool = False
+    after: int, loss: RallypointError | None, *, had_formed: bool = False
 ) -> Place | None:
-    """The place of this process in the next round, as it has lost others in that one.
+    """This process's place in the round that follows `after`, in which it has lost others.
 
-    None: the launcher offers none. `had_formed`: the group of that round had.
+    None: the launcher offers none. `had_formed`: the group had formed in that round.
     """
     link = control_link()
     if link is None:
         return None
     place = link.wait(after, _NEWS_S)
     if place is None and not link.is_kept(after):
-        link.send(LostContact(after, _culprit_of(because), had_formed))
+        link.send(LostContact(after, _culprit_of(loss), had_formed))
         place = link.wait(after, _REMEDY_S)
     while place is None and link.is_kept(after):
         place = link.wait(after, _REMEDY_S)
@@ -73,22 +73,22 @@ def next_place(
 
 
 def _culprit_of(error: RallypointError | None) -> int:
-    """Whom this rank could not reach; -1: it knows only that others have given up."""
+    """The rank that this one could not reach; -1: it knows only that others have given up."""
     if isinstance(error, StoreError):
         return 0  # the round's store is served at its host
     rank = error.rank if isinstance(error, CollectiveTimeoutError | HostError) else None
     return -1 if rank is None else rank
 
 
-def take_next_place(because: RallypointError) -> bool:
-    """After a loss: wait for the next place, if this process goes on without those lost.
+def take_next_place(loss: RallypointError) -> bool:
+    """After a loss, wait for the next place, and put it into the environment.
 
-    Returns whether there is one; then the environment names it.
+    Returns False if there is none, or this process does not outlive others.
     """
     link = control_link()
     if link is None or not link.is_elastic:
         return False
-    place = next_place(int(os.environ.get(ROUND, "0")), because)
+    place = next_place(int(os.environ.get(ROUND, "0")), loss)
     if place is None:
         return False
     os.environ.update(place.environ)

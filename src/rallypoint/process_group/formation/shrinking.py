@@ -17,12 +17,13 @@ from rallypoint.base.errors import (
     RallypointError,
     RevokedError,
 )
+from rallypoint.process_group.formation.connecting import GroupRequest
+from rallypoint.process_group.formation.leaving import leave
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.agreeing import decide
 from rallypoint.process_group.groups.default import GroupMember, resolve, set_default
 from rallypoint.process_group.groups.group import ProcessGroup, survivors_of
-from rallypoint.store.init_method import JoinedStore
 
 SHRINK_DEFAULT: Final = 0x00
 SHRINK_ABORT: Final = 0x01  # torch.distributed's names and numbers
@@ -73,7 +74,10 @@ def shrink_group(
         RevokedError: the others have shrunk the group without this rank, which came too late.
     """
     old = resolve(group)
-    _check_flags(shrink_flags)
+    if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise InvalidArgumentError(
+            f"shrink_flags={shrink_flags!r} is not SHRINK_DEFAULT or SHRINK_ABORT"
+        )
     if ranks_to_exclude is not None:
         _check(ranks_to_exclude, old)
     old.check_member()
@@ -92,7 +96,7 @@ def shrink_group(
 
 
 def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
-    """The group of all survivors: agreed on, formed, and agreed that it was formed by all."""
+    """The survivors agree on who they are, form the group, and agree that all have formed it."""
     before: list[int] = []
     while True:
         old.counts["shrink"] += 1
@@ -116,7 +120,7 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
             _replace(old, formed)
             return formed
         if formed is not None:
-            _drop(formed)
+            leave(formed)
         if kept == before:  # nobody has died: it would fail again
             raise failed or PeerError(
                 "another rank could not form the shrunk group; look for its first error"
@@ -130,11 +134,6 @@ def _who_came(values: Mapping[int, str]) -> str:
 
 def _all_well(values: Mapping[int, str]) -> str:
     return str(all(value == str(True) for value in values.values()))
-
-
-def _check_flags(flags: int) -> None:
-    if flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
-        raise InvalidArgumentError(f"shrink_flags={flags!r} is not SHRINK_DEFAULT or SHRINK_ABORT")
 
 
 def _check(ranks: object, old: ProcessGroup) -> None:
@@ -160,16 +159,19 @@ def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
     world = old.world
     if old.is_world:
         number = old.counts["shrink"]
-        return form_world(
-            JoinedStore(store=world.store, rank=kept.index(old.own_rank), world_size=len(kept)),
-            f"{world.prefix}/kept {','.join(map(str, kept))}" + f"/{number}" * bool(number),
+        request = GroupRequest(
+            store=world.store,
+            prefix=f"{world.prefix}/kept {','.join(map(str, kept))}" + f"/{number}" * bool(number),
+            rank=kept.index(old.own_rank),
+            members=range(len(kept)),
             timeout=old.timeout,
-            backend=old.backend,
             options=world.options,
+            backend=old.backend,
             device=world.device,
-            on_destroy=_nothing,
-            name=old.group_name,
+            name=world.title,
+            is_across_jobs=world.is_across_jobs,
         )
+        return form_world(request, group_name=old.group_name)
     formed = form_group(
         world,
         [old.ranks[rank] for rank in kept],
@@ -190,16 +192,4 @@ def _replace(old: ProcessGroup, formed: ProcessGroup) -> None:
             set_default(formed)
         old.world.leave_to(formed.world)
     else:
-        _drop(old)
-
-
-def _drop(group: ProcessGroup) -> None:
-    if group.is_world:
-        group.world.destroy()
-    else:
-        group.destroy()
-        group.world.subgroups[:] = [each for each in group.world.subgroups if each is not group]
-
-
-def _nothing() -> None:
-    """Keep the store open: it belongs to the old world until that is left."""
+        leave(old)

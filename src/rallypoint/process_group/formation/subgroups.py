@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.interruption import refuse_among_others
+from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.joining import check_backend, join
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.default import check_timeout, get_process_group_ranks, resolve
@@ -89,39 +90,25 @@ def form_group(
     name = _next_name(world, _by_ranks(members) if by_ranks else "all")
     if whole.own_rank not in members:
         return NON_GROUP_MEMBER
-    prefix = f"{world.prefix}/{name}"
-    place = members.index(whole.own_rank)
-    parts = join(
-        world.store,
-        prefix,
-        rank=place,
-        members=members,
-        timeout=wait,
-        options=world.options,
-        backend=chosen,
-        device=device,
-        name=f"group {description or name}",
+    services = join(
+        GroupRequest(
+            store=world.store,
+            prefix=f"{world.prefix}/{name}",
+            rank=members.index(whole.own_rank),
+            members=members,
+            timeout=wait,
+            options=world.options,
+            backend=chosen,
+            device=device,
+            name=f"group {description or name}",
+        )
     )
-    formed = ProcessGroup(
-        parts.communicator,
-        parts.algorithms,
-        rank=place,
-        ends=parts.ends,
-        takes_arrays=parts.takes_arrays,
-        world=world,
-        prefix=prefix,
-        ranks=members,
-        group_name=name,
-        group_desc=description or "undefined",
-        backend=chosen,
-        timeout=wait,
-    )
+    formed = services.new_group(world, name=name, description=description or "undefined")
     world.subgroups.append(formed)
-    leave_at_exit(formed)
     return formed
 
 
-def group_to_be(
+def unformed_group(
     world: World, ranks: Sequence[int], own_rank: int, description: str
 ) -> ProcessGroup:
     """A group that serves no call until `reform_group` has given it members."""
@@ -151,29 +138,20 @@ def reform_group(group: ProcessGroup, world: World, ranks: Sequence[int]) -> Non
     """
     whole = world.group
     assert whole is not None
-    prefix = f"{world.prefix}/{_next_name(world, _by_ranks(list(ranks)))}"
-    place = ranks.index(whole.own_rank)
-    parts = join(
-        world.store,
-        prefix,
-        rank=place,
-        members=ranks,
-        timeout=group.timeout,
-        options=world.options,
-        backend=group.backend,
-        device=world.device,
-        name=f"group {group.group_desc}",
+    services = join(
+        GroupRequest(
+            store=world.store,
+            prefix=f"{world.prefix}/{_next_name(world, _by_ranks(list(ranks)))}",
+            rank=ranks.index(whole.own_rank),
+            members=ranks,
+            timeout=group.timeout,
+            options=world.options,
+            backend=group.backend,
+            device=world.device,
+            name=f"group {group.group_desc}",
+        )
     )
-    group.enter(
-        parts.communicator,
-        parts.algorithms,
-        rank=place,
-        world=world,
-        prefix=prefix,
-        ranks=ranks,
-        ends=parts.ends,
-        takes_arrays=parts.takes_arrays,
-    )
+    services.serve(group, world)
     world.subgroups.append(group)
 
 

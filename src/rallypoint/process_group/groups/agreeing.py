@@ -32,7 +32,7 @@ from rallypoint.store.store import Store
 
 _ALL_REDUCE, _BARRIER = int(Collective.ALL_REDUCE), int(Collective.BARRIER)
 _SURVIVED = PeerLostError, RevokedError, CollectiveTimeoutError
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05  # how often it looks whether a member has died
+_FIRST_CHECK_S, _LONGEST_CHECK_S = 0.002, 0.05  # between checks whether a member has died
 
 
 class Survivors(NamedTuple):
@@ -81,38 +81,38 @@ def decide(
     *,
     members: Iterable[int] | None = None,
 ) -> str:
-    """What one survivor has chosen by the values of all; the same on each.
+    """Decide on an answer, the same on each survivor, from the values of all.
 
-    A member that has not come after the group's timeout counts as lost.
+    A member that has not come within the group's timeout counts as lost.
 
     Args:
-        name: of the decision; it serves once.
-        value: of this rank.
-        choose: gives the answer, which must not be empty, by values by rank in the group; some may
-            be of members that have died since.
+        name: of the decision; used only once.
+        value: this rank's.
+        choose: makes the answer, which must not be empty, from the values by rank in the group;
+            members whose values it gets may have died since.
         members: the ranks in the group that take part; None: all.
     """
     store, own = group.store, group.rank
     keys = {rank: f"{group.prefix}/{name}/{rank}" for rank in members or range(group.size)}
     store.set(keys[own], value)
     until = time.monotonic() + group.timeout.total_seconds()
-    look_s = _FIRST_LOOK_S
+    wait_s = _FIRST_CHECK_S
     missing = set(keys) - {own}
     while True:
-        gone = set(group.communicator.gone())  # before the look: it may have come, and then died
+        gone = set(group.communicator.gone())  # before the keys: it may have come, and then died
         missing = {rank for rank in missing if not store.check([keys[rank]])}
         if missing <= gone or time.monotonic() > until:
             break
         try:
-            store.wait([f"{group.prefix}/{name}"], timedelta(seconds=look_s))
+            store.wait([f"{group.prefix}/{name}"], timedelta(seconds=wait_s))
         except StoreTimeoutError:
-            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+            wait_s = min(2 * wait_s, _LONGEST_CHECK_S)
         else:
             return store.get(f"{group.prefix}/{name}").decode()
     came = sorted(set(keys) - missing)
     values = store.multi_get([keys[rank] for rank in came])
-    told = {rank: value.decode() for rank, value in zip(came, values, strict=True)}
-    return _answer(group, name, choose(told))
+    by_rank = {rank: value.decode() for rank, value in zip(came, values, strict=True)}
+    return _answer(group, name, choose(by_rank))
 
 
 def _answer(group: Survivors, name: str, value: str) -> str:

@@ -76,12 +76,12 @@ _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _WAIT = timedelta(seconds=5)
 
 
-def tell_roster(
+def print_debug_table(
     store: Store, prefix: str, *, rank: int, size: int, network: NetworkChoice | None, backend: str
 ) -> None:
-    """Print a table of what each rank was given to rank 0's standard error, if that is wished.
+    """With RALLYPOINT_DEBUG=1, rank 0 prints a table of what each rank was given to standard error.
 
-    Ranks that have the variable write a line to the store, so a rank without it delays nobody.
+    Each rank that has the variable writes its line to the store, so one without it delays nobody.
 
     Args:
         network: where ranks of other hosts reach this one; None if there are none.
@@ -92,8 +92,8 @@ def tell_roster(
     keys = [f"{prefix}/roster/{each}" for each in range(size)]
     store.set(keys[rank], json.dumps(row))
     if rank == 0:
-        told = _collect(store, keys)
-        table = _table([told.get(each, [str(each)]) for each in range(size)])
+        rows = _collect(store, keys)
+        table = _table([rows.get(each, [str(each)]) for each in range(size)])
         print(printable(table), file=sys.stderr)
 
 
@@ -111,10 +111,10 @@ def _collect(store: Store, keys: Sequence[str]) -> dict[int, list[str]]:
     """The lines by rank, of ranks that also have the variable."""
     with suppress(StoreError):
         store.wait(keys, _WAIT)
-    there = [each for each, key in enumerate(keys) if store.check([key])]
-    found = {each: json.loads(store.get(keys[each])) for each in there}
-    store.delete_keys([keys[each] for each in there])
-    return found
+    found = {each: key for each, key in enumerate(keys) if store.check([key])}
+    rows = {each: json.loads(store.get(key)) for each, key in found.items()}
+    store.delete_keys(list(found.values()))
+    return rows
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -140,7 +140,7 @@ class ProcessGroup:
         ends: Mapping[str, LibraryGroup] | None = None,
         takes_arrays: bool = True,
     ) -> None:
-        """Be served by these from now on, with these members."""
+        """Have these serve the group from now on, with these members."""
         self.ranks = tuple(ranks)
         self.own_rank = rank
         self.world = world
@@ -150,7 +150,7 @@ class ProcessGroup:
         self.takes_arrays = takes_arrays
         self.deferred: list[Any] | None = None
         self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
-        self.calls_when_broken: dict[int, str] = {}  # by global rank; see accounts
+        self.calls_when_broken: dict[int, str] = {}  # by global rank; see call_errors
         self.status = GroupStatus.ACTIVE
         self._reason = ""  # for being held or withdrawn
         self._communicator = communicator
@@ -182,8 +182,8 @@ class ProcessGroup:
         self.run = self.run_apart = _not_the_engines
         self.fast_path = None
 
-    def _bind(self, way: Callable[..., int]) -> None:
-        self.run = self.run_apart = self.send = self.receive = way
+    def _bind(self, call: Callable[..., int]) -> None:
+        self.run = self.run_apart = self.send = self.receive = call
         self.fast_path = None
 
     def hold(self, why: str) -> None:
@@ -394,7 +394,7 @@ class ProcessGroup:
     def _detach(self, status: GroupStatus, why: str = "") -> None:
         self.status, self._reason = status, why
         self._communicator = None
-        self._bind(_not_the_engines)  # who then asks for the communicator, is refused
+        self._bind(_not_the_engines)  # a caller that asks for the communicator next is refused
 
     def _refuse(self) -> Never:
         if self.status is GroupStatus.HELD:
@@ -410,7 +410,7 @@ class ProcessGroup:
 
 
 def survivors_of(group: ProcessGroup) -> Survivors:
-    """What the ranks that are left need to agree; raises as `ProcessGroup.communicator`."""
+    """What the surviving ranks need to agree."""
     return Survivors(
         group.communicator,
         group.world.store,
@@ -425,10 +425,6 @@ def _not_the_engines(*_: object) -> int:
     return BAD_BUFFER
 
 
-def _nothing() -> None:
-    """Nothing to do after a world was left."""
-
-
 @dataclass(slots=True)
 class World:
     """A default group and what belongs to it: its subgroups, and the store where they meet.
@@ -436,6 +432,7 @@ class World:
     Attributes:
         prefix: the beginning of this world's keys, which no other world shares.
         options: how its groups' programs are chosen.
+        on_destroy: closes the store; None if that is the caller's task.
         made: how many subgroups of each name were requested, whether this rank is in them or not;
             the same on every rank that asks, so members agree on names without communication.
         device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
@@ -447,7 +444,7 @@ class World:
     store: Store
     prefix: str
     options: AlgorithmOptions
-    on_destroy: Callable[[], None]
+    on_destroy: Callable[[], None] | None = None
     _group: weakref.ref[ProcessGroup] | None = None  # it holds its world
     subgroups: list[ProcessGroup] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
@@ -484,10 +481,11 @@ class World:
 
     def release_store(self) -> None:
         """Close the store, if that is this world's task."""
-        on_destroy, self.on_destroy = self.on_destroy, _nothing
-        on_destroy()
+        on_destroy, self.on_destroy = self.on_destroy, None
+        if on_destroy is not None:
+            on_destroy()
 
     def leave_to(self, successor: World) -> None:
         """Leave all groups, but not the store, which another world continues to use."""
-        successor.on_destroy, self.on_destroy = self.on_destroy, _nothing
+        successor.on_destroy, self.on_destroy = self.on_destroy, None
         self.destroy()

@@ -20,18 +20,16 @@ from rallypoint.engine.communicator import DTYPES
 
 
 class Flags(NamedTuple):
-    """The part of numpy.ndarray.flags that describes memory.
-
-    It has the part of a NumPy array's interface that they need. Only the library of the group that
-    takes it accesses its items (`delegated`).
-    """
+    """The part of numpy.ndarray.flags that describes memory."""
 
     c_contiguous: bool
     writeable: bool = True
 
 
 class DeviceArray:
-    """One tensor.
+    """A tensor on another device, with the part of a NumPy array's interface that calls need.
+
+    Only the library of the group that takes it accesses its items (`delegated`).
 
     Attributes:
         tensor: torch's.
@@ -55,9 +53,8 @@ class DeviceArray:
         return DeviceArray(self.tensor[part], self.dtype)
 
 
-Array = np.ndarray[
-    Any, np.dtype[Any]
-]  # numpy.typing takes as long to import as all of this package
+# numpy.typing takes as long to import as all of this package.
+Array = np.ndarray[Any, np.dtype[Any]]
 # An array of all blocks, one after the other; or an array for each; or None: no block.
 Blocks: TypeAlias = Array | Sequence[Array] | None
 

@@ -18,9 +18,9 @@ from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostEr
 from rallypoint.engine.communicator import FarPeer
 from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.connecting import _MOST_STREAMS as MOST_STREAMS
-from rallypoint.process_group.formation.explain_network import NetworkLook
+from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
 from rallypoint.process_group.formation.host_network import Congestion
-from rallypoint.process_group.formation.mesh import GREETING, Pass, RankAddress, connect_all, listen
+from rallypoint.process_group.formation.mesh import GREETING, Mesh, Pass, RankAddress, listen
 from tests.ports import reserved_port
 
 CONGESTION = Congestion({})
@@ -48,6 +48,19 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "by_s", 0.0)
 
 
+def new_mesh(listener: socket.socket, rank: int, members: Sequence[int], admission: Pass) -> Mesh:
+    return Mesh(
+        listener,
+        rank=rank,
+        members=members,
+        admission=admission,
+        congestion=CONGESTION,
+        deadline=clock.monotonic() + 200,
+        check=lambda: None,
+        diagnosis=NetworkDiagnosis(),
+    )
+
+
 def connect_ranks(
     count: int,
     *,
@@ -69,18 +82,11 @@ def connect_ranks(
 
     def run(rank: int) -> None:
         try:
-            outcomes[rank] = connect_all(
-                listeners[rank],
-                rank=rank,
-                places={peer: place for peer, place in places.items() if peer != rank},
-                members=range(10, 10 + count),
-                admission=passes[rank] if passes else PASS,
-                streams=streams,
-                congestion=CONGESTION,
-                deadline=clock.monotonic() + 200,
-                check=lambda: None,
-                look=NetworkLook(),
-            )
+            others = {peer: place for peer, place in places.items() if peer != rank}
+            members = range(10, 10 + count)
+            admission = passes[rank] if passes else PASS
+            made = new_mesh(listeners[rank], rank, members, admission)
+            outcomes[rank] = made.connect_all(others, streams)
         except Exception as error:
             outcomes[rank] = error
 
@@ -169,18 +175,8 @@ def test_another_token_is_explained() -> None:
 def test_a_rank_that_is_gone_is_named() -> None:
     refused = pytest.raises(HostError, match=r"rank 10 at 127.0.0.1:\d+ \(Connection refused\)")
     with reserved_port() as port, refused:
-        connect_all(
-            listen("127.0.0.1", CONGESTION),
-            rank=1,
-            places={0: RankAddress("127.0.0.1", port, 1)},
-            members=[10, 11],
-            admission=PASS,
-            streams=1,
-            congestion=CONGESTION,
-            deadline=clock.monotonic() + 200,
-            check=lambda: None,
-            look=NetworkLook(),
-        )
+        made = new_mesh(listen("127.0.0.1", CONGESTION), 1, [10, 11], PASS)
+        made.connect_all({0: RankAddress("127.0.0.1", port, 1)}, 1)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

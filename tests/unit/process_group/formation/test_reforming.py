@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
+from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
@@ -63,14 +64,16 @@ def test_a_newcomer_joins() -> None:
         if group.rank() == 2:
             store = group.world.store
             group.destroy()
-            group = form_world(
-                JoinedStore(store=store, rank=2, world_size=3),
-                "grown",
+            request = GroupRequest(
+                store=store,
+                prefix="grown",
+                rank=2,
+                members=range(3),
                 timeout=WAIT,
-                backend=of_ranks.chosen_backend,
                 options=AlgorithmOptions(),
-                on_destroy=lambda: None,
+                backend=of_ranks.chosen_backend,
             )
+            group = form_world(request)
             return summed(group, 4)
         again(group, group.rank(), 2, "small")
         assert summed(group, 1 + group.rank()) == 3

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rallypoint.base.errors import PeerLostError
-from rallypoint.process_group.groups import accounts
-from rallypoint.process_group.groups.accounts import found_when_formed
+from rallypoint.process_group.groups import call_errors
+from rallypoint.process_group.groups.call_errors import found_when_formed
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 
@@ -20,7 +20,7 @@ def test_a_store_is_not_asked_once_all_have_met(
     monkeypatch: pytest.MonkeyPatch, is_world: bool, asks: bool
 ) -> None:
     """It may be on a machine that does not answer; other groups than the default one may form."""
-    monkeypatch.setattr(accounts, "_ANSWER", timedelta(seconds=60))
+    monkeypatch.setattr(call_errors, "_ANSWER", timedelta(seconds=60))
     lost = PeerLostError("rank 1 died", rank=1)
     with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
         store.set_timeout(timedelta(seconds=90))

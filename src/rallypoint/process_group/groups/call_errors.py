@@ -22,6 +22,7 @@ from rallypoint.base.errors import (
     PeerLostError,
     RallypointError,
 )
+from rallypoint.base.wording import name_ranks
 from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.memory.arrays import describe
@@ -88,6 +89,31 @@ _ASKED = 64  # beyond, only the rank at fault is asked
 _NOT_THE_USERS = ("rallypoint.", "torch.")
 
 
+class Site(NamedTuple):
+    """A line of the user's code; looked up and formatted only if it must be reported."""
+
+    code: CodeType
+    instruction: int
+
+    @classmethod
+    def of_caller(cls, skip: int = 1) -> Site:
+        """The innermost frame that belongs neither to this package nor to PyTorch's wrappers.
+
+        Args:
+            skip: the number of frames known to be this package's, which are not checked.
+        """
+        frame = sys._getframe(skip)
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
+            frame = frame.f_back
+        return tuple.__new__(cls, (frame.f_code, frame.f_lasti))
+
+    def __str__(self) -> str:
+        here = os.getcwd() + os.sep  # noqa: PTH109 - a string is what is needed
+        lines = self.code.co_lines()
+        line = next((line for begin, end, line in lines if begin <= self.instruction < end), None)
+        return f"{self.code.co_filename.removeprefix(here)}:{line or self.code.co_firstlineno}"
+
+
 class CallDetails(NamedTuple):
     """A call's details, for the text of an error.
 
@@ -95,7 +121,7 @@ class CallDetails(NamedTuple):
         what: its arrays.
         root: a rank in the group.
         variant: which algorithm was requested (planning.Algorithms).
-        site: where the user's code made the call, if the call has since returned.
+        site: where the user's code made the call; found on the stack unless given.
     """
 
     operation: str
@@ -124,7 +150,7 @@ class CallDetails(NamedTuple):
             call = f"{operation}({', '.join(filter(None, details))}) at {site}"
             calls = _exchange(group, call, error.rank)
             if message.startswith("ranks called different") and len(set(calls.values())) > 1:
-                message = _told(calls, group.ranks)
+                message = _different_calls(calls, group.ranks)
             error = MismatchError(message, rank=error.rank, operation=operation, calls=calls)
         elif isinstance(error, PeerLostError):
             error = found_when_formed(group, error)
@@ -133,31 +159,6 @@ class CallDetails(NamedTuple):
             message = f"in the group of global ranks {group.members()}: {message}"
             error.args = (message,)
         return error
-
-
-class Site(NamedTuple):
-    """A line of the user's code; looked up and formatted only if it must be reported."""
-
-    code: CodeType
-    instruction: int
-
-    @classmethod
-    def of_caller(cls, skip: int = 1) -> Site:
-        """The innermost frame that belongs neither to this package nor to PyTorch's wrappers.
-
-        Args:
-            skip: the number of frames known to be this package's, which are not checked.
-        """
-        frame = sys._getframe(skip)
-        while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
-            frame = frame.f_back
-        return tuple.__new__(cls, (frame.f_code, frame.f_lasti))
-
-    def __str__(self) -> str:
-        here = os.getcwd() + os.sep  # noqa: PTH109 - a string is what is needed
-        lines = self.code.co_lines()
-        line = next((line for begin, end, line in lines if begin <= self.instruction < end), None)
-        return f"{self.code.co_filename.removeprefix(here)}:{line or self.code.co_firstlineno}"
 
 
 def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, str]:
@@ -183,27 +184,15 @@ def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, 
     return group.calls_when_broken
 
 
-def _told(calls: Mapping[int, str], members: Sequence[int]) -> str:
+def _different_calls(calls: Mapping[int, str], members: Sequence[int]) -> str:
     by_call: dict[str, list[int]] = {}
     for rank in sorted(calls):
         by_call.setdefault(calls[rank], []).append(rank)
-    parts = [f"{_ranks(ranks)} called {call}" for call, ranks in by_call.items()]
+    parts = [f"{name_ranks(ranks)} called {call}" for call, ranks in by_call.items()]
     silent = [rank for rank in members if rank not in calls]
     if silent and len(members) <= _ASKED:
-        parts.append(f"{_ranks(silent)} did not answer")
+        parts.append(f"{name_ranks(silent)} did not answer")
     return (
         f"ranks called different operations: {'; '.join(parts)}; the group cannot be used any "
         "more: destroy_process_group, then init again"
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
