@@ -12,7 +12,7 @@
 // Usage (by the agent only): guardian FD AGENT_PID DIRECTORY SESSIONS, where FD is its end of the
 // socket, DIRECTORY the job's temporary files, removed at the end, and SESSIONS "each" (a session
 // for each worker), or "N:one" or "N:each": one that they share, whose autogroup gets the nice
-// value N, and what to do where the kernel does not grant that. launch/agent/sessions.py chooses.
+// value N, and what to do where the kernel does not grant that. launch/agent/guardian.py chooses.
 
 #include <fcntl.h>
 #include <ftw.h>

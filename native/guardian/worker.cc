@@ -69,7 +69,7 @@ bool run_only_on(const char* cpus) {
 
 [[noreturn]] void become(const SpawnRequest& request, const int (&fds)[kWorkerFds],
                          ExecFailure* failure, pid_t guardian, bool session) {
-  // A group to be signalled; launch/agent/sessions.py says when it is a session of its own too.
+  // A group to be signalled; launch/agent/guardian.py says when it is a session of its own too.
   if (session)
     setsid();
   else

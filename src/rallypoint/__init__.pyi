@@ -124,7 +124,7 @@ from rallypoint.process_group.work import Work as Work
 from rallypoint.schedule.program import ProgramError as ProgramError
 from rallypoint.store.client import TCPStore as TCPStore
 from rallypoint.store.file import FileStore as FileStore
-from rallypoint.store.hash import HashStore as HashStore
+from rallypoint.store.local_store import HashStore as HashStore
 from rallypoint.store.prefix import PrefixStore as PrefixStore
 from rallypoint.store.store import Store as Store
 

@@ -197,7 +197,7 @@ def test_ends_of_calls(launch: Launch) -> None:
 
 WRITER = """
 import sys, numpy as np, rallypoint as dist
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 dist.init_process_group(store=HashStore(), rank=0, world_size=1)
 one, other = np.ones(111, np.float32), np.ones(222, np.int64)
 print("ready", flush=True)
@@ -255,7 +255,7 @@ def test_a_record_is_never_read_torn(seed: int) -> None:
 
 FORMS = """
 import numpy as np, rallypoint as dist
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 dist.init_process_group(store=HashStore(), rank=0, world_size=1)
 print("ready", flush=True)
 number = 0
@@ -322,7 +322,7 @@ def test_a_trace_is_never_read_torn(seed: int) -> None:
 
 GROUPS = """
 import sys, numpy as np, rallypoint as dist
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 dist.init_process_group(store=HashStore(), rank=0, world_size=1)
 for line in sys.stdin:
     more, calls = map(int, line.split())
@@ -378,7 +378,7 @@ def test_a_program_after_another_takes_the_record_over() -> None:
     os.truncate(memory, FLIGHT_RECORD_BYTES)
     code = (
         "import sys, numpy as np, rallypoint as dist\n"
-        "from rallypoint.store.hash import HashStore\n"
+        "from rallypoint.store.local_store import HashStore\n"
         "dist.init_process_group(store=HashStore(), rank=0, world_size=1)\n"
         "for _ in range(int(sys.argv[1])): dist.all_reduce(np.ones(3))\n"
     )

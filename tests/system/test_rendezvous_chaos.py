@@ -19,7 +19,7 @@ from rallypoint.rendezvous import (
     RendezvousConnectionError,
     RendezvousTimeout,
 )
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 

@@ -30,7 +30,7 @@ from rallypoint.rendezvous.keyvalue.keeper import Claim, JobKeys, Transact, pack
 from rallypoint.rendezvous.keyvalue.store_client import StoreClient
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.store import Store

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.system.conftest import OURS, Launch
 
-from rallypoint.launch.agent.sessions import nice_of
+from rallypoint.launch.agent.guardian import nice_of
 
 pytestmark = [pytest.mark.system, pytest.mark.exact]
 

@@ -8,11 +8,12 @@ threads, FileStore writes to its file. Counters are decimal text that is read as
 from __future__ import annotations
 
 import re
+import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
@@ -20,6 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from rallypoint.base.errors import InvalidArgumentError, StoreError
 from rallypoint.store.store import (
+    DEFAULT_TIMEOUT,
     Store,
     empty_queue,
     encode_key,
@@ -285,3 +287,44 @@ def number_in(value: bytes) -> int | None:
 def wrapped(number: int) -> int:
     """As 64-bit addition: past the end it starts again at the other one."""
     return (number + 2**63) % 2**64 - 2**63
+
+
+class HashStore(LocalStore):
+    """A store that threads share; `clone` gives each its own handle with its own timeout."""
+
+    _endpoint = "this process"
+    _setter = "thread"
+
+    def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+        super().__init__(timeout)
+        self._contents = StoreContents()
+        self._changed = threading.Condition()  # guards the contents
+
+    def clone(self) -> HashStore:
+        other = HashStore(self._timeout)
+        other._contents, other._changed = self._contents, self._changed
+        return other
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    @contextmanager
+    def _hold(
+        self, operation: str, key: str | None, *, writes: bool = True
+    ) -> Iterator[StoreContents]:
+        if key is not None:
+            encode_key(key)
+        with self._changed:
+            try:
+                yield self._contents
+            finally:
+                if self._contents.changes:
+                    self._contents.changes.clear()
+                    self._changed.notify_all()
+
+    def _pause(self, count: int, left_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._contents.count != count, left_s)
+
+    def _subject(self, operation: str, key: str | None) -> str:
+        return f"{operation} to {key!r}"

@@ -16,7 +16,7 @@ from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.groups import call_errors
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.planning import AlgorithmOptions
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 chosen_backend = "shm"  # unless a test says otherwise; see conftest.py
 

@@ -13,7 +13,7 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError, StoreError
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
 from rallypoint.store.store import Store

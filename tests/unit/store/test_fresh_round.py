@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base.errors import StoreTimeoutError
 from rallypoint.store.fresh_round import fresh_round
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 Values = dict[str, str]
 Log = tuple[Any, ...]

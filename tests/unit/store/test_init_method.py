@@ -12,7 +12,6 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
 from rallypoint.store.client import TCPStore
-from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import (
     Presence,
     await_ranks,
@@ -20,6 +19,7 @@ from rallypoint.store.init_method import (
     open_store,
     say_here,
 )
+from rallypoint.store.local_store import HashStore
 from rallypoint.store.server import StoreServer
 
 TIMEOUT = timedelta(seconds=60)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rallypoint.store.hash import HashStore
 from rallypoint.store.init_method import Presence
+from rallypoint.store.local_store import HashStore
 
 
 class ChangingStore(HashStore):

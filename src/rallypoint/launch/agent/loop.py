@@ -21,7 +21,13 @@ from rallypoint.base.control_message import (
     WorkerReport,
 )
 from rallypoint.launch.agent.final_reports import JobResult, Reports
-from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
+from rallypoint.launch.agent.guardian import (
+    Guardian,
+    GuardianLostError,
+    GuardianReport,
+    ReportKind,
+    choose_sessions,
+)
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.limits import allow_many_connections, limit_error, make_room
 from rallypoint.launch.agent.local_workers import LocalWorkers
@@ -38,7 +44,6 @@ from rallypoint.launch.agent.node import (
     Tell,
 )
 from rallypoint.launch.agent.round_evidence import OomKills
-from rallypoint.launch.agent.sessions import choose_sessions
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.launch.agent.worker import Worker

@@ -51,7 +51,7 @@ from rallypoint.rendezvous.keyvalue.key_value_register import StoreRules
 from rallypoint.rendezvous.keyvalue.store_client import StoreClient
 from rallypoint.rendezvous.timeouts import Timeouts
 from rallypoint.store.client import TCPStore
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 

@@ -23,9 +23,9 @@ from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import NetworkPlace, find_place
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members
-from rallypoint.rendezvous.consensus.admission import refusal_reason
 from rallypoint.rendezvous.consensus.messages import Action, Message, Over, Setup
 from rallypoint.rendezvous.consensus.participant import Part
+from rallypoint.rendezvous.consensus.peers import refusal_reason
 from rallypoint.rendezvous.consensus.register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.decision import NOTHING, Decision

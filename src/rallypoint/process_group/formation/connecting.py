@@ -36,8 +36,7 @@ from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, Peer
 from rallypoint.engine.recording import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group import DEFAULT_GROUP
-from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
-from rallypoint.process_group.formation.host_network import Congestion, network_of
+from rallypoint.process_group.formation.host_network import Congestion, NetworkDiagnosis, network_of
 from rallypoint.process_group.formation.mesh import Mesh, Pass, RankAddress, listen
 from rallypoint.process_group.groups.call_errors import Site, formed_key, found_while_forming
 from rallypoint.process_group.groups.debug import print_debug_table

@@ -36,8 +36,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostEr
 from rallypoint.base.port_range import bind_free
 from rallypoint.base.worker_env import read_silence
 from rallypoint.engine.communicator import FarPeer, LateMesh
-from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
-from rallypoint.process_group.formation.host_network import Congestion, make_room
+from rallypoint.process_group.formation.host_network import Congestion, NetworkDiagnosis, make_room
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
 
 

@@ -18,7 +18,7 @@ from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, S
 from rallypoint.cluster.pmi.meeting import open_launched
 from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.connecting import GroupRequest
-from rallypoint.process_group.formation.explain_network import raise_with_finding
+from rallypoint.process_group.formation.host_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
 from rallypoint.process_group.formation.places import CONNECT, ROUND, connect_timeout, is_superseded
 from rallypoint.process_group.groups.default import check_timeout, default_pg_timeout

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import inf
 
-from rallypoint.rendezvous.consensus.admission import EndedAgents, refusal_reason
 from rallypoint.rendezvous.consensus.ballot import Campaign, Proposal
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
@@ -23,7 +22,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Unknown,
 )
-from rallypoint.rendezvous.consensus.peers import Peer, Peers
+from rallypoint.rendezvous.consensus.peers import EndedAgents, Peer, Peers, refusal_reason
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rounds import LEFT, Rounds
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL

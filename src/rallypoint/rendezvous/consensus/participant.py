@@ -17,7 +17,6 @@ from enum import Enum
 from math import inf
 from random import Random
 
-from rallypoint.rendezvous.consensus.admission import EndedAgents
 from rallypoint.rendezvous.consensus.ballot import Campaign
 from rallypoint.rendezvous.consensus.follower import Follower
 from rallypoint.rendezvous.consensus.leader import Leader
@@ -40,6 +39,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Unknown,
 )
+from rallypoint.rendezvous.consensus.peers import EndedAgents
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import OwnStore, Voter

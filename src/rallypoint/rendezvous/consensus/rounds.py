@@ -10,10 +10,9 @@ agents are present, leader.py makes agreements.
 
 from __future__ import annotations
 
-from rallypoint.rendezvous.consensus.admission import EndedAgents
 from rallypoint.rendezvous.consensus.ballot import Agreements
 from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Beat, Go, Halt, Outbox, Over
-from rallypoint.rendezvous.consensus.peers import Peer, Peers
+from rallypoint.rendezvous.consensus.peers import EndedAgents, Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, JobStage, OpenRound

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from random import Random
 
-from rallypoint.rendezvous.consensus.admission import EndedAgents
 from rallypoint.rendezvous.consensus.ballot import Campaign
 from rallypoint.rendezvous.consensus.follower import Follower
 from rallypoint.rendezvous.consensus.messages import Action, Ballot, Call, Promise, SendMessage
+from rallypoint.rendezvous.consensus.peers import EndedAgents
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import next_notice

@@ -23,7 +23,6 @@ from collections.abc import Generator
 from typing import Any
 
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.consensus.admission import EndedAgents
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Accepted,
@@ -38,6 +37,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Setup,
 )
+from rallypoint.rendezvous.consensus.peers import EndedAgents
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER
 from rallypoint.rendezvous.job.reports import Finish, Join, Outcome
 from rallypoint.rendezvous.keyvalue.keeper import (

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rallypoint.launch.agent.sessions import choose_sessions, nice_of
+from rallypoint.launch.agent.guardian import choose_sessions, nice_of
 
 # sched_prio_to_weight of kernel/sched/core.c, for nice 0 to -20.
 WEIGHTS = [1024, 1277, 1586, 1991, 2501, 3121, 3906, 4904, 6100, 7620, 9548, 11916, 14949, 18705]

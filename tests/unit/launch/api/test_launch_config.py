@@ -22,7 +22,7 @@ from rallypoint.launch.api.spawn import spawn
 from rallypoint.launch.api.store_handler import DynamicRendezvousHandler
 from rallypoint.launch.log_spec import Way, translate_template
 from rallypoint.rendezvous import RendezvousParameters
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 # torch 2.15's, in its order: what positional arguments mean.
 TORCHS = [

@@ -18,7 +18,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.rendezvous.api.rendezvous_handler import RendezvousInfo, RendezvousTimeout
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 Step = Callable[["Node"], object]
 

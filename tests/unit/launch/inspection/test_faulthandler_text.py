@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from rallypoint.diagnosis.facts import Frame
-from rallypoint.launch.inspection.faulthandler_text import parse_stacks
+from rallypoint.launch.inspection.python_stacks import parse_stacks
 
 PYTHON_3_11 = """\
 Thread 0x00007f9d4b1866c0 (most recent call first):

@@ -32,7 +32,7 @@ from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.formation.joining import check_backend
 from rallypoint.process_group.operators import Operator
 from rallypoint.pytorch import libraries
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 GUIDE = Path(__file__).parents[4] / "docs/guides/backends.md"
 ARITHMETIC: list[Operator] = [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rallypoint as dist
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 
 @pytest.fixture

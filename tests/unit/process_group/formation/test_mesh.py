@@ -18,8 +18,7 @@ from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostEr
 from rallypoint.engine.communicator import FarPeer
 from rallypoint.process_group.formation import mesh
 from rallypoint.process_group.formation.connecting import _MOST_STREAMS as MOST_STREAMS
-from rallypoint.process_group.formation.explain_network import NetworkDiagnosis
-from rallypoint.process_group.formation.host_network import Congestion
+from rallypoint.process_group.formation.host_network import Congestion, NetworkDiagnosis
 from rallypoint.process_group.formation.mesh import GREETING, Mesh, Pass, RankAddress, listen
 from tests.ports import reserved_port
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rallypoint import rendezvous as ours
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 VALUES = [True, False, 1, 0, 2, -1, "1", "0", "true", "T", "yes", "Y", "False", "n", "", "x", 1.5]
 CALLS: list[tuple[str, Callable[[Any], object]]] = [

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.rendezvous.consensus.admission import refusal_reason
 from rallypoint.rendezvous.consensus.messages import Setup
+from rallypoint.rendezvous.consensus.peers import refusal_reason
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Join, NodeReport
 from rallypoint.rendezvous.job.round import Endpoint, Member

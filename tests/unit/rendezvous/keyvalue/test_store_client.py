@@ -9,7 +9,7 @@ import pytest
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.rendezvous.keyvalue.keeper import Transact
 from rallypoint.rendezvous.keyvalue.store_client import OneValue, StoreClient, Swap
-from rallypoint.store.hash import HashStore
+from rallypoint.store.local_store import HashStore
 
 KEYS = ("a/x", "a/y", "b/z")
 
