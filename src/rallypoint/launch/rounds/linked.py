@@ -21,7 +21,7 @@ from random import SystemRandom
 from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import ControlMessageError
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
+from rallypoint.launch.rounds.source import AgentInfo, Roster, RoundSource
 from rallypoint.rendezvous.consensus.messages import (
     Ack,
     Action,
@@ -163,7 +163,7 @@ class LinkedRounds(RoundSource, Receiver):
     def roster(self) -> Roster:
         core, now = self._core, lease_time()
         members = [
-            Colleague(member.key, member.node_rank, member.host, member.size, silent_s)
+            AgentInfo(member.key, member.node_rank, member.host, member.size, silent_s)
             for member, silent_s in core.led_members(now)
         ]
         return Roster(me=self.key, leader=core.leader_key, members=tuple(members), why=self.news)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rallypoint.cluster.interface_choice import NetworkChoice
 
 
-class Colleague(Record):
+class AgentInfo(Record):
     """Another agent of the job, or this one.
 
     Attributes:
@@ -54,7 +54,7 @@ class Roster(Record, kw_only=True):
 
     me: str
     leader: str
-    members: tuple[Colleague, ...] = ()
+    members: tuple[AgentInfo, ...] = ()
     why: str = ""
 
 

@@ -24,7 +24,7 @@ from rallypoint.launch.agent.agent_messages import (
     read_message,
 )
 from rallypoint.launch.agent.answers import AgentAnswers
-from rallypoint.launch.rounds.source import Colleague, Roster
+from rallypoint.launch.rounds.source import AgentInfo, Roster
 from rallypoint.rendezvous.transport.codec import VERSION
 
 MESSAGES: list[AgentMessage] = [
@@ -54,7 +54,7 @@ class Agent:
         )
 
     def roster(self) -> Roster:
-        members = tuple(Colleague(f"key{i}", i, "h", 2, 0.0) for i in range(3))
+        members = tuple(AgentInfo(f"key{i}", i, "h", 2, 0.0) for i in range(3))
         return Roster(me=self.key, leader="key0", members=members if self.key == "key0" else ())
 
     def inquire(self, key: str, payload: bytes) -> None:

@@ -30,7 +30,7 @@ from rallypoint.launch.inspection.requests import (
     Relay,
     Reply,
 )
-from rallypoint.launch.rounds.source import Colleague, Roster, RoundSource
+from rallypoint.launch.rounds.source import AgentInfo, Roster, RoundSource
 from rallypoint.rendezvous.job.reports import NodeReport
 from rallypoint.rendezvous.transport.codec import encode
 
@@ -195,7 +195,7 @@ class Agents:
     """Some agents, the first of which coordinates; what one says to another comes at once."""
 
     def __init__(self, count: int, *, stopped: tuple[int, ...] = ()) -> None:
-        members = tuple(Colleague(f"key{i}", i, f"host{i}", 2, 0.0) for i in range(count))
+        members = tuple(AgentInfo(f"key{i}", i, f"host{i}", 2, 0.0) for i in range(count))
         self.stopped = stopped
         self.rounds = [Connected(self, i, members) for i in range(count)]
         self.relays = [Relay(rounds, self._look(i)) for i, rounds in enumerate(self.rounds)]
@@ -221,7 +221,7 @@ class Agents:
 class Connected(RoundSource):
     """An agent's connections to the others."""
 
-    def __init__(self, agents: Agents, number: int, members: tuple[Colleague, ...]) -> None:
+    def __init__(self, agents: Agents, number: int, members: tuple[AgentInfo, ...]) -> None:
         super().__init__(f"key{number}")
         self._agents, self._members = agents, members
 
