@@ -19,7 +19,7 @@ from rallypoint.rendezvous.job.round import Seat
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.diagnosis.facts import Facts, WorkerEnd
-    from rallypoint.launch.inspection.look import Whereabouts
+    from rallypoint.launch.inspection.look import ProcessSnapshot
 
 _LONG_S = 1.0  # an operation that took longer is worth a word when somebody stops the job
 _FORMING_S = 3.0  # so long a job may have no group
@@ -36,7 +36,7 @@ class RoundEvidence:
         """Begin; `records` is the memory of workers that go on."""
         self.records = records or FlightRecords(workers)
         self._began = time.monotonic()
-        self._whereabouts: Mapping[int, Whereabouts] = {}  # by rank
+        self._whereabouts: Mapping[int, ProcessSnapshot] = {}  # by rank
 
     def renewed(self) -> RoundEvidence:
         """For a round in which workers of this one go on."""
@@ -114,10 +114,10 @@ class RoundEvidence:
     ) -> Facts:
         """All of this node: calls as seen at the first sign of trouble, ends as known now."""
         from rallypoint.diagnosis.facts import Facts, Node, WorkerFacts
-        from rallypoint.launch.inspection.look import Whereabouts
+        from rallypoint.launch.inspection.look import ProcessSnapshot
         from rallypoint.launch.inspection.python_stacks import Answer
 
-        not_looked = Whereabouts(None, Answer((), "the job has ended"))
+        not_looked = ProcessSnapshot(None, Answer((), "the job has ended"))
         workers = []
         for rank, local_rank in group.local_ranks.items():
             where, groups = self._whereabouts.get(rank, not_looked), self.records.groups_of(rank)

@@ -38,21 +38,21 @@ class NodeLooks:
     second: Node
 
 
-class Whereabouts(NamedTuple):
+class ProcessSnapshot(NamedTuple):
     """What the kernel reports of a process, and its stacks."""
 
     process: Process | None
     answer: Answer
 
 
-def look_where(pids: Iterable[int]) -> dict[int, Whereabouts]:
+def look_where(pids: Iterable[int]) -> dict[int, ProcessSnapshot]:
     """Inspect some processes in a tenth of a second, when there is no time for more."""
     pids = tuple(pids)
     before = Look(pids)
     answers = ask_for_stacks(pids, running=before.running())
     time.sleep(max(0.0, before.at + _BRIEFLY_S - time.monotonic()))
     processes = Look(pids).processes(before)
-    return {pid: Whereabouts(processes.get(pid), answers[pid]) for pid in pids}
+    return {pid: ProcessSnapshot(processes.get(pid), answers[pid]) for pid in pids}
 
 
 def look_twice(agent: Asking, between_s: float = BETWEEN_S) -> NodeLooks:
