@@ -38,7 +38,7 @@ import rallypoint.rendezvous
 from rallypoint.launch.agent import loop as agent_loop
 from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind
 from rallypoint.launch.agent.node import Phase
-from rallypoint.launch.job import Job, OnHang, Rendezvous, Talk
+from rallypoint.launch.job import Job, OnHang, Rendezvous, Verbosity
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.consensus.participant import Participant
@@ -388,7 +388,7 @@ class SimNode(Process):
                 backend="c10d", endpoints=job.endpoints, run_id="job", min_nodes=job.min_nodes,
                 max_nodes=len(job.nodes),
             ),
-            talk=Talk.QUIET,
+            verbosity=Verbosity.QUIET,
             on_hang=OnHang.OFF,
             spares=job.spares,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from rallypoint.cli.run import note_on_threads
 from rallypoint.launch.agent.loop import perform
 from rallypoint.launch.api.elastic_launch import raise_if_failed
 from rallypoint.launch.api.launch_config import DefaultLogsSpecs, LaunchConfig, Std
-from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.job import Job, Verbosity
 from rallypoint.launch.output.terminal import say
 
 # The types of torchrun's parser; all other values are text, and None if they are not given.
@@ -99,7 +99,7 @@ def run(args: Namespace) -> None:
         RallypointError: the job cannot be launched in this way.
     """
     job, notes = _job_of(args)
-    if job.talk is not Talk.QUIET:
+    if job.verbosity is not Verbosity.QUIET:
         for note in notes:
             say(note)
     raise_if_failed(perform(job), args.training_script)

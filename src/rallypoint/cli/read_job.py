@@ -19,7 +19,7 @@ from rallypoint.base.worker_env import AS_GLOO, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEO
 from rallypoint.cli.flags import PROGRAM, STATIC, JobOptions, LegacyOptions, read_token
 from rallypoint.cli.options import UsageError, is_whole, seconds
 from rallypoint.cli.surroundings import fill_in
-from rallypoint.launch.job import LOCAL_RANK_MACRO, TOKEN, Job, Nodes, Rendezvous, Talk
+from rallypoint.launch.job import LOCAL_RANK_MACRO, TOKEN, Job, Nodes, Rendezvous, Verbosity
 from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, translate_template
 from rallypoint.rendezvous.job.round import Endpoint
 
@@ -92,7 +92,7 @@ def read_job(
         stop_signals=options.signals_to_handle,
         has_virtual_local_rank=options.virtual_local_rank,
         cpus=cpus,
-        talk=_talk(options),
+        verbosity=_talk(options),
         events_file=options.json_events,
         prints_events=options.event_log_handler,
         on_hang=options.on_hang,
@@ -103,7 +103,7 @@ def read_job(
         notes += ["--duplicate-*-filters apply only to teed lines, and --tee names none"]
     notes += [binding_note] if binding_note else []
     meaningless = _meaningless(options)
-    return job, [*notes, *meaningless] if job.talk is Talk.VERBOSE else notes
+    return job, [*notes, *meaningless] if job.verbosity is Verbosity.VERBOSE else notes
 
 
 def _behind(command: Sequence[str]) -> list[str]:
@@ -146,12 +146,12 @@ def _refuse_without_token(options: JobOptions) -> None:
         )
 
 
-def _talk(options: JobOptions) -> Talk:
+def _talk(options: JobOptions) -> Verbosity:
     if options.quiet and options.verbose:
         raise UsageError("--quiet and --verbose cannot be combined; choose one.")
     if options.quiet:
-        return Talk.QUIET
-    return Talk.VERBOSE if options.verbose else Talk.NORMAL
+        return Verbosity.QUIET
+    return Verbosity.VERBOSE if options.verbose else Verbosity.NORMAL
 
 
 def _meaningless(options: JobOptions) -> list[str]:

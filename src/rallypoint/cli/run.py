@@ -16,7 +16,7 @@ from rallypoint.base.wording import printable
 from rallypoint.cli.flags import ENDINGS, PROGRAM, USAGE, LegacyOptions, RunOptions
 from rallypoint.cli.options import perform
 from rallypoint.cli.read_job import read_job
-from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.job import Job, Verbosity
 
 
 def run(words: Sequence[str], table: type[RunOptions] = RunOptions) -> int:
@@ -53,7 +53,7 @@ def _run(options: RunOptions, command: list[str]) -> int:
     job, notes = read_job(options, command, os.environ)
     if PORT_RANGE in job.environ:
         os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
-    if job.talk is not Talk.QUIET:
+    if job.verbosity is not Verbosity.QUIET:
         for note in [*notes, *note_on_threads(job), *_note_on_loopback(job)]:
             print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
     from rallypoint.launch.agent.loop import run as run_job

@@ -160,7 +160,7 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
             )
 
 
-class Talk(Enum):
+class Verbosity(Enum):
     """How much the launcher prints while nothing is wrong."""
 
     QUIET = "nothing"
@@ -206,7 +206,7 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
     stop_signals: tuple[str, ...] = STOP_SIGNALS
     has_virtual_local_rank: bool = False
     cpus: tuple[frozenset[int], ...] = ()
-    talk: Talk = Talk.NORMAL
+    verbosity: Verbosity = Verbosity.NORMAL
     events_file: str = ""
     prints_events: bool = False
     on_hang: OnHang = OnHang.REPORT

@@ -32,7 +32,7 @@ from rallypoint.cluster.remote_shell import command_on, end, last_lines, start
 from rallypoint.launch.agent.limits import allow_many_connections
 from rallypoint.launch.agent.loop import fill_standard_descriptors
 from rallypoint.launch.agent.signals import Signals
-from rallypoint.launch.job import Talk
+from rallypoint.launch.job import Verbosity
 from rallypoint.launch.output.file_work import FileWork
 from rallypoint.launch.output.lines import open_outlets
 from rallypoint.launch.output.sink import STDERR
@@ -156,7 +156,7 @@ class Starter:
                     for host in hosts:
                         self._drop(host)
                 case Say(text, is_trouble):
-                    if is_trouble or self._plan.job.talk is not Talk.QUIET:
+                    if is_trouble or self._plan.job.verbosity is not Verbosity.QUIET:
                         print_line(f"{PROGRAM}: {text}")
 
     def _drop(self, host: int) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from rallypoint.base.wording import brief, name_ranks
-from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.job import Job, Verbosity
 from rallypoint.launch.log_spec import NAMES
 from rallypoint.launch.output.terminal import STATUS, is_terminal, say
 from rallypoint.launch.worker_group import WorkerExit, signal_name
@@ -39,9 +39,11 @@ class ProgressReporter:
         self._round_size = 0
         self._start_text = ""
         self._has_reported_network = False
-        is_hidden = job.logs.hides_output and job.talk is not Talk.QUIET
+        is_hidden = job.logs.hides_output and job.verbosity is not Verbosity.QUIET
         self.wake_at = now if is_hidden and is_terminal() and _has_terminal(job) else None
-        self._tells_events = job.talk is Talk.VERBOSE or (is_hidden and self.wake_at is None)
+        self._tells_events = job.verbosity is Verbosity.VERBOSE or (
+            is_hidden and self.wake_at is None
+        )
         if job.events_file or job.prints_events:
             from rallypoint.launch.output.journal import Journal
 
@@ -49,7 +51,7 @@ class ProgressReporter:
 
     def job_began(self, logs: str) -> None:
         """The agent has started; `logs` is where the user finds them, if there are any."""
-        if logs and self._job.talk is not Talk.QUIET:
+        if logs and self._job.verbosity is not Verbosity.QUIET:
             say(f"logs: {logs}")
         self._record(
             "job_began",
@@ -69,7 +71,7 @@ class ProgressReporter:
         if network is None or network.is_loopback or self._has_reported_network:
             return
         self._has_reported_network = True
-        if network.had_rivals or self._job.talk is Talk.VERBOSE:
+        if network.had_rivals or self._job.verbosity is Verbosity.VERBOSE:
             self.told(f"{'warning: ' if network.is_doubtful else ''}network: {network.told}")
         self._record("network", **network.event)
 
@@ -94,7 +96,7 @@ class ProgressReporter:
     def worker_ended(self, end: WorkerExit) -> None:
         """A worker has ended."""
         text = end.text if end.failed else ""
-        if text and self._job.talk is Talk.VERBOSE:
+        if text and self._job.verbosity is Verbosity.VERBOSE:
             say(text)
         self._record(
             "worker_ended",
@@ -117,13 +119,13 @@ class ProgressReporter:
 
     def decided(self, where: str, reason: str) -> None:
         """A decision, and why."""
-        if self._job.talk is Talk.VERBOSE:
+        if self._job.verbosity is Verbosity.VERBOSE:
             say(f"{where}: {reason}")
         self._record("decision", phase=where, reason=reason)
 
     def told(self, text: str) -> None:
         """A message for the user while the job continues."""
-        if self._job.talk is not Talk.QUIET:
+        if self._job.verbosity is not Verbosity.QUIET:
             say(text)
 
     def hangs(self, text: str, event: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from rallypoint.base.address import is_loopback
 from rallypoint.base.worker_env import MOST_SILENCE_S, read_silence
 from rallypoint.cluster.interface import own_addresses
-from rallypoint.launch.job import Job, Rendezvous, Talk
+from rallypoint.launch.job import Job, Rendezvous, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds
 from rallypoint.launch.rounds.network_place import NetworkPlace, find_place
@@ -66,7 +66,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> ElasticRounds:
         setup,
         place.listener,
         rendezvous.token or b"",
-        is_verbose=job.talk is Talk.VERBOSE,
+        is_verbose=job.verbosity is Verbosity.VERBOSE,
         keeper=_etcd(setup, configuration) if is_etcd else None,
         place=place.stores_at,
     )

@@ -24,7 +24,7 @@ from rallypoint.base.regular_file import open_regular
 from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import can_bind
-from rallypoint.launch.job import Job, Rendezvous, Talk
+from rallypoint.launch.job import Job, Rendezvous, Verbosity
 from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
 from rallypoint.launch.rounds.network_place import any_port
 from rallypoint.rendezvous.consensus.messages import Led, Message, Setup
@@ -188,7 +188,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
         setup,
         place.listener,
         rendezvous.token or b"",
-        is_verbose=job.talk is Talk.VERBOSE,
+        is_verbose=job.verbosity is Verbosity.VERBOSE,
         place=place.stores_at,
     )
     rounds.network = place.choice

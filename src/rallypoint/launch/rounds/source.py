@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rallypoint.base.record import Record
 from rallypoint.base.worker_env import SILENCE_S
-from rallypoint.launch.job import Job, Talk
+from rallypoint.launch.job import Job, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
 from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
@@ -164,7 +164,7 @@ class LocalRounds(RoundSource):
                 store.close()
 
     def _perform(self, decision: JobDecision) -> None:
-        if decision.reason and self._job.talk is Talk.VERBOSE:
+        if decision.reason and self._job.verbosity is Verbosity.VERBOSE:
             say(f"job {self._coordinator.stage.value}: {decision.reason}")
         for action in decision.actions:
             match action:

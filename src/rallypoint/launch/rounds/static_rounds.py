@@ -21,7 +21,7 @@ from rallypoint.base.errors import HostError, StoreConnectionError, StoreError
 from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import UnknownHostError, can_bind
-from rallypoint.launch.job import Job, Nodes, Talk
+from rallypoint.launch.job import Job, Nodes, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import CHECK_RESULT_S, LinkedRounds
 from rallypoint.launch.rounds.network_place import listening_place
@@ -60,7 +60,7 @@ class _StaticRounds(LinkedRounds):
             job.nodes.token or b"",
             stalled_s=_STALLED_S,
             lost_s=_LOST_S,
-            is_verbose=job.talk is Talk.VERBOSE,
+            is_verbose=job.verbosity is Verbosity.VERBOSE,
         )
         self.to_find_out = job.to_find_out
         (self._endpoint,) = self._setup.endpoints
