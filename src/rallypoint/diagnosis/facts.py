@@ -145,7 +145,7 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class StalledConnection:
     """A connection between workers on two hosts that has data waiting.
 
     Attributes:
@@ -186,7 +186,7 @@ class Node:
     oom_kills: int | None = None
     is_paused: bool = False
     loopback_trouble: str = ""
-    flows: tuple[Flow, ...] = ()
+    flows: tuple[StalledConnection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

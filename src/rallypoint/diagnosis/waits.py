@@ -22,7 +22,7 @@ from rallypoint.diagnosis.activity import (
     short_site,
 )
 from rallypoint.diagnosis.explanation import Strength
-from rallypoint.diagnosis.facts import Flow
+from rallypoint.diagnosis.facts import StalledConnection
 from rallypoint.diagnosis.graph import Clause, Node
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank, call_at, entered
 from rallypoint.diagnosis.phrases import knows_root, numbered
@@ -377,7 +377,7 @@ def _of_stack(rank: Rank, kind: ActivityKind, job: JobState) -> tuple[Clause, ..
     return tuple(frozenset((each,)) for each in needed)
 
 
-def _stalled(job: JobState, ranks: Sequence[int]) -> list[Flow]:
+def _stalled(job: JobState, ranks: Sequence[int]) -> list[StalledConnection]:
     return [
         flow
         for rank in job

@@ -17,11 +17,11 @@ from rallypoint.base.record import Record
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis.facts import (
     Facts,
-    Flow,
     Frame,
     Node,
     Process,
     Stack,
+    StalledConnection,
     Thread,
     WorkerEnd,
     WorkerFacts,
@@ -79,7 +79,11 @@ FACTS = Facts(
             ranks=(0, 1),
             workers=(DEAD, WORKER),
             oom_kills=1,
-            flows=(Flow(rank=0, peer="::1", unacknowledged_bytes=1, retransmits=2, stalled_s=3.5),),
+            flows=(
+                StalledConnection(
+                    rank=0, peer="::1", unacknowledged_bytes=1, retransmits=2, stalled_s=3.5
+                ),
+            ),
         ),
         Node(node_rank=1, host="other", silent_s=3.5),
     ),

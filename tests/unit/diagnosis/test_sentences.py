@@ -21,7 +21,15 @@ from rallypoint.diagnosis.explanation import (
     Explanation,
     Verdict,
 )
-from rallypoint.diagnosis.facts import Facts, Flow, Node, Process, Stack, Thread, WorkerFacts
+from rallypoint.diagnosis.facts import (
+    Facts,
+    Node,
+    Process,
+    Stack,
+    StalledConnection,
+    Thread,
+    WorkerFacts,
+)
 from tests.unit.diagnosis.jobs import (
     NOW_S,
     TORCH,
@@ -637,7 +645,7 @@ def test_no_space_is_left(c: int) -> None:
 
 
 def test_nothing_arrives_from_another_host(c: int) -> None:
-    flow = Flow(rank=c, peer="B", unacknowledged_bytes=9, retransmits=7, stalled_s=4.0)
+    flow = StalledConnection(rank=c, peer="B", unacknowledged_bytes=9, retransmits=7, stalled_s=4.0)
     told(
         job(*(waiting(rank, IN_17) for rank in range(4)), flows=(flow,)),
         "all entered #17 (all_reduce of default group); nothing arrives from host B for 4.0 s "

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rallypoint.diagnosis.facts import Flow, Process, Thread
+from rallypoint.diagnosis.facts import Process, StalledConnection, Thread
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -258,7 +258,7 @@ class _Connection:
     silent_s: float
 
 
-def waiting_flows(pids: Mapping[int, int]) -> tuple[Flow, ...]:
+def waiting_flows(pids: Mapping[int, int]) -> tuple[StalledConnection, ...]:
     """The connections to other hosts in which these workers' data are unacknowledged.
 
     Args:
@@ -268,7 +268,7 @@ def waiting_flows(pids: Mapping[int, int]) -> tuple[Flow, ...]:
     if not waiting:
         return ()
     return tuple(
-        Flow(
+        StalledConnection(
             rank=rank,
             peer=found.peer,
             unacknowledged_bytes=found.unacknowledged_bytes,
