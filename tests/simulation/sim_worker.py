@@ -341,15 +341,15 @@ class SimWorker:
 
     def fail(self) -> None:
         """With an exception of the program's."""
-        self._raise("ValueError", is_echo=False)
+        self._raise("ValueError", is_secondary=False)
 
     def succeed(self) -> None:
         """It ends with code 0, although others train."""
         self._run(lambda: self._exit(_EXITED, 0))
 
-    def _raise(self, error: str, *, is_echo: bool) -> None:
+    def _raise(self, error: str, *, is_secondary: bool) -> None:
         now = 1e9 + self.training.loop.now
-        self.say(WorkerError(error, "it failed", "", now, is_echo))
+        self.say(WorkerError(error, "it failed", "", now, is_secondary))
         self.later(self.training.random.uniform(0.002, 0.05), lambda: self._exit(_EXITED, 1))
 
     # Its agent.
@@ -472,7 +472,7 @@ class SimWorker:
         if self.has_news:
             return self._go()
         if not self._is_elastic:
-            return self._raise("PeerLostError", is_echo=True)
+            return self._raise("PeerLostError", is_secondary=True)
         self._waits_after = group.round
         return self.later(NEWS_S, lambda: self._complain(group, culprit))
 

@@ -76,7 +76,7 @@ class WorkerError(Record):
     Attributes:
         type: qualified name of the exception's class, e.g. ``"ValueError"``.
         time_s: when it was raised to the top, seconds since the epoch.
-        is_echo: it, or what it was raised from, only reports another rank's death.
+        is_secondary: it, or what it was raised from, only reports another rank's death.
         is_startup: it came before the program's own work: a missing file or module, bad syntax.
     """
 
@@ -84,7 +84,7 @@ class WorkerError(Record):
     message: str
     traceback: str
     time_s: float
-    is_echo: bool = False
+    is_secondary: bool = False
     is_startup: bool = False
 
 
@@ -252,7 +252,7 @@ def _to_object(  # noqa: PLR0911 - one for each kind
                 "message": shorten(message.message, min(limit, 4 << 10)),
                 "traceback": shorten(message.traceback, limit),
                 "time": message.time_s,
-                "is_echo": message.is_echo,
+                "is_secondary": message.is_secondary,
                 "is_startup": message.is_startup,
             }
 
@@ -271,8 +271,12 @@ def _from_object(  # noqa: PLR0911 - one for each kind
             "traceback": str(traceback),
             "time": int() | float() as time_s,
         } if 0 <= time_s < _MAX_TIME_S:
-            is_echo, is_startup = (fields.get(key) is True for key in ("is_echo", "is_startup"))
-            return WorkerError(type_name, message, traceback, float(time_s), is_echo, is_startup)
+            is_secondary, is_startup = (
+                fields.get(key) is True for key in ("is_secondary", "is_startup")
+            )
+            return WorkerError(
+                type_name, message, traceback, float(time_s), is_secondary, is_startup
+            )
         case {"kind": "wait", "seconds": int() | float() as seconds} if 0 <= seconds < _MAX_TIME_S:
             return LongWait(float(seconds), fields.get("is_over") is True)
         case {"kind": "timed out", "round": int(number), "culprit": int(rank), "ranks": list(told)}:

@@ -59,11 +59,11 @@ def report_of(error: BaseException, trace: TracebackType | None) -> WorkerError:
     message = text_of(error)
     with suppress(BaseException):  # its __str__ may raise anything
         message = completed(message, error, trace)
-    is_startup, is_echo = _is_startup(error, trace), _is_echo(error)
+    is_startup, is_secondary = _is_startup(error, trace), _is_echo(error)
     hide_own_frames(error)
     is_exit = kind is SystemExit  # a deliberate exit: its place says nothing
     lines = [] if is_exit else traceback.format_exception(kind, error, error.__traceback__)
-    return WorkerError(name, message, "".join(lines), time.time(), is_echo, is_startup)
+    return WorkerError(name, message, "".join(lines), time.time(), is_secondary, is_startup)
 
 
 def write_report(path: str, report: WorkerError) -> None:
@@ -75,7 +75,7 @@ def write_report(path: str, report: WorkerError) -> None:
         "py_callstack": report.traceback,
         "timestamp": str(int(report.time_s)),
     }
-    for name in ("is_echo", "is_startup"):
+    for name in ("is_secondary", "is_startup"):
         if getattr(report, name):
             extra[name] = True
     message = {"message": f"{report.type}: {report.message}", "extraInfo": extra}

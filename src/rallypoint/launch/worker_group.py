@@ -54,9 +54,9 @@ class WorkerExit(Record, kw_only=True):
         return not self.succeeded and not self.by_launcher
 
     @property
-    def is_echo(self) -> bool:
+    def is_secondary(self) -> bool:
         """Whether it only reports another rank's death."""
-        return self.error is not None and self.error.is_echo
+        return self.error is not None and self.error.is_secondary
 
     @property
     def is_startup(self) -> bool:
@@ -173,4 +173,4 @@ class WorkerGroup:
     def failures(self) -> list[WorkerExit]:
         """The failures, root cause first: the earliest that is not an echo, if there is one."""
         found = [end for end in self.exits.values() if end.failed]
-        return sorted(found, key=lambda end: (end.is_echo, end.noticed_s))
+        return sorted(found, key=lambda end: (end.is_secondary, end.noticed_s))

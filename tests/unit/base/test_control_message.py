@@ -77,7 +77,9 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
-KEYS = st.sampled_from(["pid", "type", "message", "traceback", "time", "is_echo", "reason", "x"])
+KEYS = st.sampled_from(
+    ["pid", "type", "message", "traceback", "time", "is_secondary", "reason", "x"]
+)
 
 
 @given(

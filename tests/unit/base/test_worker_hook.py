@@ -85,7 +85,7 @@ def test_an_exception_is_reported_and_printed_as_ever(code: str, kind: str, mess
     assert message in error.message
     assert "Traceback" in error.traceback or kind == "SyntaxError"
     assert error.traceback.rstrip().splitlines()[-1].startswith(kind.rpartition(".")[0] or kind[:4])
-    assert not error.is_echo
+    assert not error.is_secondary
     plain = run_plain(code)
     assert (done.returncode, done.stdout, done.stderr) == (1, plain.stdout, plain.stderr)
 
@@ -145,7 +145,7 @@ ECHO = "from rallypoint.base.errors import PeerLostError\n"
     ],
 )
 def test_the_loss_of_a_peer_is_an_echo(code: str) -> None:
-    assert only_error(run_worker(code)[1]).is_echo
+    assert only_error(run_worker(code)[1]).is_secondary
 
 
 def test_children_do_not_inherit_the_role() -> None:
@@ -267,7 +267,7 @@ raise PeerLostError("rank 1 died")
     run_worker(code, environ={"TORCHELASTIC_ERROR_FILE": str(path)})
     error = read_error_file(path.read_text(), time_s=7.0)
     assert error is not None
-    assert (error.message, error.is_echo) == ("rank 1 died", True)
+    assert (error.message, error.is_secondary) == ("rank 1 died", True)
 
 
 STRANGE = """

@@ -258,7 +258,7 @@ class NodeState:
         if rank not in self.group.running:
             return NOTHING
         self.group.reported(rank, error)
-        if self.phase is Phase.HOLDING and not error.is_echo:
+        if self.phase is Phase.HOLDING and not error.is_secondary:
             self._hold(now + FOLD_GRACE_S)
         return NOTHING
 
@@ -453,7 +453,7 @@ class NodeState:
             rank=failure.rank,
             node_rank=self.node_rank,
             text=failure.text,
-            is_echo=failure.is_echo,
+            is_secondary=failure.is_secondary,
             is_startup=failure.is_startup,
             is_charged=failure.rank in self._missed,
             is_newcomer=failure.rank in self._newcomers,
@@ -465,20 +465,20 @@ class NodeState:
         rank = failure.rank
         if not self.group.running:
             return self._end(f"rank {rank} failed and no other worker is running here", now)
-        if self.survivors and (failure.error is None or failure.is_echo):
+        if self.survivors and (failure.error is None or failure.is_secondary):
             self.wake_at = None
             return Decision(self._breaks_round(), f"rank {rank} failed, and others go on")
         if failure.error is None:
             return self._stop(SIGTERM, f"rank {rank} failed", now)
-        grace_s = ECHO_GRACE_S if failure.is_echo else FOLD_GRACE_S
+        grace_s = ECHO_GRACE_S if failure.is_secondary else FOLD_GRACE_S
         if self.phase is Phase.HOLDING:
-            if not failure.is_echo:
+            if not failure.is_secondary:
                 self._hold(now + grace_s)
             return NOTHING
         self._move(Phase.HOLDING)
         self._hold_until = now + MAX_FOLD_GRACE_S
         self._hold(now + grace_s)
-        if failure.is_echo:
+        if failure.is_secondary:
             return Decision((), f"rank {rank} lost a peer; waiting for the rank that failed first")
         return Decision((), f"rank {rank} failed; waiting for others that fail in the same way")
 

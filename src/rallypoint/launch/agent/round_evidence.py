@@ -152,7 +152,7 @@ def _end_of(end: WorkerExit | None) -> WorkerEnd | None:
     from rallypoint.diagnosis.facts import WorkerEnd
 
     # A worker that was stopped, or only lost a peer, was still alive at the first sign of trouble.
-    if end is None or not (end.succeeded or (end.failed and not end.is_echo)):
+    if end is None or not (end.succeeded or (end.failed and not end.is_secondary)):
         return None
     return WorkerEnd(
         code=end.code,

@@ -31,10 +31,12 @@ def read_error_file(text: str, *, time_s: float) -> WorkerError | None:
         kind, _, rest = str(message["message"]).partition(": ")
         extra = message.get("extraInfo", {})
         trace = str(extra.get("py_callstack", ""))
-        is_echo, is_startup = (extra.get(name) is True for name in ("is_echo", "is_startup"))
+        is_secondary, is_startup = (
+            extra.get(name) is True for name in ("is_secondary", "is_startup")
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return WorkerError(kind, rest, trace, time_s, is_echo, is_startup)
+    return WorkerError(kind, rest, trace, time_s, is_secondary, is_startup)
 
 
 def summary(

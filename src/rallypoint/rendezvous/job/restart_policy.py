@@ -21,7 +21,7 @@ class RankFailure(Record, kw_only=True):
     rank: int
     node_rank: int
     text: str
-    is_echo: bool = False
+    is_secondary: bool = False
     is_startup: bool = False
     is_charged: bool = False
     is_newcomer: bool = False
@@ -65,7 +65,7 @@ class RoundEnd(Record, kw_only=True):
     @property
     def root(self) -> RankFailure | None:
         """The first failure that is not an echo, if there is one."""
-        return min(self.causes, key=lambda cause: cause.is_echo, default=None)
+        return min(self.causes, key=lambda cause: cause.is_secondary, default=None)
 
 
 class AfterRound(Record):
@@ -88,7 +88,7 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for
             "processes that cannot be killed may still hold resources that a new round needs",
         )
     # Workers that are being stopped are lost to others, which is no failure of theirs.
-    has_failed = root is not None and not (root.is_echo and end.was_whole)
+    has_failed = root is not None and not (root.is_secondary and end.was_whole)
     if end.stop_asked and not (has_failed and left <= 0):
         return AfterRound(Next.STOP, end.stop_asked)
     if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
@@ -109,7 +109,9 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for
         return AfterRound(
             Next.GIVE_UP, "it failed before its own code ran, so a retry would fail in the same way"
         )
-    is_known = root.is_charged and all(cause.is_charged or cause.is_echo for cause in end.causes)
+    is_known = root.is_charged and all(
+        cause.is_charged or cause.is_secondary for cause in end.causes
+    )
     if is_known and end.restarts_used:
         reason = f"restart {end.restarts_used} of {end.max_restarts}, for the same loss"
         return AfterRound(Next.RESTART, reason, is_free=True)

@@ -371,7 +371,7 @@ def happen(node: NodeState, event: str) -> NodeDecision:  # noqa: PLR0911
         case [rank, "unstartable"]:
             return node.worker_exited(ended(rank, now, start_error="no such file"), now)
         case [rank, "raises" | "echoes" as how]:
-            error = WorkerError("E", "m", "t", now, is_echo=how == "echoes")
+            error = WorkerError("E", "m", "t", now, is_secondary=how == "echoes")
             return node.worker_reported(int(rank), error, now)
         case [rank, "cannot", "import"]:
             error = WorkerError("ImportError", "m", "t", now, is_startup=True)

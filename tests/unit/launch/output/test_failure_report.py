@@ -154,7 +154,7 @@ def test_the_launcher_says_so_if_it_has_killed() -> None:
 
 def test_others_that_failed_too() -> None:
     group = group_of(2)
-    group.reported(0, WorkerError("PeerLostError", "gone", "", WHEN, is_echo=True))
+    group.reported(0, WorkerError("PeerLostError", "gone", "", WHEN, is_secondary=True))
     group.exited(failed(0, code=1))
     group.exited(failed(1, signal=9))
     lines = told(group)
@@ -164,7 +164,7 @@ def test_others_that_failed_too() -> None:
 
 def test_the_cause_may_be_on_another_node() -> None:
     group = group_of(2)
-    group.reported(0, WorkerError("PeerLostError", "gone", "trace", WHEN, is_echo=True))
+    group.reported(0, WorkerError("PeerLostError", "gone", "trace", WHEN, is_secondary=True))
     group.exited(failed(0, code=1))
     assert told(group, elsewhere="node 1: rank 2 was killed by SIGKILL") == [
         "job failed: node 1: rank 2 was killed by SIGKILL",

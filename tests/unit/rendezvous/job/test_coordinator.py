@@ -37,7 +37,7 @@ from rallypoint.rendezvous.job.restart_policy import Next, RankFailure, RoundEnd
 from rallypoint.rendezvous.job.round import Member
 
 FAILED = RankFailure(rank=1, node_rank=0, text="rank 1 failed")
-ECHO = RankFailure(rank=0, node_rank=0, text="rank 0 lost rank 1", is_echo=True)
+ECHO = RankFailure(rank=0, node_rank=0, text="rank 0 lost rank 1", is_secondary=True)
 EARLY = RankFailure(rank=2, node_rank=0, text="rank 2 cannot import", is_startup=True)
 NEWCOMER = FAILED.__replace__(is_newcomer=True)
 

@@ -43,7 +43,7 @@ from rallypoint.rendezvous.transport.codec import VERSION, decode, decode_record
 
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
 ROUND = Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1))
-CAUSE = RankFailure(rank=1, node_rank=0, text="t", is_echo=True)
+CAUSE = RankFailure(rank=1, node_rank=0, text="t", is_secondary=True)
 ENDED = NodeReport(
     round=2, has_begun=True, causes=(CAUSE, CAUSE), unkillable=1, leaves="SIGTERM", ready=3
 )
