@@ -147,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Turn a skip into a failure where everything is required."""
+    """Rotation a skip into a failure where everything is required."""
     if not (REQUIRE_ALL and report.skipped) or hasattr(report, "wasxfail"):
         return
     reason = _reason(report)

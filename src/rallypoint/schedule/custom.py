@@ -50,11 +50,11 @@ class Custom:
     def _prove(self, program: Program, team: Team) -> bool:
         """Prove the program; returns whether senders must copy what they send."""
         # Imported here so that users without algorithms of their own do not pay for proofs.
-        from rallypoint.schedule.proof.symmetry import find_turn
+        from rallypoint.schedule.proof.symmetry import find_rotation
         from rallypoint.schedule.proof.verify import operations_of, verify
 
         operations = operations_of(program)
-        is_short = operations <= MOST_OPERATIONS * team.ranks and find_turn(program) is not None
+        is_short = operations <= MOST_OPERATIONS * team.ranks and find_rotation(program) is not None
         if operations <= MOST_OPERATIONS or is_short:
             report = verify(program, slots=SLOTS, most=MOST_OPERATIONS)
             how = "" if report.proof == "all ranks" else f" ({report.proof})"

@@ -23,7 +23,7 @@ from rallypoint.schedule.program import (
     Send,
     describe,
 )
-from rallypoint.schedule.proof.symmetry import Turn
+from rallypoint.schedule.proof.symmetry import Rotation
 
 
 class Value(NamedTuple):
@@ -37,7 +37,7 @@ class Value(NamedTuple):
 class Contents:
     """Runs the first piece of a trace on symbols."""
 
-    def __init__(self, program: Program, trace: Trace, turn: Turn | None = None) -> None:
+    def __init__(self, program: Program, trace: Trace, turn: Rotation | None = None) -> None:
         self._program, self._trace, self._turn = program, trace, turn
         self._times = turn.times if turn else 1
         self._orders: dict[tuple[int, ...], int] = {(r,): r for r in range(program.ranks)}
@@ -79,7 +79,7 @@ class Contents:
         times = operand.peer // self._trace.ranks
         return [self._turned(self._turn, value, times) for value in values]
 
-    def _turned(self, turn: Turn, value: Value, times: int) -> Value:
+    def _turned(self, turn: Rotation, value: Value, times: int) -> Value:
         number, turned = divmod(value.order, self._times)
         order = number * self._times + (turned + times) % self._times
         index = turn.index(Buffer.INPUT, value.chunk, times)
@@ -185,7 +185,7 @@ class Contents:
         text += f"; lane {lane}, step {event.step} ({describe(event.operation)}) put it there"
         raise ProgramError(text, rank=rank, lane=lane, step=event.step, chunk=index)
 
-    def _check_turned_alike(self, turn: Turn) -> None:
+    def _check_turned_alike(self, turn: Rotation) -> None:
         """Check that each rank has what the one before it has, turned: then this holds for all."""
         for index in range(self._program.chunks):
             value = self._turned(turn, self._values[0, Buffer.OUTPUT, index], 1)

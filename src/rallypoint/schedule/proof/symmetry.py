@@ -6,7 +6,7 @@
 If so, a run in which all ranks take each step together is one possible run, and its result for the
 first `period` ranks holds for all: the message that arrives from a peer is the one that this rank
 (or its equivalent) sent to the rank at the same distance on the other side, turned. So a proof
-needs the operations of a few ranks only: `Turn` defines how places turn, execution.py runs those
+needs the operations of a few ranks only: `Rotation` defines how places turn, execution.py runs those
 ranks alone, and verify.py checks them. Collectives with a root are excluded: no other rank is like
 the root.
 """
@@ -38,7 +38,7 @@ _TABLE = 50_000_000  # entries in the table of clocks
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Rotation:
     """How places of a rank correspond to those of the rank `period` further on.
 
     Attributes:
@@ -106,7 +106,7 @@ class _TornError(Exception):
     """Neighbouring chunks are not neighbours after a turn."""
 
 
-def find_turn(program: Program) -> Turn | None:
+def find_rotation(program: Program) -> Rotation | None:
     """How the program's ranks turn, or None if some of those compared differ.
 
     All ranks are compared if they are few; otherwise the last one and a random sample, the same
@@ -127,7 +127,7 @@ def find_turn(program: Program) -> Turn | None:
         others_chosen = {*range(period, 2 * period), ranks - 1, *chance.sample(others, most)}
     else:
         others_chosen = set(others)
-    turn = Turn(program, period, shift, compared=len(others_chosen))
+    turn = Rotation(program, period, shift, compared=len(others_chosen))
     for rank in sorted(others_chosen):
         times, like = divmod(rank, period)
         if not _is_turned(turn, program.lanes(like), program.lanes(rank), times):
@@ -156,7 +156,7 @@ def _places(lane: Iterable[Operation]) -> Iterable[Chunks]:
 
 
 def _is_turned(
-    turn: Turn,
+    turn: Rotation,
     lanes: tuple[tuple[Operation, ...], ...],
     turned: tuple[tuple[Operation, ...], ...],
     times: int,
@@ -175,7 +175,7 @@ class TurnedClocks:
     events for each turn between the two. Rows are kept only for events that are asked about.
     """
 
-    def __init__(self, trace: Trace, turn: Turn, found: Accesses) -> None:
+    def __init__(self, trace: Trace, turn: Rotation, found: Accesses) -> None:
         self._trace, self._turn = trace, turn
         self._rows: dict[int, NDArray[np.int32]] = {}
         self._work_out(_asked(trace, found))
@@ -245,7 +245,7 @@ def _asked(trace: Trace, found: Accesses) -> set[int]:
     return asked
 
 
-def sample(trace: Trace, turn: Turn, found: Accesses) -> Accesses:
+def sample(trace: Trace, turn: Rotation, found: Accesses) -> Accesses:
     """As many accessed places as there is memory for their clocks, at random but the same each
     time.
     """

@@ -41,7 +41,7 @@ from rallypoint.schedule.proof.races import (
     in_place,
     races,
 )
-from rallypoint.schedule.proof.symmetry import Turn, TurnedClocks, find_turn, sample
+from rallypoint.schedule.proof.symmetry import Rotation, TurnedClocks, find_rotation, sample
 
 LANES = 4  # as many as the engine has
 MOST_OPERATIONS = 2_000_000  # that are checked one by one if there is a shorter way
@@ -92,7 +92,7 @@ def verify(program: Program, *, slots: int = 1, most: int = MOST_OPERATIONS) -> 
         ProgramError: it is not; gives the rank, lane, step and chunk at fault.
     """
     if operations_of(program) > most:
-        turn = find_turn(program)
+        turn = find_rotation(program)
         if turn is not None:
             return _verify_turned(program, turn, slots)
     form = [_Form(program, rank) for rank in range(program.ranks)]
@@ -137,7 +137,7 @@ def operations_of(program: Program) -> int:
     return sum(len(lane) for lane in program.lanes(0)) * program.ranks
 
 
-def _verify_turned(program: Program, turn: Turn, slots: int) -> Report:
+def _verify_turned(program: Program, turn: Rotation, slots: int) -> Report:
     """The same, with some ranks that represent all."""
     form = [_Form(program, rank) for rank in range(turn.period)]
     pieces = 2 if any(part.scratch for part in form) else 1

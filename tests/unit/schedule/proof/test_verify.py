@@ -31,7 +31,7 @@ from rallypoint.schedule.program import (
 )
 from rallypoint.schedule.proof.interpret import interpret
 from rallypoint.schedule.proof.races import Clocks
-from rallypoint.schedule.proof.symmetry import find_turn
+from rallypoint.schedule.proof.symmetry import find_rotation
 from rallypoint.schedule.proof.verify import MOST_OPERATIONS, verify
 from rallypoint.schedule.widen import widen
 
@@ -127,7 +127,7 @@ def test_some_ranks_stand_for_all_as_if_all_were_looked_at() -> None:
                     program = build(collective, name, ranks=ranks, per_node=per_node)
                 except ProgramError:
                     continue
-                if find_turn(program) is None:
+                if find_rotation(program) is None:
                     continue
                 found.add((collective, name))
                 whole, turned = verify(program, slots=SLOTS), verify(program, slots=SLOTS, most=0)
@@ -183,7 +183,7 @@ def test_what_is_wrong_on_all_ranks_is_found_on_one(
     wrong = turning(lambda rank: spoil(ring_lane(rank)))
     with pytest.raises(ProgramError, match=words) as whole:
         verify(wrong, slots=SLOTS)
-    assert find_turn(wrong) is not None
+    assert find_rotation(wrong) is not None
     with pytest.raises(ProgramError, match=words) as turned:
         verify(wrong, slots=SLOTS, most=0)
     assert (whole.value.lane, whole.value.step) == (turned.value.lane, turned.value.step)
@@ -210,7 +210,7 @@ def test_races_are_found_on_one_rank_too() -> None:
         )
 
     wrong = replace(ring, lanes=racing)
-    assert find_turn(wrong) is not None
+    assert find_rotation(wrong) is not None
     for most in (MOST_OPERATIONS, 0):
         with pytest.raises(ProgramError, match=r"step 2 .* overwrites output 0, which lane 0"):
             verify(wrong, slots=SLOTS, most=most)
@@ -223,7 +223,7 @@ def test_a_rank_that_differs_is_noticed() -> None:
         return ring_lane(rank)[:-1] if rank == 4 else ring_lane(rank)
 
     wrong = turning(lanes)
-    assert find_turn(wrong) is None
+    assert find_rotation(wrong) is None
     with pytest.raises(ProgramError, match="rank 4 never takes this message"):
         verify(wrong, slots=SLOTS, most=0)
 
