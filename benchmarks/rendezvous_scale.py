@@ -210,7 +210,7 @@ def coordinator(nodes: int) -> tuple[ElasticRounds, int]:
         limits=Limits(min_nodes=nodes, max_nodes=nodes),
         endpoints=(Endpoint(host="127.0.0.1", port=port),),
         slot=0,
-        timeouts=Timeouts(beat_s=BEAT_S),
+        timeouts=Timeouts(heartbeat_s=BEAT_S),
     )
     return ElasticRounds(setup, listener, TOKEN), port
 

@@ -16,7 +16,7 @@ from rallypoint.rendezvous.consensus.rules import FixedRules, Rules
 from rallypoint.rendezvous.job.round import Seat
 from rallypoint.rendezvous.timeouts import NO_SILENCE, Timeouts
 
-TIMEOUTS = Timeouts(join_timeout_s=20.0, beat_s=0.75, missed_beats=NO_SILENCE)
+TIMEOUTS = Timeouts(join_timeout_s=20.0, heartbeat_s=0.75, missed_heartbeats=NO_SILENCE)
 BREAKS_AFTER_S = 6.0
 _EVENTS = (
     *["kill", "kill node 0", "start", "start", "restart"],

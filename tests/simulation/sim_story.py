@@ -29,8 +29,8 @@ from rallypoint.rendezvous.timeouts import Timeouts
 TIMEOUTS = Timeouts(
     join_timeout_s=600.0,
     last_call_s=0.5,
-    beat_s=0.75,
-    missed_beats=4,
+    heartbeat_s=0.75,
+    missed_heartbeats=4,
     most_beats=4,  # more would double the simulation's time
     close_s=6.0,
     outage_s=6.0,

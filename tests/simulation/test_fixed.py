@@ -7,7 +7,7 @@ from tests.simulation.sim_fixed import TIMEOUTS, FixedCluster, fixed_story
 from tests.simulation.sim_network import Process
 from tests.simulation.sim_witness import ViolationError
 
-from rallypoint.rendezvous.consensus.messages import Beat, Message
+from rallypoint.rendezvous.consensus.messages import Heartbeat, Message
 from rallypoint.rendezvous.consensus.rules import FixedRules, Rules
 from rallypoint.rendezvous.job.reports import Outcome
 from rallypoint.rendezvous.job.round import Endpoint
@@ -92,7 +92,7 @@ def test_a_stopped_agent_ends_nothing(stopped: str) -> None:
 
 @pytest.mark.parametrize("stopped", ["n0", "n1"])
 def test_or_it_would_for_silence(stopped: str) -> None:
-    assert not outlives_an_hour(stopped, timeouts=TIMEOUTS.__replace__(missed_beats=4.0))
+    assert not outlives_an_hour(stopped, timeouts=TIMEOUTS.__replace__(missed_heartbeats=4.0))
 
 
 def test_or_it_would_for_a_lease() -> None:
@@ -106,7 +106,7 @@ def unread_beats(monkeypatch: pytest.MonkeyPatch, **changes: object) -> int:
 
     def count(sender: Process, to: str, at: Endpoint | None, message: Message) -> None:
         nonlocal sent
-        sent += isinstance(message, Beat)
+        sent += isinstance(message, Heartbeat)
         send(sender, to, at, message)
 
     monkeypatch.setattr(cluster.network, "send", count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from tests.simulation.sim_cluster import SimCluster
 
-from rallypoint.rendezvous.consensus.messages import Beat, Message
+from rallypoint.rendezvous.consensus.messages import Heartbeat, Message
 from rallypoint.rendezvous.job.gathering import Gathering
 from rallypoint.rendezvous.job.reports import Join
 
@@ -140,11 +140,11 @@ def test_a_late_heartbeat_does_not_bring_back_who_has_died(
     leader, other = cluster.agents["n0"], cluster.agents["n1"]
     assert cluster.leaders() == ["n0"]
     cluster.kill("n2")
-    beats: list[Beat] = []
+    beats: list[Heartbeat] = []
     hear = leader.hear
 
     def listen(sender: str, message: Message) -> None:
-        if isinstance(message, Beat) and sender == other.key:
+        if isinstance(message, Heartbeat) and sender == other.key:
             beats.append(message)
         elif isinstance(message, Join):
             hear(other.key, beats[0])

@@ -11,7 +11,9 @@ from rallypoint.rendezvous.timeouts import Timeouts
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("nodes", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_large_job_outlives_its_coordinator(nodes: int) -> None:
-    timeouts = Timeouts(last_call_s=1.0, beat_s=5.0, missed_beats=3)  # fewer beats to simulate
+    timeouts = Timeouts(
+        last_call_s=1.0, heartbeat_s=5.0, missed_heartbeats=3
+    )  # fewer beats to simulate
     cluster = SimCluster(
         seed=10, nodes=nodes, min_nodes=nodes // 2, max_nodes=nodes, timeouts=timeouts
     )

@@ -20,19 +20,19 @@ import datetime, os, sys, time
 from rallypoint.rendezvous import *
 from rallypoint.store.client import TCPStore
 from rallypoint.store.file import FileStore
-name, kind, where, beat_s = sys.argv[1:]
+name, kind, where, heartbeat_s = sys.argv[1:]
 timeout = RendezvousTimeout(
     join=datetime.timedelta(seconds=30), last_call=datetime.timedelta(seconds=0.5)
 )
 if kind == "c10d":
     handler = get_rendezvous_handler(RendezvousParameters(
         "c10d", where, "r", 2, 3, last_call_timeout=1, join_timeout=30,
-        keep_alive_interval=beat_s, is_host=name == "a",
+        keep_alive_interval=heartbeat_s, is_host=name == "a",
     ))
 else:
     store = FileStore(where) if kind == "file" else TCPStore("127.0.0.1", int(where))
     handler = DynamicRendezvousHandler.from_backend(
-        "r", store, kind, 2, 3, timeout=timeout, keep_alive_interval=float(beat_s)
+        "r", store, kind, 2, 3, timeout=timeout, keep_alive_interval=float(heartbeat_s)
     )
 try:
     while not os.path.exists("go"):
@@ -95,9 +95,9 @@ def until(condition: Callable[[], object], *, within_s: float = WITHIN_S) -> flo
 class Programs:
     """Nodes in processes of their own, in one directory."""
 
-    def __init__(self, directory: Path, kind: str, where: str, beat_s: float) -> None:
+    def __init__(self, directory: Path, kind: str, where: str, heartbeat_s: float) -> None:
         self.directory = directory
-        self._words = (kind, where, str(beat_s))
+        self._words = (kind, where, str(heartbeat_s))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:

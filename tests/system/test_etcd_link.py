@@ -36,7 +36,7 @@ from rallypoint.rendezvous.timeouts import Timeouts
 
 pytestmark = pytest.mark.system
 
-TIMEOUTS = Timeouts(beat_s=0.3, missed_beats=3.0, close_s=5.0, read_s=1.0)
+TIMEOUTS = Timeouts(heartbeat_s=0.3, missed_heartbeats=3.0, close_s=5.0, read_s=1.0)
 
 
 @pytest.fixture

@@ -102,7 +102,9 @@ def test_a_node_that_falls_silent_is_noticed_within_its_lease_of_5_s(agents: Age
     # It may have been heard of for the last time a heartbeat before.
     timeouts = Timeouts()
     assert timeouts.silence_s == 5
-    assert timeouts.silence_s - timeouts.beat_s < took_s < timeouts.silence_s + 5, agents.story()
+    assert timeouts.silence_s - timeouts.heartbeat_s < took_s < timeouts.silence_s + 5, (
+        agents.story()
+    )
     agents.wait_until_said(3, "the coordinator was silent for 5 s")
     agents.hosts.plug_cable(3)
     # It comes back as a newcomer, to a new round.

@@ -105,7 +105,7 @@ def _over(
     join_s: float = 300,
     last_call_s: float = 0.5,
     run_id: str = "r",
-    missed_beats: float = 20,
+    missed_heartbeats: float = 20,
 ) -> DynamicRendezvousHandler:
     """With a lease of 30 s: only where a node dies silently is it to be short."""
     timeout = RendezvousTimeout(
@@ -119,7 +119,7 @@ def _over(
         most,
         timeout=timeout,
         keep_alive_interval=1.5,
-        keep_alive_max_attempt=missed_beats,
+        keep_alive_max_attempt=missed_heartbeats,
     )
 
 
@@ -243,7 +243,7 @@ def programs(request: pytest.FixtureRequest, tmp_path: Path, free_port: int) -> 
             "file": str(tmp_path / "store"),
             "c10d": f"127.0.0.1:{free_port}",
         }[request.param]
-        programs = Programs(tmp_path, request.param, where, beat_s=0.3)
+        programs = Programs(tmp_path, request.param, where, heartbeat_s=0.3)
         yield programs
         programs.kill_all()
 
@@ -297,13 +297,13 @@ def test_what_cannot_be_read_or_reached_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("open_store", ["tcp"], indirect=True)
 def test_others_go_on_with_the_next_round_when_all_have_left(make_in: Make) -> None:
-    handlers: list[Any] = [make_in(missed_beats=2), make_in(missed_beats=2)]
+    handlers: list[Any] = [make_in(missed_heartbeats=2), make_in(missed_heartbeats=2)]
     before = meet(*handlers)
     before[0].store.set("k", "v")
     for handler in handlers:  # as when nobody holds the handler any more
         handler._node.end()
         assert handler._node.join(60)
-    after = meet(make_in(missed_beats=2), make_in(missed_beats=2))
+    after = meet(make_in(missed_heartbeats=2), make_in(missed_heartbeats=2))
     assert {place.world_size for place in after} == {2}
     assert after[0].store.prefix != before[0].store.prefix
     assert not after[0].store.check(["k"])
@@ -320,10 +320,10 @@ def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
     store, name = HashStore(), JobKeys("r", 0).claim
     client = StoreClient(store, "rallypoint.rendezvous/r/state")
     client.transact(Transact(revisions={}, puts={name: pack(claim)}))
-    hasty = _over(store, least=1, most=1, join_s=2, missed_beats=2)
+    hasty = _over(store, least=1, most=1, join_s=2, missed_heartbeats=2)
     with pytest.raises(RendezvousTimeoutError, match=f":{free_port}. coordinates, but does not"):
         hasty.next_rendezvous()
-    handler = _over(store, least=1, most=1, missed_beats=2)
+    handler = _over(store, least=1, most=1, missed_heartbeats=2)
     assert handler.next_rendezvous().world_size == 1
     for each in (hasty, handler, other):
         each.shutdown()

@@ -28,8 +28,8 @@ _NAMES = {
     "join_timeout": "join_timeout_s",
     "timeout": "join_timeout_s",
     "last_call_timeout": "last_call_s",
-    "keep_alive_interval": "beat_s",
-    "keep_alive_max_attempt": "missed_beats",
+    "keep_alive_interval": "heartbeat_s",
+    "keep_alive_max_attempt": "missed_heartbeats",
     "close_timeout": "close_s",
     "outage_timeout": "outage_s",
     "read_timeout": "read_s",
@@ -56,8 +56,8 @@ class Timeouts(Record, kw_only=True):
 
     join_timeout_s: float = 600.0
     last_call_s: float = 3.0
-    beat_s: float = 1.0
-    missed_beats: float = 5.0
+    heartbeat_s: float = 1.0
+    missed_heartbeats: float = 5.0
     most_beats: float = 20.0
     close_s: float = 30.0
     outage_s: float = 30.0
@@ -66,7 +66,7 @@ class Timeouts(Record, kw_only=True):
     @property
     def silence_s(self) -> float:
         """A peer without any message for this long counts as lost."""
-        return self.beat_s * self.missed_beats
+        return self.heartbeat_s * self.missed_heartbeats
 
     @property
     def end_s(self) -> float:
@@ -85,7 +85,7 @@ class Timeouts(Record, kw_only=True):
         they are as frequent as the coordinator can handle.
         """
         often = max(self.silence_s / self.most_beats, nodes / _MOST_BEATS_PER_S)
-        return min(self.beat_s, often)
+        return min(self.heartbeat_s, often)
 
 
 def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Timeouts:

@@ -135,8 +135,8 @@ class DynamicRendezvousHandler(NodeHandler):
         )
         timeouts = Timeouts(
             join_timeout_s=_FOR_EVER_S,
-            beat_s=float(keep_alive_interval),
-            missed_beats=float(keep_alive_max_attempt),
+            heartbeat_s=float(keep_alive_interval),
+            missed_heartbeats=float(keep_alive_max_attempt),
             outage_s=0.0,  # a node that has lost the store has lost the rendezvous
         )
         name = backend if isinstance(backend, str) else backend.name

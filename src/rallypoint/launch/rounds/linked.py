@@ -25,8 +25,8 @@ from rallypoint.launch.rounds.source import AgentInfo, Roster, RoundSource
 from rallypoint.rendezvous.consensus.messages import (
     Ack,
     Action,
-    Beat,
     Call,
+    Heartbeat,
     Message,
     OpenStore,
     SendMessage,
@@ -199,7 +199,7 @@ class LinkedRounds(RoundSource, Receiver):
             self._say(str(error))
             return
         claimed = key
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             claimed = message.key
         elif isinstance(message, Join):
             claimed = message.member.key

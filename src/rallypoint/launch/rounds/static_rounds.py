@@ -226,7 +226,7 @@ def _setup_of(job: Job) -> Setup:
         endpoints=(Endpoint(host=nodes.master_addr, port=nodes.master_port),),
         slot=None if nodes.node_rank else 0,
         max_restarts=job.max_restarts,
-        timeouts=Timeouts(join_timeout_s=nodes.join_timeout_s, missed_beats=NO_SILENCE),
+        timeouts=Timeouts(join_timeout_s=nodes.join_timeout_s, missed_heartbeats=NO_SILENCE),
         quorum="host",
     )
 

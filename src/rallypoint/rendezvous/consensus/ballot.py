@@ -175,7 +175,7 @@ class Agreements:
         if pending is None:
             return []
         beats = len(pending.agreement.members) // _READ_IN_A_BEAT
-        if now < pending.asked_at + beats * self._setup.timeouts.beat_s:
+        if now < pending.asked_at + beats * self._setup.timeouts.heartbeat_s:
             return []
         return self._ask(pending, now, is_first=False)
 

@@ -14,9 +14,9 @@ from rallypoint.rendezvous.consensus.messages import (
     Ack,
     Action,
     Ballot,
-    Beat,
     Go,
     Halt,
+    Heartbeat,
     Led,
 )
 from rallypoint.rendezvous.consensus.register import Register
@@ -38,7 +38,7 @@ class Follower:
         waiting: how many nodes wait for the next round, as the coordinator last reported.
         is_stopping: whether the latest round is being ended, on whichever nodes; as reported.
         voters: whom to ask if the coordinator is lost.
-        beat_at, beat_s: the time of the next heartbeat, and the interval.
+        beat_at, heartbeat_s: the time of the next heartbeat, and the interval.
         leaving: why this agent was asked to end; empty: it was not.
     """
 
@@ -53,7 +53,7 @@ class Follower:
         self.is_stopping = False
         self.voters: tuple[Member, ...] = ()
         self.beat_at = _NEVER
-        self.beat_s = register.setup.timeouts.beat_s
+        self.heartbeat_s = register.setup.timeouts.heartbeat_s
         self.leaving = ""
         self._setup, self._rules, self._register = register.setup, register.rules, register
         self._lease_until = _NEVER
@@ -77,7 +77,7 @@ class Follower:
             self.beat_at = now
         self.leader = leader or self.leader
         self.heard_at = now
-        self.beat_at = min(self.beat_at, now + self.beat_s)
+        self.beat_at = min(self.beat_at, now + self.heartbeat_s)
         self._register.voter.heard(ballot, now)
 
     def leave_job(self) -> None:
@@ -130,7 +130,7 @@ class Follower:
         self._was_cut_off = self._is_of_other_job = False
         self.has_run = True
         self._is_alone = message.start.seat.nodes == 1
-        self.beat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
+        self.heartbeat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
         self._register.voter.decided_in(message.ballot, message.number)
         return [message.start]
 
@@ -198,11 +198,11 @@ class Follower:
             return newest.__replace__(was_cut_off=True, causes=())
         return newest
 
-    def beat(self, now: float) -> Beat:
+    def beat(self, now: float) -> Heartbeat:
         """The heartbeat for the coordinator."""
         unheard_s = now - self.heard_at
-        self.beat_at = now + self._rules.beat_after_s(self.beat_s, unheard_s=unheard_s)
-        return Beat(
+        self.beat_at = now + self._rules.beat_after_s(self.heartbeat_s, unheard_s=unheard_s)
+        return Heartbeat(
             key=self._setup.me.key,
             ballot=self.ballot,
             sent_at=now,

@@ -14,8 +14,8 @@ from rallypoint.rendezvous.consensus.messages import (
     Accepted,
     Ack,
     Agreement,
-    Beat,
     Call,
+    Heartbeat,
     Led,
     Outbox,
     Over,
@@ -148,7 +148,7 @@ class Leader:
             self._peers.send(key, self.led(now))
         return self._advance(now)
 
-    def beat(self, beat: Beat, now: float) -> None:
+    def beat(self, beat: Heartbeat, now: float) -> None:
         """A peer's heartbeat, with its news."""
         peer = self._peers.by_key.get(beat.key)
         if peer is None:
@@ -217,7 +217,7 @@ class Leader:
         if self._job is not None:
             self._rounds.perform(self._job.tick(now), now)
         if now >= self._scan_at:
-            self._scan_at = now + self._setup.timeouts.beat_s
+            self._scan_at = now + self._setup.timeouts.heartbeat_s
             self._peers.changed()
             self._repeat(now)
             for peer in list(self._peers.by_key.values()):

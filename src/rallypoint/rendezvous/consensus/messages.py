@@ -1,6 +1,6 @@
 """The messages between the agents of a job, and the requests to their drivers.
 
-    member -> coordinator    Join, Beat            Ack, Go, Halt, Over, Unknown    <- coordinator
+    member -> coordinator    Join, Heartbeat            Ack, Go, Halt, Over, Unknown    <- coordinator
     candidate -> voters      Prepare, Propose      Promise, Accepted, Refused      <- voters
     anyone -> anyone         Led: who coordinates
 
@@ -77,7 +77,7 @@ class Agreement(Record, kw_only=True):
 # From members to the coordinator.
 
 
-class Beat(Record, kw_only=True):
+class Heartbeat(Record, kw_only=True):
     """A member's heartbeat.
 
     Attributes:
@@ -104,7 +104,7 @@ class Ack(Record, kw_only=True):
 
     Attributes:
         sent_at: of the heartbeat.
-        stamp: the coordinator's clock; returned in the next Beat.
+        stamp: the coordinator's clock; returned in the next Heartbeat.
         lease_s: for how long after it sent that heartbeat the member may run workers.
         number: of the latest agreement.
         waiting: how many nodes wait for the next round.
@@ -231,7 +231,7 @@ class Led(Record, kw_only=True):
     Attributes:
         number: of the latest agreement; this ballot decided it, or it was known before.
         round: the latest round of workers; -1: none yet.
-        stamp: the coordinator's clock, if it is the sender; returned in the next Beat.
+        stamp: the coordinator's clock, if it is the sender; returned in the next Heartbeat.
     """
 
     ballot: Ballot
@@ -244,7 +244,7 @@ class Led(Record, kw_only=True):
 
 Message = (
     Join
-    | Beat
+    | Heartbeat
     | Ack
     | Go
     | Halt

@@ -26,9 +26,9 @@ from rallypoint.rendezvous.consensus.messages import (
     Action,
     Agreement,
     Ballot,
-    Beat,
     Go,
     Halt,
+    Heartbeat,
     Led,
     Message,
     Outbox,
@@ -141,7 +141,7 @@ class Participant:
         if self.register.may_claim():
             self._move(Part.CAMPAIGNING)
             slot = self.setup.slot or 0
-            self._search.act_at = now + slot * 2 * self.setup.timeouts.beat_s
+            self._search.act_at = now + slot * 2 * self.setup.timeouts.heartbeat_s
             if slot:
                 self._out.add(self._search.ask())
         else:
@@ -233,8 +233,8 @@ class Participant:
         """When to ask the keeper who coordinates, if the coordinator is not heard until then."""
         if not self.register.keeper_key:
             return inf
-        beat_s = self.setup.timeouts.beat_s
-        return max(self._keeper_asked_at, self.follower.heard_at + beat_s) + beat_s
+        heartbeat_s = self.setup.timeouts.heartbeat_s
+        return max(self._keeper_asked_at, self.follower.heard_at + heartbeat_s) + heartbeat_s
 
     @property
     def _voter(self) -> Voter:
@@ -249,7 +249,7 @@ class Participant:
             return
         self._gone.discard(sender)  # its connection had been lost, but the agent is alive
         match message:
-            case Join() | Beat():
+            case Join() | Heartbeat():
                 self._heard_peer(sender, message, now)
             case Accepted():
                 if self._leader is not None:
@@ -300,7 +300,7 @@ class Participant:
         members = () if self.agreement is None else self.agreement.members
         return any(sender == member.key for member in members)
 
-    def _heard_peer(self, sender: str, message: Join | Beat, now: float) -> None:
+    def _heard_peer(self, sender: str, message: Join | Heartbeat, now: float) -> None:
         if self._leader is None:
             self._tell_who_leads(sender, now)
         elif isinstance(message, Join):

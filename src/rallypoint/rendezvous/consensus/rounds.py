@@ -11,7 +11,15 @@ agents are present, leader.py makes agreements.
 from __future__ import annotations
 
 from rallypoint.rendezvous.consensus.ballot import Agreements
-from rallypoint.rendezvous.consensus.messages import Agreement, Ballot, Beat, Go, Halt, Outbox, Over
+from rallypoint.rendezvous.consensus.messages import (
+    Agreement,
+    Ballot,
+    Go,
+    Halt,
+    Heartbeat,
+    Outbox,
+    Over,
+)
 from rallypoint.rendezvous.consensus.peers import EndedAgents, Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
@@ -87,9 +95,9 @@ class Orders:
         lease_s = peers.lease_s(peer, now)
         peers.send(key, self._orders[key].__replace__(sent_at=peer.sent_at, lease_s=lease_s))
 
-    def must_repeat(self, key: str, now: float, beat_s: float) -> bool:
+    def must_repeat(self, key: str, now: float, heartbeat_s: float) -> bool:
         """Whether to repeat the order to a member whose heartbeat does not show it."""
-        return key in self._unsent or now - self._sent_at > beat_s
+        return key in self._unsent or now - self._sent_at > heartbeat_s
 
     def halt_all(self, stop: Stop, now: float) -> Halt:
         """The order to all members to end the latest round."""
@@ -238,7 +246,7 @@ class Rounds:
         self._peers.send_all(self._orders.halt_all(stop, now))
         return NOTHING
 
-    def take_report(self, peer: Peer, beat: Beat, now: float) -> None:
+    def take_report(self, peer: Peer, beat: Heartbeat, now: float) -> None:
         """What a member's heartbeat tells."""
         job, key = self.job, beat.key
         assert job is not None
@@ -251,7 +259,7 @@ class Rounds:
                 self._peers.send(key, Over(finish=LEFT))
                 peer.is_over = True
 
-    def correct(self, beat: Beat, now: float) -> None:
+    def correct(self, beat: Heartbeat, now: float) -> None:
         """Send a peer what it must have missed, and conclude what it can no longer report."""
         job, key, orders = self.job, beat.key, self._orders
         assert job is not None
@@ -261,7 +269,7 @@ class Rounds:
         if beat.number < self._agreements.newest.number and key in self._agreements.voters:
             self._peers.send(key, self._agreements.remind(now))
         runs = running == job.round
-        is_due = orders.must_repeat(key, now, self._setup.timeouts.beat_s)
+        is_due = orders.must_repeat(key, now, self._setup.timeouts.heartbeat_s)
         if runs or not job.expects(key):
             if runs and job.stopping is not None and is_due:
                 self._peers.send(key, orders.halt(job.stopping))

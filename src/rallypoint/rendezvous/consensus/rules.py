@@ -112,9 +112,9 @@ class Rules:
         """Whether a member must end its workers at once."""
         return now >= lease_until
 
-    def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:
+    def beat_after_s(self, heartbeat_s: float, *, unheard_s: float) -> float:
         """When a member sends the next heartbeat, this long after hearing its coordinator."""
-        return beat_s
+        return heartbeat_s
 
     def must_step_down(self, now: float, quorum_heard_at: float) -> bool:
         """Whether a coordinator no longer has a quorum."""
@@ -167,11 +167,11 @@ class FixedRules(Rules):
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
         return 0.0
 
-    def beat_after_s(self, beat_s: float, *, unheard_s: float) -> float:
+    def beat_after_s(self, heartbeat_s: float, *, unheard_s: float) -> float:
         """Less and less often, so that the kernel of a node 0 that is stopped for long can take all
         of it: otherwise the connection would break.
         """
-        return max(beat_s, unheard_s / 2)
+        return max(heartbeat_s, unheard_s / 2)
 
     def tell_end_for_s(self) -> float:
         """A node that is stopped reads the job's outcome later."""

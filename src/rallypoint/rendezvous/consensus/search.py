@@ -140,7 +140,7 @@ class Search:
         self._tries += 1
         term = max(self._term, self._register.voter.promised.term) + 1
         self.campaign = self._register.claim(Ballot(term, self._setup.me.key), now)
-        wait_s = min(_RETRY_S * 2**self._tries, self._setup.timeouts.beat_s)
+        wait_s = min(_RETRY_S * 2**self._tries, self._setup.timeouts.heartbeat_s)
         self.act_at = now + wait_s * self._random.uniform(1, 2)
         asked = self.campaign.ask()
         if self._tries > _HOPELESS:  # there may be another job, or this one may continue without us
@@ -161,7 +161,7 @@ class Search:
         self.act_at = now
         if campaign.decided.number == BEFORE_ALL and not campaign.is_unanimous:
             # The agents that begin a job together are its first voters: more of them are better.
-            self.act_at = campaign.won_at + self._setup.timeouts.beat_s
+            self.act_at = campaign.won_at + self._setup.timeouts.heartbeat_s
         return []
 
     def won(self, now: float) -> Campaign | None:

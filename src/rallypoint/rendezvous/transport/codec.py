@@ -22,7 +22,7 @@ from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.json_records import from_row, to_row
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.consensus import messages as protocol
-from rallypoint.rendezvous.consensus.messages import Ack, Ballot, Beat
+from rallypoint.rendezvous.consensus.messages import Ack, Ballot, Heartbeat
 from rallypoint.rendezvous.job.reports import NodeReport
 
 TYPE_CHECKING = False
@@ -105,7 +105,7 @@ def _text(kind: type, name: str, value: object) -> str:
 
 def _encode_pulse(message: object) -> bytes:
     """A heartbeat or an answer without further content; empty for all else."""
-    if type(message) is Beat:
+    if type(message) is Heartbeat:
         report, ballot = message.report, message.ballot
         known = (report.round, report.ready, report.has_begun, report.is_over)
         if report != _plain(*known):
@@ -122,14 +122,14 @@ def _encode_pulse(message: object) -> bytes:
     return b""
 
 
-def _decode_pulse(data: bytes) -> Beat | Ack:
+def _decode_pulse(data: bytes) -> Heartbeat | Ack:
     """Read one, or raise ValueError or struct.error."""
     if data[:1] == BEAT:
         _, term, sent_at, stamp, number, *known = BEAT_NUMBERS.unpack_from(data)
         key, candidate = data[BEAT_NUMBERS.size :].decode("ascii").split("\0")
         if not isfinite(sent_at) or (not isfinite(stamp) and not isnan(stamp)):
             raise ValueError(data)
-        return Beat(
+        return Heartbeat(
             key=key,
             ballot=_ballot(term, candidate),
             sent_at=sent_at,

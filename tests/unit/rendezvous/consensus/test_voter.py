@@ -37,7 +37,7 @@ def setup_of(me: Member, slot: int | None = None) -> Setup:
         limits=Limits(),
         endpoints=ENDPOINTS,
         slot=slot,
-        timeouts=Timeouts(beat_s=FENCE_S / 4, missed_beats=4),
+        timeouts=Timeouts(heartbeat_s=FENCE_S / 4, missed_heartbeats=4),
     )
 
 

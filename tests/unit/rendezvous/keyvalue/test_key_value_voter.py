@@ -41,7 +41,7 @@ from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter
 from rallypoint.rendezvous.timeouts import Timeouts
 
 PLACE = Endpoint(host="etcd", port=2379)
-TIMEOUTS = Timeouts(beat_s=1.0, missed_beats=5.0, outage_s=20.0)
+TIMEOUTS = Timeouts(heartbeat_s=1.0, missed_heartbeats=5.0, outage_s=20.0)
 FENCE_S = 5.0 * 1.01  # with what clocks may differ
 
 

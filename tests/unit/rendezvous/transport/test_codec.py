@@ -16,9 +16,9 @@ from rallypoint.rendezvous.consensus.messages import (
     Ack,
     Agreement,
     Ballot,
-    Beat,
     Go,
     Halt,
+    Heartbeat,
     Led,
     Message,
     Over,
@@ -59,7 +59,7 @@ MESSAGES: list[Message] = [
     Notice("\u00e9\n"),
     Refuse("k", "w"),
     *[
-        Beat(key="k", ballot=BALLOT, sent_at=1.0, stamp=stamp, number=number, report=report)
+        Heartbeat(key="k", ballot=BALLOT, sent_at=1.0, stamp=stamp, number=number, report=report)
         for stamp, number, report in [
             (None, 1, NodeReport(round=2, broken="x", is_over=False, stop_asked="\u00e9\n")),
             (None, 1, ENDED),
