@@ -53,7 +53,7 @@ class Leased(FixedRules):
 
 
 class Talkative(FixedRules):
-    """A member beats as often as ever while node 0 does not answer."""
+    """A member sends heartbeats as often as ever while node 0 does not answer."""
 
     beat_after_s = Rules.beat_after_s
 

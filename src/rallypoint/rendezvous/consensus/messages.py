@@ -1,6 +1,6 @@
 """The messages between the agents of a job, and the requests to their drivers.
 
-    member -> coordinator    Join, Heartbeat            Ack, Go, Halt, Over, Unknown    <- coordinator
+    member -> coordinator    Join, Heartbeat       Ack, Go, Halt, Over, Unknown    <- coordinator
     candidate -> voters      Prepare, Propose      Promise, Accepted, Refused      <- voters
     anyone -> anyone         Led: who coordinates
 

@@ -6,7 +6,7 @@
 If so, a run in which all ranks take each step together is one possible run, and its result for the
 first `period` ranks holds for all: the message that arrives from a peer is the one that this rank
 (or its equivalent) sent to the rank at the same distance on the other side, turned. So a proof
-needs the operations of a few ranks only: `Rotation` defines how places turn, execution.py runs those
+needs the operations of a few ranks only: `Rotation` says how places turn, execution.py runs those
 ranks alone, and verify.py checks them. Collectives with a root are excluded: no other rank is like
 the root.
 """
