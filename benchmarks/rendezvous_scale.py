@@ -54,7 +54,7 @@ JOIN_TARGET_S, DEATH_TARGET_S = 5.0, 0.5
 TOKEN = b"secret"
 RUN_ID = "scale"
 BEAT_S, PATIENCE_S = 1.0, 60.0
-QUIET_S = 3.0  # between the last one's seat and the death: all beat, and nothing else happens
+QUIET_S = 3.0  # between the last one's seat and the death: all heartbeat, and nothing else happens
 PROPOSED = re.compile(rb'\[\d+,"Propose",\[(\d+),"(\w+)"\],([^,]+),\[(\d+),')
 HALT = f'[{VERSION},"Halt",'.encode()
 FEW_CALLS = 256  # under way at once in each client process
@@ -73,7 +73,7 @@ class Node:
 
 
 class Clients(ConnectionListener):
-    """The links of one client process; each is a node that joins, beats, votes and obeys."""
+    """The links of one client process; each is a node that joins, heartbeats, votes and obeys."""
 
     def __init__(self, port: int, nodes: int, first: int, count: int) -> None:
         self._port, self._nodes, self._first, self._count = port, nodes, first, count
@@ -188,7 +188,7 @@ class Clients(ConnectionListener):
         if not due:
             return
         self._beaten_at = now
-        for _ in range(due):  # in turn: agents of their own would not all beat at one time
+        for _ in range(due):  # in turn: agents of their own would not all heartbeat at one time
             self._next = (self._next + 1) % len(self._links)
             link = self._links[self._next]
             node = self._of.get(link)

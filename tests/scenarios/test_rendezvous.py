@@ -70,7 +70,7 @@ def _cluster(text: str) -> SimCluster:
         max_restarts=int(given.get("restarts", 3)),
         timeouts=Timeouts(
             join_timeout_s=float(given.get("join-timeout", 600)),
-            most_beats=5,  # as in a large job: a beat a second
+            most_beats=5,  # as in a large job: a heartbeat a second
         ),
         wishes=wishes,
         keeper=SimEtcd if "etcd" in given else None,

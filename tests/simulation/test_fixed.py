@@ -55,7 +55,7 @@ class Leased(FixedRules):
 class Talkative(FixedRules):
     """A member sends heartbeats as often as ever while node 0 does not answer."""
 
-    beat_after_s = Rules.beat_after_s
+    heartbeat_after_s = Rules.heartbeat_after_s
 
 
 class Patient(FixedRules):

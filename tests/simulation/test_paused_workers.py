@@ -140,23 +140,23 @@ def test_a_late_heartbeat_does_not_bring_back_who_has_died(
     leader, other = cluster.agents["n0"], cluster.agents["n1"]
     assert cluster.leaders() == ["n0"]
     cluster.kill("n2")
-    beats: list[Heartbeat] = []
+    heartbeats: list[Heartbeat] = []
     hear = leader.hear
 
     def listen(sender: str, message: Message) -> None:
         if isinstance(message, Heartbeat) and sender == other.key:
-            beats.append(message)
+            heartbeats.append(message)
         elif isinstance(message, Join):
-            hear(other.key, beats[0])
+            hear(other.key, heartbeats[0])
         hear(sender, message)
 
     monkeypatch.setattr(leader, "hear", listen)
     cluster.run(3)
-    del beats[:-1]
-    assert beats[0].report.survivors == 2
+    del heartbeats[:-1]
+    assert heartbeats[0].report.survivors == 2
     other.fail()
     cluster.run(3)
-    assert beats[-1].report.survivors == 1
+    assert heartbeats[-1].report.survivors == 1
     cluster.start("n2")
     cluster.run(5)
     assert set(cluster.running()) == {"n0", "n1", "n2"}

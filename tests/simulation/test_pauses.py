@@ -6,7 +6,7 @@ import pytest
 from tests.simulation.sim_cluster import SimCluster
 
 PAUSE_S = 4.0
-PHASES = 40  # of a second: when it begins, between two beats
+PHASES = 40  # of a second: when it begins, between two heartbeats
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rallypoint.rendezvous.timeouts import Timeouts
 def test_a_large_job_outlives_its_coordinator(nodes: int) -> None:
     timeouts = Timeouts(
         last_call_s=1.0, heartbeat_s=5.0, missed_heartbeats=3
-    )  # fewer beats to simulate
+    )  # fewer heartbeats to simulate
     cluster = SimCluster(
         seed=10, nodes=nodes, min_nodes=nodes // 2, max_nodes=nodes, timeouts=timeouts
     )

@@ -129,7 +129,7 @@ CASES = {
             **{"TORCHELASTIC_MAX_RESTARTS": "4"},
         },
     ),
-    "flags beat PET variables; a new name for each standalone job": Case(
+    "flags heartbeat PET variables; a new name for each standalone job": Case(
         flags=["--standalone", "--nproc-per-node", "2", "--rdzv-id", "mine"],
         variables={"PET_NPROC_PER_NODE": "3"},
         environ={"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "????????-????-????-????-????????????"},

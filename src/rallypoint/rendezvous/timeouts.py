@@ -4,7 +4,7 @@ The defaults, and why they are not torch's:
     join_timeout            600 s   as torch's
     last_call_timeout       3 s     (30) a late node costs the others a restart, not a place
     keep_alive_interval     1 s     (5)  a heartbeat is a few bytes on an open connection; small
-                                         jobs send more of them: `Timeouts.beat_of`
+                                         jobs send more of them: `Timeouts.heartbeat_of`
     keep_alive_max_attempt  5       (3)  so that silence is noticed after 5 s, not after 15
 
 With etcd only:
@@ -77,7 +77,7 @@ class Timeouts(Record, kw_only=True):
         """
         return min(_END_MOST_S, max(_END_LEAST_S, _END_SHARE * self.silence_s))
 
-    def beat_of(self, nodes: int) -> float:
+    def heartbeat_of(self, nodes: int) -> float:
         """The interval of heartbeats of each of that many members.
 
         What a coordinator knows of a member, or of a quorum, is up to two heartbeats old, and the

@@ -154,7 +154,7 @@ def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str,
         small, large = MANY_RANKS[collective]
         if nbytes <= ONE_SHOT_BYTES:
             return small, f"beyond {FEW_RANKS} ranks, few steps for few bytes"
-        return large, f"beyond {FEW_RANKS} ranks, few neighbours beat few steps"
+        return large, f"beyond {FEW_RANKS} ranks, few neighbours heartbeat few steps"
     if collective is not Collective.ALL_REDUCE:
         return "direct", f"up to {FEW_RANKS} ranks, one step to everybody"
     one_shot_bytes = ONE_SHOT_BYTES

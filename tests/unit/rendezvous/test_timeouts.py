@@ -17,10 +17,10 @@ def test_names_and_defaults() -> None:
 
 def test_small_jobs_beat_more_often() -> None:
     default = Timeouts()
-    assert [default.beat_of(nodes) for nodes in (2, 250, 500, 1000, 10_000)] == [
+    assert [default.heartbeat_of(nodes) for nodes in (2, 250, 500, 1000, 10_000)] == [
         0.25, 0.25, 0.5, 1.0, 1.0,
     ]  # fmt: skip
-    assert read_timeouts({"keep_alive_max_attempt": "30"}).beat_of(2) == 1.0
+    assert read_timeouts({"keep_alive_max_attempt": "30"}).heartbeat_of(2) == 1.0
 
 
 def test_a_short_silence_leaves_little_time_to_end_workers() -> None:

@@ -190,7 +190,7 @@ class DynamicRendezvousHandler(NodeHandler):
                 Transact(revisions={self._closed: 0}, puts={self._closed: why.encode()})
             )
         if self._node is not None:
-            self._node.close()  # sooner than with the next beat
+            self._node.close()  # sooner than with the next heartbeat
 
     def num_nodes_waiting(self) -> int:
         """See NodeHandler. It raises if the store was lost."""

@@ -174,8 +174,8 @@ class Agreements:
         pending = self.pending
         if pending is None:
             return []
-        beats = len(pending.agreement.members) // _READ_IN_A_BEAT
-        if now < pending.asked_at + beats * self._setup.timeouts.heartbeat_s:
+        heartbeats = len(pending.agreement.members) // _READ_IN_A_BEAT
+        if now < pending.asked_at + heartbeats * self._setup.timeouts.heartbeat_s:
             return []
         return self._ask(pending, now, is_first=False)
 

@@ -118,7 +118,7 @@ class Follower:
         if self.round >= 0:  # the end of the previous round cannot be far
             return [Stop(round=self.round, because="a newer round has begun", ending=Ending.KILL)]
         if self._rules.must_fence(now, message.sent_at + message.lease_s):
-            return []  # if it is still valid, it comes again after the next beat
+            return []  # if it is still valid, it comes again after the next heartbeat
         if self._workers.waits and not message.start.keeps:  # end it, and then begin
             if message.start.seat.local_world_size:
                 return self.cut_off("nobody is left, and all begin anew")
@@ -130,7 +130,7 @@ class Follower:
         self._was_cut_off = self._is_of_other_job = False
         self.has_run = True
         self._is_alone = message.start.seat.nodes == 1
-        self.heartbeat_s = self._setup.timeouts.beat_of(message.start.seat.nodes)
+        self.heartbeat_s = self._setup.timeouts.heartbeat_of(message.start.seat.nodes)
         self._register.voter.decided_in(message.ballot, message.number)
         return [message.start]
 
@@ -198,10 +198,10 @@ class Follower:
             return newest.__replace__(was_cut_off=True, causes=())
         return newest
 
-    def beat(self, now: float) -> Heartbeat:
+    def heartbeat(self, now: float) -> Heartbeat:
         """The heartbeat for the coordinator."""
         unheard_s = now - self.heard_at
-        self.beat_at = now + self._rules.beat_after_s(self.heartbeat_s, unheard_s=unheard_s)
+        self.beat_at = now + self._rules.heartbeat_after_s(self.heartbeat_s, unheard_s=unheard_s)
         return Heartbeat(
             key=self._setup.me.key,
             ballot=self.ballot,

@@ -148,27 +148,27 @@ class Leader:
             self._peers.send(key, self.led(now))
         return self._advance(now)
 
-    def beat(self, beat: Heartbeat, now: float) -> None:
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """A peer's heartbeat, with its news."""
-        peer = self._peers.by_key.get(beat.key)
+        peer = self._peers.by_key.get(heartbeat.key)
         if peer is None:
-            return self._peers.send(beat.key, Unknown(ballot=self._ballot))
+            return self._peers.send(heartbeat.key, Unknown(ballot=self._ballot))
         if peer.is_over and self._over is None:  # it has left, and telling it had no effect
-            return self._peers.send(beat.key, Over(finish=LEFT))
-        if peer.sent_at is not None and beat.sent_at < peer.sent_at:
+            return self._peers.send(heartbeat.key, Over(finish=LEFT))
+        if peer.sent_at is not None and heartbeat.sent_at < peer.sent_at:
             return None  # a late one, over an older connection
         if not peer.has_beaten:
             peer.has_beaten, peer.since = True, now
-        self._peers.confirms(beat.key, beat.stamp, now)
-        peer.sent_at, peer.report = beat.sent_at, beat.report
+        self._peers.confirms(heartbeat.key, heartbeat.stamp, now)
+        peer.sent_at, peer.report = heartbeat.sent_at, heartbeat.report
         if self._over is not None:
-            self._peers.send(beat.key, self._over)
+            self._peers.send(heartbeat.key, self._over)
         elif self._job is not None:
-            if beat.key not in self._job.gathering.here and beat.key not in self._gone:
-                self._admit(self._job, peer, beat.report, now)
-            self._rounds.take_report(peer, beat, now)
-            self._rounds.correct(beat, now)
-        self._acknowledge(peer, beat.sent_at, now)
+            if heartbeat.key not in self._job.gathering.here and heartbeat.key not in self._gone:
+                self._admit(self._job, peer, heartbeat.report, now)
+            self._rounds.take_report(peer, heartbeat, now)
+            self._rounds.correct(heartbeat, now)
+        self._acknowledge(peer, heartbeat.sent_at, now)
         return self._advance(now)
 
     def _admit(self, job: Coordinator, peer: Peer, report: NodeReport, now: float) -> None:

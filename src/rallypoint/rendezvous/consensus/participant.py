@@ -225,7 +225,7 @@ class Participant:
         if not self._has_leader():
             self._search_on(now)
         elif now >= follower.beat_at:
-            self._send(follower.ballot.candidate, follower.beat(now))
+            self._send(follower.ballot.candidate, follower.heartbeat(now))
         return None
 
     @property
@@ -306,7 +306,7 @@ class Participant:
         elif isinstance(message, Join):
             self._leader.joined(message, now)
         elif message.ballot == self.follower.ballot:
-            self._leader.beat(message, now)
+            self._leader.heartbeat(message, now)
         elif message.ballot.term < self.follower.ballot.term:
             self._tell_who_leads(sender, now)
 
@@ -340,7 +340,7 @@ class Participant:
 
     def _led(self, sender: str, message: Led, now: float) -> None:
         if message.leader.key == self._key:
-            self.follower.beat_at = now  # it was not known there when it first sent a beat
+            self.follower.beat_at = now  # it was not known there when it first sent a heartbeat
             return
         if message.leader.key in self._gone:
             return

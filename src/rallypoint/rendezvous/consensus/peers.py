@@ -2,7 +2,7 @@
 
     heard --no fresh answer for fence_s--> silent --dead_s after its last lease--> lost
       ^                                      |
-      +------a beat with a fresh answer------+
+      +----a heartbeat with a fresh answer---+
 
 A fresh answer repeats one of our stamps: an agent that reaches us without hearing us counts as
 silent too. When it counts as lost, its own lease has ended its workers (follower.py).

@@ -56,7 +56,7 @@ class Orders:
         self._orders: dict[str, Go] = {}
         self._sent_at = 0.0  # to all
         self._halt: Halt | None = None
-        self._unsent: set[str] = set()  # members whose order waits for their first beat
+        self._unsent: set[str] = set()  # members whose order waits for their first heartbeat
 
     def begin(
         self, agreed: Agreement, store: Endpoint, voters: tuple[Member, ...], now: float
@@ -246,27 +246,27 @@ class Rounds:
         self._peers.send_all(self._orders.halt_all(stop, now))
         return NOTHING
 
-    def take_report(self, peer: Peer, beat: Heartbeat, now: float) -> None:
+    def take_report(self, peer: Peer, heartbeat: Heartbeat, now: float) -> None:
         """What a member's heartbeat tells."""
-        job, key = self.job, beat.key
+        job, key = self.job, heartbeat.key
         assert job is not None
         # An agent that only waits for its node rank has no place yet that it could lose.
         has_place = key in job.gathering.here or key in self._gone
-        self.perform(job.reported(key, beat.report, now), now)
-        if key not in job.gathering.here and (has_place or beat.report.leaves):
+        self.perform(job.reported(key, heartbeat.report, now), now)
+        if key not in job.gathering.here and (has_place or heartbeat.report.leaves):
             self._gone.add(key)
             if all(member.key != key for member in self._agreements.newest.members):
                 self._peers.send(key, Over(finish=LEFT))
                 peer.is_over = True
 
-    def correct(self, beat: Heartbeat, now: float) -> None:
+    def correct(self, heartbeat: Heartbeat, now: float) -> None:
         """Send a peer what it must have missed, and conclude what it can no longer report."""
-        job, key, orders = self.job, beat.key, self._orders
+        job, key, orders = self.job, heartbeat.key, self._orders
         assert job is not None
-        running = beat.report.running
+        running = heartbeat.report.running
         if running not in (-1, job.round):
             self._peers.send(key, orders.halt(Stop(round=running, because="that round has ended")))
-        if beat.number < self._agreements.newest.number and key in self._agreements.voters:
+        if heartbeat.number < self._agreements.newest.number and key in self._agreements.voters:
             self._peers.send(key, self._agreements.remind(now))
         runs = running == job.round
         is_due = orders.must_repeat(key, now, self._setup.timeouts.heartbeat_s)

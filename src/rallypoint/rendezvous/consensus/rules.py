@@ -99,7 +99,7 @@ class Rules:
         return float("-inf")
 
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
-        """For how long after it sent the beat that is answered `now` a member may run workers."""
+        """For how long after the heartbeat that is answered `now` a member may run workers."""
         return min(self.setup.fence_s, quorum_heard_at + self.setup.fence_s - now)
 
     def needs_lease(self, *, is_alone: bool) -> bool:
@@ -112,7 +112,7 @@ class Rules:
         """Whether a member must end its workers at once."""
         return now >= lease_until
 
-    def beat_after_s(self, heartbeat_s: float, *, unheard_s: float) -> float:
+    def heartbeat_after_s(self, heartbeat_s: float, *, unheard_s: float) -> float:
         """When a member sends the next heartbeat, this long after hearing its coordinator."""
         return heartbeat_s
 
@@ -167,7 +167,7 @@ class FixedRules(Rules):
     def lease_s(self, now: float, quorum_heard_at: float) -> float:
         return 0.0
 
-    def beat_after_s(self, heartbeat_s: float, *, unheard_s: float) -> float:
+    def heartbeat_after_s(self, heartbeat_s: float, *, unheard_s: float) -> float:
         """Less and less often, so that the kernel of a node 0 that is stopped for long can take all
         of it: otherwise the connection would break.
         """

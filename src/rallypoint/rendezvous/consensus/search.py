@@ -23,7 +23,7 @@ from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome
 from rallypoint.rendezvous.job.round import Endpoint
 
 _STAGGER_S = 0.05  # between candidates, in the order of the members
-_RETRY_S = 0.2  # doubled up to a beat
+_RETRY_S = 0.2  # doubled up to a heartbeat
 _SEEK_S = 0.5
 _FIRST_PAUSE_S = 0.02  # doubled up to that: when nodes start together, some find nobody yet
 _HOPELESS = 3  # tries

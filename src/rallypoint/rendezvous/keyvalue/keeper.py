@@ -3,7 +3,7 @@
 A job keeps there, under /rallypoint/<run id>/<attempt>/:
 
     vote/claim          who coordinates, by which ballot; how the job ended, if it did
-    vote/beat           rewritten at each heartbeat of the coordinator
+    vote/heartbeat           rewritten at each heartbeat of the coordinator
     vote/closed         why no further job of this name may run, as text; only in stores
     agreement/newest    the latest agreement, which is decided as soon as it is written
     closed/<job>        how the job of that host ended, for late joiners
@@ -40,7 +40,7 @@ class JobKeys:
         self.root: str = f"/rallypoint/{_quoted(run_id)}/{attempt}/"
         self.vote: str = self.root + "vote/"  # the prefix of three, which are small and read often
         self.claim: str = self.vote + "claim"
-        self.beat: str = self.vote + "beat"
+        self.heartbeat: str = self.vote + "heartbeat"
         self.closed: str = self.vote + "closed"
         self.agreements: str = self.root + "agreement/"  # the prefix of one
         self.agreement: str = self.agreements + "newest"

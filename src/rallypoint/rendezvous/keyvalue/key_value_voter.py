@@ -1,7 +1,7 @@
 """The voter of a job whose agreements a keeper holds: messages in, requests to it and answers out.
 
     Prepare ->  read who coordinates; if nobody may object, become the claimant    -> Promise
-    Propose ->  write the agreement, or only a beat, if the claim is still ours    -> Accepted
+    Propose ->  write the agreement, or only a heartbeat, if the claim is still ours    -> Accepted
     Join    ->  read who coordinates                                               -> Led
     each of them may be answered by Refused, or by Over: the job has ended
 
@@ -88,7 +88,7 @@ class KeyValueVoter:
         self._now = 0.0
         self._steps: _Steps | None = None
         self._answers: list[Answer] = []
-        # The claim and beat as last read, and when they were first seen.
+        # The claim and heartbeat as last read, and when they were first seen.
         self._seen = (-1, -1)
         self._seen_at = 0.0
         # Our own claim, while it may be valid.
@@ -145,7 +145,7 @@ class KeyValueVoter:
         self._claim = None
         return Transact(
             revisions={keys.claim: revision},
-            puts={keys.beat: self._beat()},
+            puts={keys.heartbeat: self._beat()},
             deletes=(keys.claim,),
         )
 
@@ -163,12 +163,12 @@ class KeyValueVoter:
     def _look(self) -> Generator[Request, Any, _Vote]:
         """Check who coordinates; record since when nothing has been written."""
         found = {pair.key: pair for pair in (yield Read(prefix=self._keys.vote)).pairs}
-        claim, beat = found.get(self._keys.claim), found.get(self._keys.beat)
+        claim, heartbeat = found.get(self._keys.claim), found.get(self._keys.heartbeat)
         closed = found.get(self._keys.closed)
         vote = _Vote(
             claim=None if claim is None else unpack(Claim, claim.value),
             revision=0 if claim is None else claim.revision,
-            beat_revision=0 if beat is None else beat.revision,
+            beat_revision=0 if heartbeat is None else heartbeat.revision,
             closed="" if closed is None else closed.value.decode(errors="replace"),
         )
         if self._seen != (vote.revision, vote.beat_revision):
@@ -295,11 +295,11 @@ class KeyValueVoter:
             done = yield Transact(
                 revisions={
                     keys.claim: vote.revision,
-                    keys.beat: vote.beat_revision,
+                    keys.heartbeat: vote.beat_revision,
                     keys.agreement: held_revision,
                     keys.closed: 0,
                 },
-                puts={keys.claim: pack(claim), keys.beat: self._beat()},
+                puts={keys.claim: pack(claim), keys.heartbeat: self._beat()},
                 deletes=(keys.agreement,) if held is None and held_revision else (),
                 lease=lease,
             )
@@ -350,7 +350,10 @@ class KeyValueVoter:
     def _write(self, claim: Claim, new: Agreement, closed: int) -> Transact:
         """A heartbeat, the agreement if it is new, and the outcome of a job that ends."""
         keys = self._keys
-        revisions, puts = {keys.claim: self._revision, keys.closed: 0}, {keys.beat: self._beat()}
+        revisions, puts = (
+            {keys.claim: self._revision, keys.closed: 0},
+            {keys.heartbeat: self._beat()},
+        )
         if self._is_new(new):
             # Otherwise an older one, for whose answer nobody waits any more, might still follow it.
             revisions[keys.agreement] = self._held_revision

@@ -132,13 +132,13 @@ def test_two_at_one_moment(etcd: SimEtcd) -> None:
     assert refused.leader == member("A")
 
 
-@pytest.mark.parametrize("number", [0, 1])  # a beat, or an agreement
+@pytest.mark.parametrize("number", [0, 1])  # a heartbeat, or an agreement
 def test_a_member_takes_over_after_silence_and_learns_first(etcd: SimEtcd, number: int) -> None:
     first, second = begun(etcd, "B"), Agent("B", etcd)
     held = agreement(0, "A", "B")
-    second.stand(2, 100.0)  # it sees the newest beat for the first time
+    second.stand(2, 100.0)  # it sees the newest heartbeat for the first time
     assert isinstance(second.stand(2, 100.0 + FENCE_S - 0.1, held), Refused)
-    first.propose(1, held, 4.0)  # a beat
+    first.propose(1, held, 4.0)  # a heartbeat
     assert isinstance(second.stand(2, 100.0 + FENCE_S + 0.1, held), Refused)
     unlearned = second.stand(2, 100.2 + 2 * FENCE_S)
     assert isinstance(unlearned, Refused)
@@ -241,7 +241,7 @@ def test_a_name_that_was_closed_stays_closed(etcd: SimEtcd) -> None:
     closed = JobKeys("job", 0).closed
     etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"B closed it"}, lease=0))
     over = Over(finish=Finish(outcome=Outcome.STOPPED, because="B closed it"))
-    assert first.propose(1, held, 1.0) == over  # its next beat
+    assert first.propose(1, held, 1.0) == over  # its next heartbeat
     assert Agent("B", etcd).stand(2, 1.0, held) == over
     assert Agent("C", etcd).stand(1, 100.0) == over
 

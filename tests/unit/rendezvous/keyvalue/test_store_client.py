@@ -57,11 +57,13 @@ def test_any_transactions_are_those_of_a_dict(seed: int) -> None:
 def test_who_writes_alone_needs_one_operation() -> None:
     store = Counting()
     client = StoreClient(store, "job")
-    beat = client.transact(Transact(revisions={"beat": 0}, puts={"beat": b"0"}))
+    heartbeat = client.transact(Transact(revisions={"heartbeat": 0}, puts={"heartbeat": b"0"}))
     before = store.count
     for number in range(5):
-        assert beat is not None
-        beat = client.transact(Transact(revisions={"beat": beat}, puts={"beat": b"%d" % number}))
+        assert heartbeat is not None
+        heartbeat = client.transact(
+            Transact(revisions={"heartbeat": heartbeat}, puts={"heartbeat": b"%d" % number})
+        )
     assert store.count == before + 5
 
 
@@ -91,7 +93,7 @@ def test_what_the_store_lost_is_not_there() -> None:
     written = client.transact(Transact(revisions={}, puts={"claim": b"mine"}))
     assert written is not None
     store.delete_key("job")
-    assert client.transact(Transact(revisions={"claim": written}, puts={"beat": b"1"})) is None
+    assert client.transact(Transact(revisions={"claim": written}, puts={"heartbeat": b"1"})) is None
     assert client.read("").pairs == ()
 
 

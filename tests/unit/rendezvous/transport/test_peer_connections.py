@@ -24,7 +24,7 @@ _KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # a struct sock_filter
 
 
 class Agent(Receiver):
-    """Connections, and what they told; a beat is answered.
+    """Connections, and what they told; a heartbeat is answered.
 
     `at_end` is called for an agent that has ended.
     """
@@ -49,7 +49,7 @@ class Agent(Receiver):
 
     def heard(self, key: str, payload: bytes) -> None:
         self.told.append((key, payload[:8].decode()))
-        if payload == b"beat":
+        if payload == b"heartbeat":
             self.board.send(key, None, b"answer")
 
     def gone(self, key: str, why: str) -> None:
@@ -101,7 +101,7 @@ def test_an_agent_that_ended_is_told(pair: tuple[Agent, Agent]) -> None:
 
 def test_one_that_does_not_listen_calls_and_is_answered() -> None:
     one, other = Agent("one", listens=False), Agent("other")
-    one.board.call(other.at, b"beat")
+    one.board.call(other.at, b"heartbeat")
     until(lambda: ("other", "answer") in one.told, one, other)
     one.close()
     until(lambda: ("one", "gone") in other.told, other)
@@ -112,14 +112,14 @@ def test_one_that_does_not_listen_calls_and_is_answered() -> None:
 def test_whether_a_connection_that_broke_is_an_end(lost_s: float | None) -> None:
     """On both sides, also on the one that has nothing to say."""
     one, other = Agent("one", lost_s=lost_s), Agent("other", lost_s=lost_s)
-    one.board.call(other.at, b"beat")
+    one.board.call(other.at, b"heartbeat")
     until(lambda: ("other", "answer") in one.told, one, other)
     for link_ in (the_link(one, "other"), the_link(other, "one")):
         link_._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
         link_._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         link_._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
         drop_packets_to(link_)
-    one.board.send("other", None, b"beat")
+    one.board.send("other", None, b"heartbeat")
     until(lambda: not one.board._keys and not other.board._keys, one, other)
     assert one.has_told_of_an_end() == other.has_told_of_an_end() == (lost_s is not None)
     one.close()
@@ -221,8 +221,8 @@ def the_link(agent: Agent, key: str) -> link.Link:
     return one
 
 
-def beat(sender: Agent, to: Agent, at: Endpoint | None = None) -> None:
-    sender.board.send(to.key, at or to.at, b"beat")
+def heartbeat(sender: Agent, to: Agent, at: Endpoint | None = None) -> None:
+    sender.board.send(to.key, at or to.at, b"heartbeat")
 
 
 def beat_until_answered(sender: Agent, to: Agent) -> float:
@@ -231,7 +231,7 @@ def beat_until_answered(sender: Agent, to: Agent) -> float:
     sender.told.clear()
 
     def is_answered() -> bool:
-        beat(sender, to)
+        heartbeat(sender, to)
         return (to.key, "answer") in sender.told
 
     until(is_answered, sender, to)
@@ -269,8 +269,8 @@ def test_both_may_replace_it_at_once(pair: tuple[Agent, Agent]) -> None:
         drop_packets_to(old)
 
     def are_both_calling() -> bool:
-        beat(one, other)
-        beat(other, one)
+        heartbeat(one, other)
+        heartbeat(other, one)
         time.sleep(0.01)  # as full connections stay until the kernel gives them up
         return bool(one.board._calls and other.board._calls)
 
@@ -327,8 +327,8 @@ def test_an_idle_connection_is_kept_and_costs_nothing(
     monkeypatch.setattr(link, "time", later)
     for _ in range(3):
         later.by_s += 100
-        beat(one, other)
-        beat(one, other)
+        heartbeat(one, other)
+        heartbeat(one, other)
         one.told.clear()
         until(lambda: one.told.count(("other", "answer")) == 2, one, other)
     assert the_link(one, "other") is old
@@ -341,7 +341,7 @@ def test_new_words_are_not_as_old_as_acknowledged_ones(pair: tuple[Agent, Agent]
     old = the_link(one, "other")
     old._unanswered_since = time.monotonic() - 60
     until(lambda: not link._field(old._info(), link._UNACKED_AT), one)
-    one.board.send("other", None, b"beat")
+    one.board.send("other", None, b"heartbeat")
     assert old._unanswered_since > time.monotonic() - 60
 
 
@@ -364,7 +364,7 @@ def test_silence_stays_silence_while_nobody_answers(pair: tuple[Agent, Agent]) -
 
     def has_called_in_vain() -> bool:
         nonlocal calls
-        beat(one, other, nobody)
+        heartbeat(one, other, nobody)
         was_calling = bool(one.board._calls)
         one.board.poll(0.01)
         calls += was_calling and not one.board._calls
@@ -388,7 +388,7 @@ def test_another_agent_in_the_place_of_a_silent_one(pair: tuple[Agent, Agent]) -
     third = Agent("third")
 
     def is_gone() -> bool:
-        beat(one, other, third.at)
+        heartbeat(one, other, third.at)
         return ("other", "gone") in one.told
 
     until(is_gone, one, third)
