@@ -1,6 +1,6 @@
 """Renames a class or function everywhere: where it is defined, imported, and written in backticks.
 
-    scripts/rename.py rallypoint.cli.doctor.arguments Request DoctorRequest
+    scripts/rename.py rallypoint.cli.doctor.doctor_flags Request DoctorRequest
 
 Names of other modules that are spelled alike stay. A file that has both is refused. What it misses,
 in f-strings, ruff finds.

@@ -1,10 +1,9 @@
-// A word by which another process hears of this one's end before the kernel has unmapped its
-// memory.
+// A robust futex: the kernel marks it when this process ends, before it has unmapped the memory.
 //
-// That takes 0.1 s for a GiB in pages of 4 KiB, and a pidfd, SIGCHLD and the end of sockets come
-// after it. A thread of this process holds the word as a robust futex for as long as the process
-// lives: when the thread is killed, which nothing else does than the end of the process or an
-// exec, the kernel marks the word first, and wakes who waits for it (linux: kernel/futex/core.c,
+// Unmapping takes 0.1 s for a GiB in pages of 4 KiB, and a pidfd, SIGCHLD and the end of sockets
+// come after it. A thread of this process holds the word as a robust futex for as long as the
+// process lives: when the thread is killed, which nothing else does than the end of the process or
+// an exec, the kernel marks the word first, and wakes who waits for it (linux: kernel/futex/core.c,
 // exit_robust_list). It works between PID namespaces: who waits needs only the memory.
 #pragma once
 

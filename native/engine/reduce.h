@@ -1,4 +1,5 @@
-// Element types, operators, and the loops that combine arrays.
+// Element types, operators, and the loops that combine arrays. A new type also needs its rows in
+// native/python/buffer.cc.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What prevents a call from proceeding, for a rank that has waited without success, and how all
-// ranks are told.
+// After a rank has waited without success: finds out why (a peer was lost, or made another call),
+// and tells all ranks.
 #pragma once
 
 #include <cstdint>

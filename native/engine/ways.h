@@ -1,4 +1,4 @@
-// Decides by measuring how a rank's private messages get to others of its host.
+// Chooses, by timing some calls, how messages are copied between two ranks of one host.
 //
 //   copy               into a ring, and out of it; the two ranks overlap
 //   touch              the same, and the receiver writes to each line that it has read (copy.h):

@@ -426,9 +426,9 @@ import os, sys
 import numpy
 import rallypoint as dist
 from rallypoint import elastic
-from rallypoint.process_group.formation import places
+from rallypoint.process_group.formation import placement
 
-places._NEWS_S, places._REMEDY_S = 0.1, 0.2  # for 32 s
+placement._NEWS_S, placement._REMEDY_S = 0.1, 0.2  # for 32 s
 
 @elastic.run
 def train(state):

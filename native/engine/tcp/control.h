@@ -3,7 +3,8 @@
 //
 // There is one connection to each of them, which never carries data and is therefore never full.
 // The watcher's thread reads it, so that a rank hears of trouble, and answers, whatever it is
-// doing. A connection that ends without a goodbye means a lost peer.
+// doing. A connection that ends without a goodbye means a lost peer; the
+// kernel ends that to a silent host (`_watch_for_silence` in process_group/formation/mesh.py).
 //
 // In a large group, ranks are not all connected with each other: a rank passes on what it hears of
 // another's end, or of trouble, once to its neighbours in a graph

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from rallypoint.base.control_groups import full_of_processes
+from rallypoint.base.cgroup_limits import full_of_processes
 from rallypoint.base.errors import RallypointError, SystemCallError
 
 P = ParamSpec("P")

@@ -1,4 +1,7 @@
-"""`rallypoint explain`: why a job is stuck, slow or dead, in one sentence."""
+"""`rallypoint explain`: why a job is stuck, slow or dead, in one sentence.
+
+launch/inspection/ looks at the job, diagnosis/ concludes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.launch.inspection.all_nodes import look_everywhere
-from rallypoint.launch.inspection.kept import kept_jobs
+from rallypoint.launch.inspection.saved_job import kept_jobs
 
 PROGRAM = "rallypoint explain"
 _PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")

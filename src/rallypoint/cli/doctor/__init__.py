@@ -19,8 +19,8 @@ from types import FrameType
 from typing import NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.cli.doctor.arguments import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
+from rallypoint.cli.doctor.doctor_flags import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.doctor.examiner import examine
 from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
 from rallypoint.cli.options import perform

@@ -20,7 +20,7 @@ from typing import Any
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.json_records import from_json, to_json
-from rallypoint.cli.doctor.arguments import DoctorRequest
+from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import Examiner, end_all, examine, look_order, own_link
 from rallypoint.cli.doctor.printed import report_of

@@ -14,7 +14,7 @@ from typing import Any
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import from_json, to_json
-from rallypoint.cli.doctor.arguments import DoctorRequest
+from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.cli.doctor.examined_node import GREETING, MODULE, ExaminedNode
 from rallypoint.cluster.remote_shell import OrderLink, ShellLink, command_on, version_trouble
 from rallypoint.doctor.cluster_facts import (

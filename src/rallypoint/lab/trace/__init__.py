@@ -19,8 +19,8 @@ from rallypoint.cli.options import HELP, Flag, Options, UsageError, reader, text
 from rallypoint.lab.trace.chrome import to_lines
 from rallypoint.lab.trace.slices import Drawing, draw
 from rallypoint.launch.inspection.all_nodes import trace_everywhere
-from rallypoint.launch.inspection.kept import KeptJob, kept_jobs
 from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, WorkerTrace
+from rallypoint.launch.inspection.saved_job import KeptJob, kept_jobs
 
 PROGRAM = "rallypoint trace"
 _SECONDS = 5.0

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from rallypoint.base.control_groups import count_oom_kills
+from rallypoint.base.cgroup_limits import count_oom_kills
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.flight_report import FlightRecords
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
@@ -19,7 +19,7 @@ from rallypoint.rendezvous.job.round import Seat
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.diagnosis.facts import Facts, WorkerEnd
-    from rallypoint.launch.inspection.look import ProcessSnapshot
+    from rallypoint.launch.inspection.inspect_node import ProcessSnapshot
 
 _LONG_S = 1.0  # an operation that took longer is worth a word when somebody stops the job
 _FORMING_S = 3.0  # so long a job may have no group
@@ -48,7 +48,7 @@ class RoundEvidence:
         forms = not self.records.has_groups and time.monotonic() - self._began > _FORMING_S
         if self._whereabouts or not (forms or self.records.lines(least_s=_LONG_S)):
             return
-        from rallypoint.launch.inspection.look import look_where
+        from rallypoint.launch.inspection.inspect_node import look_where
 
         try:
             self._whereabouts = {pids[pid]: found for pid, found in look_where(pids).items()}
@@ -93,7 +93,7 @@ class RoundEvidence:
         """
         if not self.records.seen_ns:
             return
-        from rallypoint.launch.inspection.kept import KeptJob, keep
+        from rallypoint.launch.inspection.saved_job import KeptJob, keep
 
         try:
             ended = KeptJob(
@@ -114,7 +114,7 @@ class RoundEvidence:
     ) -> Facts:
         """All of this node: calls as seen at the first sign of trouble, ends as known now."""
         from rallypoint.diagnosis.facts import Facts, Node, WorkerFacts
-        from rallypoint.launch.inspection.look import ProcessSnapshot
+        from rallypoint.launch.inspection.inspect_node import ProcessSnapshot
         from rallypoint.launch.inspection.python_stacks import Answer
 
         not_looked = ProcessSnapshot(None, Answer((), "the job has ended"))

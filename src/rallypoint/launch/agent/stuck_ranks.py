@@ -1,4 +1,4 @@
-"""What an agent does about ranks that keep others waiting: workers complain, and are believed.
+"""What an agent does when its workers report that a rank keeps them waiting.
 
 The agent itself complains of workers that a signal has stopped, and of those that have raised an
 exception and do not end: they cannot just be computing.

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import to_json
 from rallypoint.launch.inspection.agent_client import Asking
-from rallypoint.launch.inspection.look import BETWEEN_S, look_twice
+from rallypoint.launch.inspection.inspect_node import BETWEEN_S, look_twice
 from rallypoint.launch.inspection.node_trace import LATE_S, pack_trace
 from rallypoint.launch.inspection.tracing import trace_node
 

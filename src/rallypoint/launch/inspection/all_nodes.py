@@ -17,7 +17,7 @@ from rallypoint.base.json_records import from_json
 from rallypoint.diagnosis.facts import Facts, Node
 from rallypoint.launch.inspection.agent_client import Asking, NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
-from rallypoint.launch.inspection.look import BETWEEN_S, NodeLooks, look_twice
+from rallypoint.launch.inspection.inspect_node import BETWEEN_S, NodeLooks, look_twice
 from rallypoint.launch.inspection.node_trace import LATE_S, JobTrace, NodeTrace, unpack_trace
 from rallypoint.launch.inspection.requests import AgentStatus, ExpectedNode, Line
 from rallypoint.launch.inspection.tracing import trace_node

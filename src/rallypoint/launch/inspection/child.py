@@ -1,5 +1,5 @@
-"""Child processes that inspect for an agent (__main__.py), whose only thread must not wait for that
-long: each writes its findings as one JSON object.
+"""Starts processes (__main__.py) that inspect for the agent, which must not block; each returns one
+JSON object.
 """
 
 from __future__ import annotations

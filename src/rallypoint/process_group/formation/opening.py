@@ -20,7 +20,12 @@ from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.host_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
-from rallypoint.process_group.formation.places import CONNECT, ROUND, connect_timeout, is_superseded
+from rallypoint.process_group.formation.placement import (
+    CONNECT,
+    ROUND,
+    connect_timeout,
+    is_superseded,
+)
 from rallypoint.process_group.groups.default import check_timeout, default_pg_timeout
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions

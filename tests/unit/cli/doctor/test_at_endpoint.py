@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rallypoint.cli.doctor import at_endpoint
-from rallypoint.cli.doctor.arguments import DoctorRequest
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
+from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.doctor import probe
 from rallypoint.doctor.probe import TokenRefusedError, admit, prove
 

@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.base.json_records import to_json
 from rallypoint.cli.doctor import examined_node as node_module
-from rallypoint.cli.doctor.arguments import DoctorRequest
+from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import look_order
 from rallypoint.doctor.cluster_facts import PathLook, PathState

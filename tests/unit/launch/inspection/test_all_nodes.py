@@ -13,7 +13,7 @@ from rallypoint.diagnosis.facts import Node
 from rallypoint.launch.inspection import all_nodes
 from rallypoint.launch.inspection.agent_client import NoAnswerError
 from rallypoint.launch.inspection.all_nodes import JobLooks, look_everywhere, trace_everywhere
-from rallypoint.launch.inspection.look import NodeLooks
+from rallypoint.launch.inspection.inspect_node import NodeLooks
 from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, pack_trace
 from rallypoint.launch.inspection.requests import AgentStatus, ExpectedNode, Line
 

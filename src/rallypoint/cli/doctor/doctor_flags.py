@@ -1,6 +1,4 @@
-"""Derives what to examine from the flags of `rallypoint doctor`, which are mostly those of
-`run`.
-"""
+"""The flags of `rallypoint doctor`, most of them those of `run`, and what to examine by them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cli.doctor.arguments import PROGRAM, DoctorOptions, DoctorRequest, read_request
+from rallypoint.cli.doctor.doctor_flags import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.options import UsageError, parse
 from rallypoint.cluster.remote_shell import SSH
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.control_groups import count_oom_kills, full_of_processes
+from rallypoint.base.cgroup_limits import count_oom_kills, full_of_processes
 
 
 @pytest.mark.parametrize(
