@@ -95,6 +95,7 @@ check-long: $(VENV)/.installed
 	  tests/system/test_backends.py tests/system/test_refusals.py
 	@RALLYPOINT_TEST_EACH_WAY=1 $(VENV)/bin/python -m pytest --part rest -m sampled \
 	  tests/unit tests/properties tests/simulation
+	@RALLYPOINT_TEST_EACH_WAY=1 $(VENV)/bin/python -m pytest --part rest -m seldom tests/system
 	@RALLYPOINT_TEST_LOAD_S=1800 $(VENV)/bin/python -m pytest -s tests/system/test_load.py
 	@RALLYPOINT_TEST_OPERATIONS=10000 $(VENV)/bin/python -m pytest -s tests/properties/test_collectives.py
 	@RALLYPOINT_TEST_ORDERS=all $(VENV)/bin/python -m pytest -s tests/unit/elastic/test_agreement.py

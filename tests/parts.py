@@ -2,8 +2,9 @@
 
 `--part everyday` takes the system tests that are marked `everyday`, and all others except those
 marked `long`; of a matrix that is marked `sampled`, it takes a sample. `--part rest` takes exactly
-the others, or a third of them where they are of such a matrix: the rest runs in `make
-check-long`, with RALLYPOINT_TEST_EACH_WAY=1. Without `--part`, as when a test is named, all run.
+the others, but of such a matrix a third, and no system test that is marked `seldom`. `make
+check-long` runs those, too, with RALLYPOINT_TEST_EACH_WAY=1. Without `--part`, as when a test is
+named, all run.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ def select(
         else:
             is_everyday = item.get_closest_marker("long") is None
             is_everyday = is_everyday and sampled.get(item.nodeid, True)
-        is_spared = not each_way and item.nodeid in sampled and not _is_in_third(item.nodeid)
-        is_in = is_everyday if part == EVERYDAY else not is_everyday and not is_spared
+        is_spared = item.get_closest_marker("seldom") is not None or (
+            item.nodeid in sampled and not _is_in_third(item.nodeid)
+        )
+        is_in = is_everyday if part == EVERYDAY else not is_everyday and (each_way or not is_spared)
         selected[is_in].append(item)
     return selected[True], selected[False]
 

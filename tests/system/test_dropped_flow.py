@@ -96,6 +96,7 @@ def start_static(agents: Agents) -> dict[str, str]:
     return expected
 
 
+@pytest.mark.seldom
 def test_a_static_node_whose_connection_is_forgotten_stays(agents: Agents) -> None:
     """The same where nobody has a lease: only the connection's own end could tell of one."""
     expected = start_static(agents)

@@ -190,6 +190,7 @@ def test_replicas_in_shards(launch: Launch, seed: int) -> None:
     assert len({each["pid"] for each in told}) == 4 + 1
 
 
+@pytest.mark.seldom
 @pytest.mark.exact
 def test_shards_of_spares_have_the_same_bits(launch: Launch, seed: int) -> None:
     """A rank is lost, and then both ranks of a replica at one place in one step."""

@@ -125,6 +125,7 @@ def disturb(cluster: Cluster, chance: random.Random) -> str:
     return f"{how.name} {slot}"
 
 
+@pytest.mark.seldom
 def test_agents_come_and_go_at_random(cluster: Cluster, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     plain = [sys.executable, "-m", "rallypoint", "run", "--standalone", str(SCRIPT)]

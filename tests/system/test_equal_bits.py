@@ -54,7 +54,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.seldom)])
 def test_bits_do_not_depend_on_how_messages_go(launch: Launch, ranks: int, seed: int) -> None:
     script = launch.script(WORKER)
     found: dict[str, list[str]] = {}

@@ -152,7 +152,10 @@ def test_pipeline(launch: Launch, digits: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("library", "example"),
-    [("accelerate", "accelerate_digits.py"), ("lightning", "lightning_digits.py")],
+    [
+        pytest.param("accelerate", "accelerate_digits.py", marks=pytest.mark.seldom),
+        ("lightning", "lightning_digits.py"),
+    ],
 )
 def test_library_learns_the_digits(launch: Launch, library: str, example: str) -> None:
     installed(library)
@@ -166,6 +169,7 @@ def test_library_learns_the_digits(launch: Launch, library: str, example: str) -
     assert library != "accelerate" or launch.out.count("on 360 images") == 3
 
 
+@pytest.mark.seldom
 def test_transformers_learns_more_than_how_often_characters_occur(launch: Launch) -> None:
     installed("transformers")
     words = words_of(EXAMPLES / "libraries" / "transformers_gpt2.py")

@@ -247,6 +247,7 @@ def test_several_hosts_can_be_tried_on_this_machine(launch: Launch) -> None:
     assert "not all nodes have met" not in launch.err
 
 
+@pytest.mark.seldom
 def test_notices_come_less_and_less_often(launch: Launch, free_port: int) -> None:
     """In all, what waits for 12 s is told twice: at the start, and after 10 s."""
     flags = ("--nnodes", "2", "--master-port", str(free_port), "--rdzv-conf", "timeout=12")

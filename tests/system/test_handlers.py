@@ -57,7 +57,7 @@ def test_a_call_in_a_handler(door: str) -> None:
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("size", [1000, 3_000_000])
+@pytest.mark.parametrize("size", [1000, pytest.param(3_000_000, marks=pytest.mark.seldom)])
 @pytest.mark.parametrize("door", DOORS)
 def test_each_call_in_a_handler_that_interrupts_each(door: str, size: int) -> None:
     """Of large arrays, the interrupted call is far from complete when the handler's begins."""

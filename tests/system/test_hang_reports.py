@@ -219,7 +219,7 @@ def test_a_rank_that_is_slowed_down_with_signals_is_no_hang(launch: Launch) -> N
     ("kind", "body"),
     [
         pytest.param("N", SLOW, id="N-slow"),
-        pytest.param("G", BESIDE, id="G-beside", marks=NEEDS_TORCH),
+        pytest.param("G", BESIDE, id="G-beside", marks=(NEEDS_TORCH, pytest.mark.seldom)),
     ],
 )
 def test_a_slow_job_says_nothing(launch: Launch, kind: str, body: str) -> None:

@@ -334,7 +334,7 @@ runpy.run_path("{PROGRAM}", run_name="__main__")
     assert [size for _, size in ends_of(launch).values()] == [1]
 
 
-@pytest.mark.parametrize("restarts", ["0", "5"])
+@pytest.mark.parametrize("restarts", [pytest.param("0", marks=pytest.mark.seldom), "5"])
 def test_a_worker_that_is_stopped_does_not_keep_the_others(launch: Launch, restarts: str) -> None:
     """It is killed, as it does not answer, and what it would write later is never seen.
 

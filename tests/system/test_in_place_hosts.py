@@ -229,6 +229,7 @@ def test_connections_break_though_nobody_is_lost(agents: Agents) -> None:
     assert "restart 1" not in agents.story(), "nobody was lost, so nothing is charged"
 
 
+@pytest.mark.seldom
 def test_connections_last_for_as_long_as_nodes_may_be_silent(agents: Agents) -> None:
     """They end after 5 s otherwise."""
     watch = start_three(agents, rdzv_conf=PATIENT)

@@ -62,7 +62,9 @@ def test_a_spare_may_take_its_time_to_build_its_state(launch: Launch) -> None:
 
 
 # In the second, ranks wait for each other in turn.
-@pytest.mark.parametrize(("spares", "count"), [(0, 4), (1, 1 << 20)])
+@pytest.mark.parametrize(
+    ("spares", "count"), [(0, 4), pytest.param(1, 1 << 20, marks=pytest.mark.seldom)]
+)
 def test_a_call_that_times_out_costs_one_rank(
     launch: Launch, seed: int, spares: int, count: int
 ) -> None:

@@ -133,7 +133,9 @@ def test_a_job_of_two_nodes_is_seen_and_stopped_from_either(tmp_path: Path, free
         assert statuses <= {1, 128 + signal.SIGTERM}  # one may hear of the other first
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.seldom] * (way == "static")) for way in WAYS]
+)
 def test_a_job_is_seen_from_each_of_its_nodes(hosts: Hosts, tmp_path: Path, way: str) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WAITING)

@@ -51,7 +51,7 @@ else:
         pytest.param("default", "shm", marks=pytest.mark.everyday),
         ("default", "tcp"),
         ("subgroup", "tcp"),
-        ("torch", ""),
+        pytest.param("torch", "", marks=pytest.mark.seldom),
     ],
 )
 def test_groups_leave_no_keys_behind(kind: str, backend: str) -> None:

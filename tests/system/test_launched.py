@@ -397,7 +397,10 @@ def test_ranks_on_two_hosts(across: Job) -> None:
 @under("across", "openmpi")
 @pytest.mark.parametrize(
     "example",
-    ["train_digits.py", pytest.param("train_digits_ddp.py", marks=pytest.mark.needs_torch)],
+    [
+        "train_digits.py",
+        pytest.param("train_digits_ddp.py", marks=(pytest.mark.needs_torch, pytest.mark.seldom)),
+    ],
 )
 def test_two_jobs_train_on_two_hosts_and_use_mpi(across: Job, example: str) -> None:
     """Those of PyTorch as it is, with "gloo" meaning ours."""

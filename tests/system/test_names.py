@@ -35,6 +35,7 @@ def agents(hosts: Hosts, tmp_path: Path) -> Iterator[Agents]:
         hosts.names.write_text(names)
 
 
+@pytest.mark.seldom
 def test_a_name_that_nobody_knows_yet(agents: Agents) -> None:
     flags = ("--nnodes", "2", "--rdzv-endpoint", "late.example:29400", *QUICK)
     for number in (1, 2):

@@ -96,6 +96,7 @@ pathlib.Path("done").touch()
     assert (launch.directory / "done").exists()
 
 
+@pytest.mark.seldom
 def test_lightning_learns_of_it_too(launch: Launch) -> None:
     if find_spec("pytorch_lightning") is None:
         if os.environ.get("RALLYPOINT_REQUIRE_ALL") == "1":

@@ -309,6 +309,7 @@ def test_others_go_on_with_the_next_round_when_all_have_left(make_in: Make) -> N
     assert not after[0].store.check(["k"])
 
 
+@pytest.mark.seldom
 def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
     free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

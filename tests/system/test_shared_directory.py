@@ -112,6 +112,7 @@ def test_another_job_in_the_directory_is_named(agents: Agents) -> None:
     assert "the job is 'other', not 'j'; pass the same --rdzv-id" in agents.said(2)
 
 
+@pytest.mark.seldom
 def test_another_token_waits_and_says_what_may_be_wrong(agents: Agents) -> None:
     agents.start(1, "--nnodes", "2")
     wait_for_files(agents, "founder", 1)

@@ -270,6 +270,7 @@ def test_a_generated_script_runs_and_is_requeued(job: Job) -> None:
     assert ports[0] != ports[3]
 
 
+@pytest.mark.seldom
 def test_training_that_is_requeued_saves_and_goes_on(job: Job) -> None:
     """The example's, but that it saves at no other time: no step is computed twice."""
     pytest.importorskip("sklearn")

@@ -69,6 +69,7 @@ def check(results: dict[str, list[list[float]]]) -> None:
         assert len(with_gloo) > 4
 
 
+@pytest.mark.seldom
 def test_losses_by_name_are_those_with_gloo(tmp_path: Path) -> None:
     libraries = installed("accelerate", "lightning", "transformers", "torchmetrics")
     check(train(tmp_path, "named", libraries)[0])

@@ -54,7 +54,7 @@ DIES = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np, rallypoint as dist
-from rallypoint.elastic import reading, transfer
+from rallypoint.elastic import transfer
 from rallypoint.elastic.agreement import Settlement
 from rallypoint.process_group.groups.default import resolve
 
@@ -72,7 +72,7 @@ dist.init_process_group()
 rank = dist.get_rank()
 pids = [None] * 3
 dist.all_gather_object(pids, os.getpid())
-copy, reading._copy = reading._copy, copy_late
+copy, transfer._copy = transfer._copy, copy_late
 array = np.full(1_000_000, 0.0 if rank == 2 else 1.0)
 try:
     transfer.synchronize({"array": array}, Settlement(1, (0, 1), (2,)), resolve(None))

@@ -56,7 +56,8 @@ def test_the_parts_are_all_tests_and_share_none(tmp_path: Path) -> None:
     (folder / "unit" / "test_a.py").write_text(text)
     (folder / "unit" / "test_b.py").write_text(PLANTED)
     (folder / "system" / "test_c.py").write_text(
-        "import pytest\n@pytest.mark.everyday\ndef test_often(): pass\ndef test_seldom(): pass\n"
+        "import pytest\n@pytest.mark.everyday\ndef test_often(): pass\ndef test_rest(): pass\n"
+        "@pytest.mark.seldom\ndef test_seldom(): pass\n"
     )
     for name in ("__init__.py", "conftest.py", "parts.py"):
         (folder / name).symlink_to(ROOT / "tests" / name)
@@ -74,9 +75,10 @@ def test_the_parts_are_all_tests_and_share_none(tmp_path: Path) -> None:
     all_others, rest = collect("--part", "rest", each_way="1"), collect("--part", "rest")
     assert everyday | all_others == both
     assert not everyday & all_others
-    assert len(both) == 203
+    assert len(both) == 204
     assert rest < all_others
-    assert all("matrix" in name for name in all_others - rest)
+    assert all("matrix" in name or "seldom" in name for name in all_others - rest)
+    assert not any("seldom" in name for name in rest)
     for name in ("test_a.py", "test_b.py"):
         left, taken = ({each for each in part if name in each} for part in (all_others, rest))
         assert 0.2 * len(left) < len(taken) < 0.5 * len(left)
