@@ -35,10 +35,10 @@ from rallypoint.base.control_message import (
     move,
 )
 from rallypoint.base.worker_env import STANDBY
-from rallypoint.process_group.formation.placement import ROUND
+from rallypoint.process_group.formation.own_place import ROUND
 
 _EXITED, _KILLED = 1, 2  # CLD_
-NEWS_S, REMEDY_S = 2.0, 30.0  # of placement.py
+NEWS_S, REMEDY_S = 2.0, 30.0  # of own_place.py
 TIMEOUT_S = 30.0  # of a call
 SILENCE_S = 5.0  # of connections
 _POLL_S = 0.05

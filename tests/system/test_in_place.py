@@ -426,9 +426,9 @@ import os, sys
 import numpy
 import rallypoint as dist
 from rallypoint import elastic
-from rallypoint.process_group.formation import placement
+from rallypoint.process_group.formation import own_place
 
-placement._NEWS_S, placement._REMEDY_S = 0.1, 0.2  # for 32 s
+own_place._NEWS_S, own_place._REMEDY_S = 0.1, 0.2  # for 32 s
 
 @elastic.run
 def train(state):

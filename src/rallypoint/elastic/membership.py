@@ -27,7 +27,7 @@ from rallypoint.elastic.agreement import Position, RankReport, Settlement, settl
 from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
 from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.formation.opening import open_round
-from rallypoint.process_group.formation.placement import CONNECT, ROUND, next_place
+from rallypoint.process_group.formation.own_place import CONNECT, ROUND, next_place
 from rallypoint.process_group.groups.default import GroupMember
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore

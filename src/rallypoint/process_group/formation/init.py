@@ -16,7 +16,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.process_group.formation.leaving import leave
 from rallypoint.process_group.formation.opening import WorldRequest, base_of_round, open_world
-from rallypoint.process_group.formation.placement import await_place, take_next_place
+from rallypoint.process_group.formation.own_place import await_place, take_next_place
 from rallypoint.process_group.groups.default import Group, GroupMember, resolve, set_default
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, GroupStatus, ProcessGroup
 from rallypoint.store.store import Store

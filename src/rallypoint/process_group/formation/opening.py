@@ -20,7 +20,7 @@ from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.host_network import raise_with_finding
 from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
-from rallypoint.process_group.formation.placement import (
+from rallypoint.process_group.formation.own_place import (
     CONNECT,
     ROUND,
     connect_timeout,

@@ -13,7 +13,7 @@ from rallypoint.base.errors import (
     RevokedError,
     StoreConnectionError,
 )
-from rallypoint.process_group.formation import placement
+from rallypoint.process_group.formation import own_place
 
 
 def unreachable(rank: int) -> HostError:
@@ -60,16 +60,16 @@ def test_a_launcher_that_has_no_news_is_told(
     had_formed: bool,
 ) -> None:
     launcher = Launcher(helps=True)
-    monkeypatch.setattr(placement, "control_link", lambda: launcher)
-    found = placement.next_place(3, error, had_formed=had_formed)
+    monkeypatch.setattr(own_place, "control_link", lambda: launcher)
+    found = own_place.next_place(3, error, had_formed=had_formed)
     assert found == Place(4, {}, is_urgent=True)
     assert launcher.told == [LostContact(3, culprit, had_formed)]
 
 
 def test_it_may_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = Launcher(helps=False)
-    monkeypatch.setattr(placement, "control_link", lambda: launcher)
-    assert placement.next_place(3, None) is None
+    monkeypatch.setattr(own_place, "control_link", lambda: launcher)
+    assert own_place.next_place(3, None) is None
     assert len(launcher.told) == 1
 
 
@@ -85,10 +85,10 @@ def test_who_is_kept_waits_as_long_as_its_launcher_lives(monkeypatch: pytest.Mon
             return after == 3
 
     launcher = Patient(helps=False)
-    monkeypatch.setattr(placement, "control_link", lambda: launcher)
-    assert placement.next_place(3, None) == Place(4, {})
+    monkeypatch.setattr(own_place, "control_link", lambda: launcher)
+    assert own_place.next_place(3, None) == Place(4, {})
     assert launcher.told == []
 
 
 def test_without_a_launcher_there_is_no_other_place() -> None:
-    assert placement.next_place(3, None) is None
+    assert own_place.next_place(3, None) is None
