@@ -9,7 +9,7 @@ help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
 	@echo "make test    the tests that a change must pass, in four to eight minutes; TESTS=... runs others"
-	@echo "make test-all  the other tests, in about seventeen minutes; one that fails runs once more, alone,"
+	@echo "make test-all  the other tests, in about fifteen minutes; one that fails runs once more, alone,"
 	@echo "               and is named"
 	@echo "make test-torch  the tests that need PyTorch, with the newest one (VERSION=2.14.1: with that one),"
 	@echo "                 which goes into an environment of its own (several GB; TESTS=... runs some of them)"

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 
 from rallypoint.base.process_end import ProcessEnd
+from rallypoint.base.ready import call_ready
 from rallypoint.cli.flags import PROGRAM, RunOptions
 from rallypoint.cli.remote.host_connection import HostConnection
 from rallypoint.cli.remote.job_on_hosts import (
@@ -116,8 +117,7 @@ class Starter:
         while not self._job.is_over:
             at = self._job.wake_at
             timeout_s = None if at is None else max(0.0, at - time.monotonic())
-            for key, _ in self._selector.select(timeout_s):
-                key.data()
+            call_ready(self._selector, timeout_s)
             self._perform(self._job.tick(time.monotonic()))
 
     # Events.

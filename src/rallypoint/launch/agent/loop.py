@@ -20,6 +20,7 @@ from rallypoint.base.control_message import (
     WorkerError,
     WorkerReport,
 )
+from rallypoint.base.ready import call_ready
 from rallypoint.launch.agent.final_reports import JobResult, Reports
 from rallypoint.launch.agent.guardian import (
     Guardian,
@@ -198,8 +199,7 @@ class Agent:
             sources.append(self._step_signals.wake_at)
         alarms = [at for at in sources if at is not None]
         timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
-        for key, _ in self.selector.select(timeout):
-            key.data()
+        call_ready(self.selector, timeout)
         self._perform(self._state.tick(time.monotonic()))
         self._recovery.tick(time.monotonic())
         self._stuck_ranks.tick(time.monotonic())

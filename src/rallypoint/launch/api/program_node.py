@@ -24,6 +24,7 @@ from rallypoint.base.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from rallypoint.base.ready import call_ready
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousHandler,
@@ -157,8 +158,7 @@ class ProgramNode:
             while not self._is_over():
                 alarms = [at for at in (self._rounds.wake_at, self._end_at) if at is not None]
                 timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
-                for key, _ in selector.select(timeout):
-                    key.data()
+                call_ready(selector, timeout)
                 alarm = self._rounds.wake_at
                 if alarm is not None and time.monotonic() >= alarm:
                     self._rounds.tick()

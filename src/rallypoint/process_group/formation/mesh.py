@@ -34,6 +34,7 @@ from typing import TypeAlias
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.base.port_range import bind_free
+from rallypoint.base.ready import call_ready
 from rallypoint.base.worker_env import read_silence
 from rallypoint.engine.communicator import FarPeer, LateMesh
 from rallypoint.process_group.formation.host_network import Congestion, NetworkDiagnosis, make_room
@@ -272,9 +273,7 @@ class Mesh:
             wait_s = min(deadline - now, max(diagnose_at - now, 0.0), 1.0)
             if self._calls:
                 wait_s = min(wait_s, _CALL_EVERY_S)
-            for key, _ in self._selector.select(wait_s):
-                happened: Callable[[], None] = key.data
-                happened()
+            call_ready(self._selector, wait_s)
             for handshake in [each for each in self._strangers if each.until < now]:
                 self._drop(handshake)
 

@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.ready import call_ready
 from rallypoint.cluster.names import Names
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.transport.link import (
@@ -149,8 +150,7 @@ class PeerConnections(ConnectionListener):
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Handle events, after waiting for them for that long."""
-        for key, _ in self._selector.select(timeout_s):
-            key.data()
+        call_ready(self._selector, timeout_s)
         now = time.monotonic()
         if self.wake_at is not None and now >= self.wake_at:
             self._drop_slow_ones(now)
