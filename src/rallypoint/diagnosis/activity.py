@@ -114,7 +114,7 @@ _FRAMES: tuple[tuple[str, str, ActivityKind, str], ...] = (
      "is in {}"),
     ("rallypoint/process_group/formation/init.py", "form_process_group", ActivityKind.INIT,
      "waits in {}"),
-    ("rallypoint/process_group/formation/(init|communicator).py", "", ActivityKind.INIT,
+    ("rallypoint/process_group/formation/init.py", "", ActivityKind.INIT,
      "waits in init_process_group"),
     ("rallypoint/process_group/formation/subgroups.py", "", ActivityKind.INIT, "waits in {}"),
     ("rallypoint/process_group/calls/point_to_point.py", "[a-z].*", ActivityKind.TRANSFER,

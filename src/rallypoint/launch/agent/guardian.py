@@ -4,7 +4,7 @@ It starts workers, signals their process groups, and reports when they end, are 
 When the agent dies, however it dies, the guardian ends all processes below it; when the agent does
 not renew a fence in time, it ends or pauses them. A guardian that stops reading blocks nobody:
 requests are queued here. Its own side is native/guardian/, where protocol.h defines the bytes.
-Reasons: docs/decisions/010-guardian.md.
+`choose_sessions` says in which sessions the workers live. Reasons: docs/decisions/010-guardian.md.
 """
 
 from __future__ import annotations

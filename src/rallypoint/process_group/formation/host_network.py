@@ -1,4 +1,6 @@
-"""What connections to other hosts need here: an interface, descriptors, congestion control."""
+"""What connections to other hosts need here: an interface, descriptors, congestion control; and
+what this host finds out if one fails.
+"""
 
 from __future__ import annotations
 

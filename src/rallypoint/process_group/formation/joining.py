@@ -1,4 +1,5 @@
-"""Joins this process to a group, whatever serves its calls: the engine, other libraries, or both.
+"""Joins this process to a group, or again with other members, whatever serves the group's calls:
+the engine, other libraries, or both.
 
 A group whose library only takes device memory also has an engine, for Python objects.
 """

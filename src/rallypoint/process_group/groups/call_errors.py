@@ -1,4 +1,4 @@
-"""The error of a call that failed, with what each rank called and where.
+"""The error of a call that failed, with what each rank called and where, and which rank died first.
 
 A call that succeeds pays nothing for this: only when ranks turn out to have called different
 operations does each look at its own stack and report it to the others through the store.

@@ -1,4 +1,5 @@
-"""Which agents a coordinator hears, which are silent, and whose lease has certainly expired.
+"""Which agents a coordinator hears, which are silent, and whose lease has certainly expired; which
+may join the job, and which have ended.
 
     heard --no fresh answer for fence_s--> silent --dead_s after its last lease--> lost
       ^                                      |

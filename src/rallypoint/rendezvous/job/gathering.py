@@ -1,4 +1,5 @@
-"""Which nodes are present for a job's next round, whether they are enough, and their ranks.
+"""Which nodes are present for a job's next round, whether they are enough, their ranks, and how
+long new ones wait where nodes come and go.
 
     fewer than MIN ---MIN are here---> last call ---it is over, or MAX are here---> complete
 
