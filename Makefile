@@ -8,9 +8,9 @@ SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
-	@echo "make test    the tests that a change must pass, in four to eight minutes; TESTS=... runs others"
-	@echo "make test-all  the other tests, in about fifteen minutes; one that fails runs once more, alone,"
-	@echo "               and is named"
+	@echo "make test    the tests that a change must pass, in four to eight minutes; TESTS=... runs others;"
+	@echo "             a test that fails runs once more, alone, and is named"
+	@echo "make test-all  the other tests, in about fifteen minutes"
 	@echo "make test-torch  the tests that need PyTorch, with the newest one (VERSION=2.14.1: with that one),"
 	@echo "                 which goes into an environment of its own (several GB; TESTS=... runs some of them)"
 	@echo "make test-gpu  the tests that need a GPU, and PyTorch in .venv (RALLYPOINT_TEST_DEVICE=cpu: the"
@@ -49,10 +49,10 @@ quick:
 	@scripts/quick $(VENV)
 
 test: $(VENV)/.installed
-	@scripts/test $(VENV) $(TESTS)
+	@$(if $(TESTS),$(VENV)/bin/python -m pytest $(TESTS),scripts/test $(VENV) everyday)
 
 test-all: $(VENV)/.installed
-	@scripts/test_all $(VENV) $(TESTS)
+	@scripts/test $(VENV) rest $(TESTS)
 
 test-torch: $(VENV)/.installed
 	@scripts/test_torch $(VENV) "$(VERSION)" $(TESTS)

@@ -1,7 +1,8 @@
 """Shared by all tests: the seed of random tests, and what a missing package or server means.
 
 A test that draws at random takes the fixture `seed` and draws from nothing else, so that
-`--seed N` repeats it. A test that lacks something skips, with a reason that says how to get it;
+`--seed N` repeats it. In `make test` and `make test-all` a unit test always draws the same, so that
+its failure comes from the change at hand; run by name, or by `make check-long`, it draws anew. A test that lacks something skips, with a reason that says how to get it;
 the run's last lines add these up. Under RALLYPOINT_REQUIRE_ALL=1 a skip is a failure, except for
 what MAY_BE_ABSENT names.
 """
@@ -15,6 +16,7 @@ import random
 import signal
 import socket
 import statistics
+import zlib
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -36,7 +38,7 @@ SOON_S = float(os.environ.get("RALLYPOINT_TEST_SOON_S", "10"))
 hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile("busy")
+hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("busy"), derandomize=True)
 
 # A shell has its background jobs, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -91,6 +93,7 @@ def signals_stay_as_they_were() -> Generator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="what random tests draw from; a new one by default")
+    parser.addoption("--same", action="store_true", help="unit tests draw the same as each time")
     parser.addoption(
         "--write-scenarios", action="store_true", help="write the golden text of scenarios anew"
     )
@@ -106,12 +109,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def draw_seed(request: pytest.FixtureRequest) -> int:
-    """A new seed, or the one that `--seed` gives; a test that fails shows it."""
-    given = request.config.getoption("--seed")
-    drawn = random.SystemRandom().randrange(1 << 32) if given is None else int(given)
+    """The seed that `--seed` gives, or one of the test's own, or a new one; a failure shows it."""
+    drawn: int | None = request.config.getoption("--seed")
+    if drawn is None and is_same_each_time(request.config, request.node):
+        drawn = zlib.crc32(request.node.nodeid.encode())
+    elif drawn is None:
+        drawn = random.SystemRandom().randrange(1 << 32)
     print(f"seed {drawn}; to repeat: python -m pytest '{request.node.nodeid}' --seed {drawn}")
     request.node.stash[SEED] = drawn
     return drawn
+
+
+def is_same_each_time(config: pytest.Config, node: pytest.Item) -> bool:
+    """Whether what this test draws never changes."""
+    return bool(config.getoption("--same")) and not parts.starts_processes(node.nodeid)
 
 
 @pytest.fixture
@@ -147,7 +158,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Rotation a skip into a failure where everything is required."""
+    """Turn a skip into a failure where everything is required."""
     if not (REQUIRE_ALL and report.skipped) or hasattr(report, "wasxfail"):
         return
     reason = _reason(report)
@@ -184,7 +195,7 @@ def _circumstances(item: pytest.Item) -> dict[str, object]:
     """What tests/rerun.py is to know of a test that failed, beside its report."""
     arguments = getattr(item, "funcargs", {})
     return {
-        "marks": [mark for mark in ("everyday", "exact") if item.get_closest_marker(mark)],
+        "marks": ["exact"] if item.get_closest_marker("exact") else [],
         "seed": item.stash.get(SEED, None),
         "load": os.getloadavg()[0],
         "directory": str(arguments.get("tmp_path", "")),
@@ -221,6 +232,7 @@ class _Failures:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("same" if config.getoption("--same") else "busy")
     path: Path | None = config.getoption("--failures")
     if path is not None and not hasattr(config, "workerinput"):  # xdist's workers report to one
         config.pluginmanager.register(_Failures(path))

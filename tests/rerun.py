@@ -1,4 +1,4 @@
-"""Run tests that failed in `make test-all` once more, alone, and name those that then pass.
+"""Run tests that failed in `make test` or `make test-all` once more, alone, and name those that then pass.
 
     python -m tests.rerun FAILURES -- PYTEST...
 
@@ -6,7 +6,7 @@ FAILURES is what `pytest --failures` wrote: a JSON object a line. A test that fa
 run. One that passes the second time is flaky: it is named, what its first failure left is kept in
 build/flaky, and the run goes on. The following are not run again, and fail the run at once:
 
-- what cannot fail by chance: unit tests, everyday tests, tests marked `exact`;
+- what cannot fail by chance: tests marked `exact`;
 - what must never happen: a crash, a sanitizer's report, a process that was left behind;
 - tests that are listed in tests/flaky.toml, as they had their second chance;
 - more than MOST_FLAKY tests: so many at once are no chance.
@@ -23,8 +23,6 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from tests.parts import starts_processes
 
 ROOT = Path(__file__).parents[1]
 LISTED = ROOT / "tests" / "flaky.toml"
@@ -53,7 +51,7 @@ class Failure:
         when: setup, call, teardown or collect.
         error: the first line of the error.
         text: the whole report, with what was captured.
-        marks: those of "everyday" and "exact" that the test has.
+        marks: "exact", if the test has it.
         seed: what it drew from; None if it did not, or if the process that ran it is gone.
         load: of the machine, over a minute, when it failed.
         directory: the test's own; "" if it has none.
@@ -74,7 +72,6 @@ def why_final(failure: Failure, listed: Sequence[str]) -> str:
     reasons = {
         "listed in tests/flaky.toml": failure.test in listed,
         "could not be collected": failure.when == "collect",
-        "unit test": not starts_processes(failure.test),
         **dict.fromkeys(failure.marks, True),
         "a process was left behind": LEFT_BEHIND in failure.text,
         "a process crashed": _CRASHES.search(failure.text) is not None,

@@ -129,6 +129,11 @@ class Options(Record):
             if flag.name not in without
         ]
 
+    def check(self) -> None:
+        """Refuse wrong values at once, and not only where they are first used."""
+        for flag in self.flags.values():
+            flag.__get__(self, type(self))
+
     def __contains__(self, name: str) -> bool:
         return self.flags[name].name in self.texts  # KeyError: the table has no such flag
 

@@ -1,4 +1,4 @@
-"""What fails in `make test-all` runs once more, alone, is named, and nothing else is forgiven."""
+"""What fails runs once more, alone, is named, and nothing else is forgiven."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ def failure(test: str = TEST, text: str = "assert 1 == 2", **fields: object) -> 
 @pytest.mark.parametrize(
     "failed",
     [
-        failure("tests/unit/base/test_x.py::test_y"),
-        failure("tests/simulation/test_x.py::test_y"),
-        failure(marks=("everyday",)),
         failure(marks=("exact",)),
         failure(when="collect"),
         failure(text="rank 1 was killed by SIGSEGV"),
@@ -67,7 +64,7 @@ def test_many(n): assert not first
 
 
 class Suite:
-    """A copy of what `make test-all` does, with planted tests."""
+    """A copy of what `make test` does with failures, with planted tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -61,6 +61,11 @@ class _TraceOptions(Options):
                           f"{_MOST_SECONDS:g}."), _SECONDS, short="-s")  # fmt: skip
     help = HELP
 
+    def check(self) -> None:
+        super().check()
+        if not self.output:
+            raise UsageError("name the file to write, as in -o trace.json.gz.")
+
 
 def trace(words: Sequence[str]) -> int:
     """Run `rallypoint trace WORDS`; returns the exit status."""
@@ -69,7 +74,7 @@ def trace(words: Sequence[str]) -> int:
 
 def _trace_running(job: RunningJob, options: _TraceOptions) -> int:
     seconds = options.seconds
-    with _writable(_path(options)) as path:
+    with _writable(Path(options.output)) as path:
         told = f"tracing {job} for {seconds:g} s; Ctrl-C ends it earlier"
         print(printable(told), file=sys.stderr)
         with _interruptible() as is_over:
@@ -82,19 +87,12 @@ def _trace_running(job: RunningJob, options: _TraceOptions) -> int:
 
 def _trace_ended(word: str, options: _TraceOptions) -> int | None:
     """Trace the last calls of the latest failed job of that name; None if there is none."""
-    _ = options.seconds  # a wrong value is refused here, too
     for job in kept_jobs():
         if not word or job.run_id.startswith(word) or str(job.pid) == word:
-            with _writable(_path(options)) as path:
+            with _writable(Path(options.output)) as path:
                 _write(path, _of_kept(job), "the last calls of")
             return 0
     return None
-
-
-def _path(options: _TraceOptions) -> Path:
-    if not options.output:
-        raise UsageError("name the file to write, as in -o trace.json.gz.")
-    return Path(options.output)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -259,7 +260,10 @@ def test_without_them_nobody_complains_and_they_are_few(seed: int) -> None:
         complaints = [chance.choice((pair, pair[::-1])) for pair in pairs]
         at_fault = set(judged(*complaints))
         assert all(at_fault.intersection(pair) for pair in pairs)
-        assert len(at_fault) <= least_cover(pairs, len(nodes)) + 1, complaints
+        most = max(Counter(each for pair in pairs for each in pair).values(), default=0)
+        # What this way of covering is known to keep to, at worst (Chvatal 1979).
+        worst = sum(1 / of for of in range(1, most + 1)) * least_cover(pairs, len(nodes))
+        assert len(at_fault) <= worst, complaints
 
 
 def least_cover(pairs: list[tuple[int, int]], nodes: int) -> int:
