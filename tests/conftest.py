@@ -38,7 +38,9 @@ SOON_S = float(os.environ.get("RALLYPOINT_TEST_SOON_S", "10"))
 hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("busy"), derandomize=True)
+hypothesis.settings.register_profile(
+    "same", hypothesis.settings.get_profile("busy"), derandomize=True
+)
 
 # A shell has its background jobs, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Run tests that failed in `make test` or `make test-all` once more, alone, and name those that then pass.
+"""Run tests that failed once more, alone, and name those that then pass.
 
     python -m tests.rerun FAILURES -- PYTEST...
 
