@@ -2,9 +2,10 @@
 
 A test that draws at random takes the fixture `seed` and draws from nothing else, so that
 `--seed N` repeats it. In `make test` and `make test-all` a unit test always draws the same, so that
-its failure comes from the change at hand; run by name, or by `make check-long`, it draws anew. A test that lacks something skips, with a reason that says how to get it;
-the run's last lines add these up. Under RALLYPOINT_REQUIRE_ALL=1 a skip is a failure, except for
-what MAY_BE_ABSENT names.
+its failure comes from the change at hand; run by name, or by `make check-long`, it draws anew.
+
+A test that lacks something skips, with a reason that says how to get it; the run's last lines add
+these up. Under RALLYPOINT_REQUIRE_ALL=1 a skip is a failure, except for what MAY_BE_ABSENT names.
 """
 
 from __future__ import annotations
