@@ -104,7 +104,7 @@ def perform_on_job(
         if rest[1:]:
             raise UsageError(f"it takes only one job; leave out {rest[1]!r}.")
         word = rest[0] if rest else ""
-        options.check()
+        options.check_values()
         try:
             chosen = choose_job(word, running_jobs())
         except NoSuchJobError:

@@ -129,7 +129,7 @@ class Options(Record):
             if flag.name not in without
         ]
 
-    def check(self) -> None:
+    def check_values(self) -> None:
         """Refuse wrong values at once, and not only where they are first used."""
         for flag in self.flags.values():
             flag.__get__(self, type(self))

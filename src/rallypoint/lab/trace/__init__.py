@@ -61,8 +61,8 @@ class _TraceOptions(Options):
                           f"{_MOST_SECONDS:g}."), _SECONDS, short="-s")  # fmt: skip
     help = HELP
 
-    def check(self) -> None:
-        super().check()
+    def check_values(self) -> None:
+        super().check_values()
         if not self.output:
             raise UsageError("name the file to write, as in -o trace.json.gz.")
 
