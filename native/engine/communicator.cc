@@ -210,8 +210,11 @@ void Communicator::leave() {
   if (wire != nullptr && region_.presence(region_.rank()) == Presence::here) {
     const double until_s = now_s() + kLeaveS;
     mailbox_.finish(until_s);
-    const std::unique_lock lock(collective_.mutex, std::try_to_lock);
-    if (lock) wire->finish_writing();  // otherwise a thread still waits for a peer
+    // Others learn only from the end of its streams that nothing more comes from this rank. Threads
+    // hold the lock for moments, unless the program has left one of them in a call.
+    std::unique_lock lock(collective_.mutex, std::defer_lock);
+    while (!lock.try_lock() && now_s() < until_s) usleep(kLeaveLookUs);
+    if (lock) wire->finish_writing();
     while (lock && wire->unconfirmed() > 0 && !region_.poisoned() && region_.first_lost() < 0 &&
            now_s() < until_s) {
       usleep(kLeaveLookUs);

@@ -111,3 +111,34 @@ def test_ctrl_c_while_a_group_forms(seed: int, launch: Launch) -> None:
     assert all(each["interrupted"] > 0 for each in said)
     # The other looks once a second whether it is waited for; that a rank died may take two looks.
     assert max(each["longest_s"] for each in said) < 4 + SOON_S
+
+
+LEAVES = """
+import time, numpy as np, rallypoint as dist
+kept, longest_s = [], 0.0  # a program that keeps a call keeps its group's connections
+for turn in range(100):
+    dist.init_process_group("tcp")
+    dist.barrier()
+    values = [np.ones(300_000, np.float32) for _ in range(4)]
+    if dist.get_rank() == 1:
+        kept.append([dist.all_reduce(each, async_op=True) for each in values[:3]])
+        time.sleep(turn % 7 * 1e-4)
+        dist.destroy_process_group()
+        continue
+    began_s = time.monotonic()
+    try:
+        for each in values:
+            dist.all_reduce(each)
+    except dist.PeerLostError as error:
+        assert "left the group" in str(error), error
+        longest_s = max(longest_s, time.monotonic() - began_s)
+    dist.destroy_process_group()
+if longest_s:
+    print(longest_s)
+"""
+
+
+def test_who_leaves_with_calls_under_way_is_missed_at_once(launch: Launch) -> None:
+    script = launch.script(LEAVES)
+    assert launch.start("--nproc-per-node", "2", script).wait(100) == 0, launch.err
+    assert 0 < float(launch.out) < SOON_S
