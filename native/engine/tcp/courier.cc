@@ -220,6 +220,7 @@ ConnectionState Courier::state(std::uint32_t rank) const {
 
 void Courier::finish_writing() {
   if (late_ != nullptr) late_->close();
+  add_late();  // those that have been made, but not taken: their peers wait for their end, too
   for (auto& each : peers_) each->stream.finish_writing();
 }
 

@@ -250,6 +250,7 @@ ConnectionState Wire::state(std::uint32_t rank) const {
 }
 
 void Wire::finish_writing() {
+  add_late();
   for (auto& each : connections_) each->stream.finish_writing();
 }
 
