@@ -2,6 +2,16 @@
 //
 // The program for a call is chosen elsewhere; `find` looks it up once per kind of call, and `teach`
 // stores it.
+//
+// Threads: `progress`, `arm` and `has_work` are called by the progress thread, all else by threads
+// of the program; `find` and `teach` only under Python's lock.
+//
+// Locks, none of which is taken under the mailbox's:
+//   executor's  the executor, the queue's first call, the connections for messages; a thread holds
+//               it while it makes progress or sleeps shortly, and `wait` only tries to take it,
+//               because whoever has it carries out the caller's operation, too
+//   queue's     the list of calls, for moments
+//   mailbox's   sends, receives, and the connections for mail
 #pragma once
 
 #include <atomic>
