@@ -87,6 +87,14 @@ class History:
                 del self._read[path]
         for told in sorted(lines):
             self._take(*told)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """A later process may have the number of one that has ended, and is not disturbed by it."""
+        for process in self.disturbed.keys() - self.last.keys():
+            # Its log, if there is one, is yet to be read to its end.
+            if not (self._is_alive(process) or (self._directory / f"{process}.log").exists()):
+                del self.disturbed[process]
 
     def _take(self, at_s: float, process: int, step: int, digest: str, size: int) -> None:
         if self._digests.setdefault(step, digest) != digest:
@@ -303,8 +311,9 @@ def three_hosts(
                         status = Path(f"/proc/{outside}/status").read_text()
                         inside = status.partition("NSpid:")[2].partition("\n")[0].split()[-1]
                         pids[number * PER_HOST + int(inside)] = outside
-            pid = pids.get(process, 0)
-            return 0 if pid == 0 or is_zombie(pid) else pid
+            if is_zombie(pids.get(process, 0)):
+                pids.pop(process, None)
+            return pids.get(process, 0)
 
         def check() -> None:
             for number in (1, 2, 3):
