@@ -110,5 +110,5 @@ def test_a_file_is_used() -> None:
 def test_the_first_example_and_the_introduction_are_the_same_everywhere() -> None:
     assert len({block.text for block in ALL if block.title == "first.py"}) == 1
     readme, index = ((ROOT / page).read_text() for page in ("README.md", "docs/index.md"))
-    introduction = readme.partition("\n**What has run")[0].replace("](docs/", "](")
+    introduction = readme.partition("\n## ")[0].replace("](docs/", "](")
     assert index.startswith(introduction)

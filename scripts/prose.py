@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Check the sentences and titles of the pages that users read; CONTRIBUTING.md has the style sheet.
+
+It finds sentences that are too long, phrases that readers trip over, links to pages for contributors,
+and pages whose title in mkdocs.yml, heading and links differ. Whether a sentence is true, or clear,
+is left to readers.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from posixpath import dirname, join, normpath
+
+ROOT = Path(__file__).parents[1]
+MOST_WORDS = 30
+# Pages for contributors, and pages that a program writes.
+NOT_FOR_USERS = ("docs/decisions/", "docs/architecture.md", "docs/reference/command-line.md")
+LONG_SENTENCES = ("docs/performance.md",)
+
+# A phrase, as a regular expression, and what to write instead.
+PHRASES = {
+    r"ours?": "Rallypoint's, or the name of the part",
+    r"meeting (point|place)": "rendezvous host, or endpoint",
+    r"(go|goes|going|went|gone) on": "continue",
+    r"(say|says|said|saying) so": "report, or print",
+    r"(is|are|be|being) told": "reported, or gets",
+    r"follows? from": "is derived from",
+    r"that which": "name the thing",
+    r"for ever": "forever",
+    r"but for": "except for",
+    r"as ever": "as before",
+    r"(gets?|getting) on": "makes progress",
+    r"bell": "wake-up",
+    r"stay on foot": "continue",
+    r"at all events": "always",
+    r"who(ever)? (waits|comes|wants)": "a rank, or a reader, that ...",
+}
+_PHRASES = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): new for phrase, new in PHRASES.items()}
+
+_UNREAD = re.compile(r"^( *)```.*?^\1```$|<!--.*?-->", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"`[^`]+`")
+_LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
+_END = re.compile(r"""(?<=[.!?])["')*]*\s+(?=["'(*]*[A-Z0-9])""")
+_NAVIGATION = re.compile(r"^ +- (?:([^:\n]+): )?([\w/-]+\.md)\b", re.MULTILINE)
+_HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
+
+
+def pages(root: Path) -> list[str]:
+    """The pages that users read, below the root of the repository."""
+    found = [str(path.relative_to(root)) for path in sorted((root / "docs").rglob("*.md"))]
+    return ["README.md", *(page for page in found if not page.startswith(NOT_FOR_USERS))]
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page, with `Code` for each piece of code and without the links' targets.
+
+    A cell of a table is a text of its own, and a semicolon in it ends a sentence.
+    """
+    text = _CODE.sub("Code", _LINK.sub(r"\1", _UNREAD.sub("\n\n", text)))
+    for block in re.split(r"\n\s*\n", text):
+        for line in block.splitlines():
+            if line.lstrip().startswith("|"):
+                for cell in re.split(r"[|;]", line):
+                    yield from _END.split(cell.strip())
+        prose = re.sub(r"^\s*(\||#|:::).*$", "", block, flags=re.MULTILINE)
+        for item in _ITEM.split(prose):
+            yield from _END.split(" ".join(item.split()))
+
+
+def words(sentence: str) -> int:
+    return sum(any(c.isalnum() for c in word) for word in sentence.split())
+
+
+def faults_of_sentences(page: str, text: str) -> Iterator[str]:
+    for sentence in sentences(text):
+        if words(sentence) > MOST_WORDS and page not in LONG_SENTENCES:
+            yield f"{page}: {words(sentence)} words, at most {MOST_WORDS}: {sentence}"
+        for phrase, instead in _PHRASES.items():
+            for match in phrase.finditer(sentence):
+                yield f'{page}: "{match[0]}": write {instead}: {sentence}'
+
+
+def titles(root: Path) -> dict[str, str]:
+    """Page -> its heading."""
+    found = {}
+    for path in sorted((root / "docs").rglob("*.md")):
+        heading = _HEADING.search(path.read_text(encoding="utf-8"))
+        found[str(path.relative_to(root))] = heading[1] if heading else ""
+    return found
+
+
+def faults_of_navigation(root: Path, heading_of: dict[str, str]) -> Iterator[str]:
+    """Entries that differ from their page's heading, and headings of two pages."""
+    first: dict[str, str] = {}
+    for title, name in _NAVIGATION.findall((root / "mkdocs.yml").read_text(encoding="utf-8")):
+        page = f"docs/{name}"
+        heading = heading_of.get(page, "")
+        if title and title != heading:
+            yield f'mkdocs.yml: "{title}", but the heading of {page} is "{heading}"'
+        other = first.setdefault(heading, page)
+        if other != page:
+            yield f'{page}: its heading "{heading}" is also that of {other}'
+
+
+def faults_of_links(page: str, text: str, heading_of: dict[str, str]) -> Iterator[str]:
+    """Links to pages for contributors, and links that begin like a title and are another one."""
+    for shown, link in _LINK.findall(_UNREAD.sub("", text)):
+        target = normpath(join(dirname(page), link.partition("#")[0]))
+        if target.startswith(("docs/decisions/", "docs/architecture.md")):
+            yield f"{page}: only CONTRIBUTING.md links to {target}"
+        is_title = shown[:1].isupper() and "#" not in link
+        if is_title and heading_of.get(target, shown) != shown:
+            yield f'{page}: a link "{shown}", but the heading of {target} is "{heading_of[target]}"'
+
+
+def faults(root: Path) -> Iterator[str]:
+    """Everything that is wrong, a line each."""
+    heading_of = titles(root)
+    yield from faults_of_navigation(root, heading_of)
+    for page in pages(root):
+        text = (root / page).read_text(encoding="utf-8")
+        yield from faults_of_sentences(page, text)
+        yield from faults_of_links(page, text, heading_of)
+
+
+if __name__ == "__main__":
+    found = list(faults(ROOT))
+    print(*found, sep="\n", end="\n" if found else "")
+    sys.exit(1 if found else 0)
