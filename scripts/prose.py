@@ -112,9 +112,10 @@ def faults_of_links(page: str, text: str, heading_of: dict[str, str]) -> Iterato
         target = normpath(join(dirname(page), link.partition("#")[0]))
         if target.startswith(("docs/decisions/", "docs/architecture.md")):
             yield f"{page}: only CONTRIBUTING.md links to {target}"
-        is_title = shown[:1].isupper() and "#" not in link
-        if is_title and heading_of.get(target, shown) != shown:
-            yield f'{page}: a link "{shown}", but the heading of {target} is "{heading_of[target]}"'
+        name = " ".join(shown.split())
+        is_title = name[:1].isupper() and "#" not in link
+        if is_title and heading_of.get(target, name) != name:
+            yield f'{page}: a link "{name}", but the heading of {target} is "{heading_of[target]}"'
 
 
 def faults(root: Path) -> Iterator[str]:
