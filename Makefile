@@ -15,7 +15,7 @@ help:
 	@echo "                 which goes into an environment of its own (several GB; TESTS=... runs some of them)"
 	@echo "make test-gpu  the tests that need a GPU, and PyTorch in .venv (RALLYPOINT_TEST_DEVICE=cpu: the"
 	@echo "               same tests with the CPU in its place)"
-	@echo "make check   formatting, types, import contracts"
+	@echo "make check   formatting, types, import contracts, the words of pages"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at 127.0.0.1:8000"
 	@echo "make pages   write the pages of docs/ that follow from other files: --help, decisions"
 	@echo "make sanitize  the native store and engine under sanitizers, for three minutes"

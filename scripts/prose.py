@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Check the sentences and titles of the pages that users read; CONTRIBUTING.md has the style sheet.
+"""prose.py [ROOT]: check the words of users' pages; CONTRIBUTING.md has the style sheet.
 
-It finds sentences that are too long, phrases that readers trip over, links to pages for contributors,
-and pages whose title in mkdocs.yml, heading and links differ. Whether a sentence is true, or clear,
-is left to readers.
+It finds sentences that are too long, phrases to avoid, links to pages for contributors, and pages
+whose title differs between mkdocs.yml, heading and links. Whether a sentence is true, or clear, is
+left to readers.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
-ROOT = Path(__file__).parents[1]
 MOST_WORDS = 30
-# Pages for contributors, and pages that a program writes.
+# Pages for contributors, and one that a program writes.
 NOT_FOR_USERS = ("docs/decisions/", "docs/architecture.md", "docs/reference/command-line.md")
-LONG_SENTENCES = ("docs/performance.md",)
+FOR_CONTRIBUTORS = ("docs/decisions/", "docs/architecture.md")
+LONG_SENTENCES = ("docs/performance.md",)  # figures of many runs, until each has its own page
 
 # A phrase, as a regular expression, and what to write instead.
 PHRASES = {
-    r"ours?": "Rallypoint's, or the name of the part",
+    r"ours?": "Rallypoint's",
     r"meeting (point|place)": "rendezvous host, or endpoint",
+    r"surroundings": "environment",
     r"(go|goes|going|went|gone) on": "continue",
+    r"(get|gets|getting) on": "makes progress",
     r"(say|says|said|saying) so": "report, or print",
-    r"(is|are|be|being) told": "reported, or gets",
-    r"follows? from": "is derived from",
-    r"that which": "name the thing",
+    r"(is|are|be|being) told": "gets, or is reported",
+    r"(follow|follows) from": "is derived from",
+    r"begun again": "retried",
+    r"that which": "the thing's name",
+    r"whoever": "a rank that, or readers who",
+    r"in vain": "without success",
     r"for ever": "forever",
     r"but for": "except for",
     r"as ever": "as before",
-    r"(gets?|getting) on": "makes progress",
-    r"bell": "wake-up",
-    r"stay on foot": "continue",
-    r"at all events": "always",
-    r"who(ever)? (waits|comes|wants)": "a rank, or a reader, that ...",
 }
 _PHRASES = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): new for phrase, new in PHRASES.items()}
 
@@ -44,7 +44,7 @@ _UNREAD = re.compile(r"^( *)```.*?^\1```$|<!--.*?-->", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
 _LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
-_END = re.compile(r"""(?<=[.!?])["')*]*\s+(?=["'(*]*[A-Z0-9])""")
+_END = re.compile(r"""(?<!\.\.)(?<!e\.g)(?<!i\.e)([.!?]["')*]*)\s+""")
 _NAVIGATION = re.compile(r"^ +- (?:([^:\n]+): )?([\w/-]+\.md)\b", re.MULTILINE)
 _HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 
@@ -52,7 +52,8 @@ _HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 def pages(root: Path) -> list[str]:
     """The pages that users read, below the root of the repository."""
     found = [str(path.relative_to(root)) for path in sorted((root / "docs").rglob("*.md"))]
-    return ["README.md", *(page for page in found if not page.startswith(NOT_FOR_USERS))]
+    others = [page for page in ("README.md", "examples/README.md") if (root / page).exists()]
+    return [*others, *(page for page in found if not page.startswith(NOT_FOR_USERS))]
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -65,17 +66,24 @@ def sentences(text: str) -> Iterator[str]:
         for line in block.splitlines():
             if line.lstrip().startswith("|"):
                 for cell in re.split(r"[|;]", line):
-                    yield from _END.split(cell.strip())
+                    yield from split(cell)
         prose = re.sub(r"^\s*(\||#|:::).*$", "", block, flags=re.MULTILINE)
         for item in _ITEM.split(prose):
-            yield from _END.split(" ".join(item.split()))
+            yield from split(item)
+
+
+def split(text: str) -> list[str]:
+    """The sentences of a paragraph."""
+    return _END.sub(r"\1\n", " ".join(text.split())).splitlines()
 
 
 def words(sentence: str) -> int:
+    """How many words it has; a piece of code is one."""
     return sum(any(c.isalnum() for c in word) for word in sentence.split())
 
 
 def faults_of_sentences(page: str, text: str) -> Iterator[str]:
+    """Long sentences, and phrases to avoid."""
     for sentence in sentences(text):
         if words(sentence) > MOST_WORDS and page not in LONG_SENTENCES:
             yield f"{page}: {words(sentence)} words, at most {MOST_WORDS}: {sentence}"
@@ -110,7 +118,7 @@ def faults_of_links(page: str, text: str, heading_of: dict[str, str]) -> Iterato
     """Links to pages for contributors, and links that begin like a title and are another one."""
     for shown, link in _LINK.findall(_UNREAD.sub("", text)):
         target = normpath(join(dirname(page), link.partition("#")[0]))
-        if target.startswith(("docs/decisions/", "docs/architecture.md")):
+        if target.startswith(FOR_CONTRIBUTORS):
             yield f"{page}: only CONTRIBUTING.md links to {target}"
         name = " ".join(shown.split())
         is_title = name[:1].isupper() and "#" not in link
@@ -129,6 +137,8 @@ def faults(root: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    found = list(faults(ROOT))
-    print(*found, sep="\n", end="\n" if found else "")
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    found = list(faults(root))
+    for fault in found:
+        print(fault)
     sys.exit(1 if found else 0)
