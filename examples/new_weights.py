@@ -3,8 +3,8 @@
     rallypoint run --nproc-per-node 2 examples/new_weights.py serve
     rallypoint run --nproc-per-node 2 examples/new_weights.py train
 
-Start both, in any order. Each job has its default group; `form_process_group` makes one of rank 0
-of the trainers and all servers, who meet at an address that both know. new_weights_torch.py is the
+Start both, in any order. Each job has its default group. `form_process_group` forms a group of the
+trainers' rank 0 and all servers, at an address that both jobs know. new_weights_torch.py is the
 same in PyTorch.
 """
 

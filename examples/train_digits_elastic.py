@@ -1,13 +1,13 @@
-"""Training that goes on when nodes come, go and die: digits in NumPy, with checkpoints.
+"""Training that continues when nodes join, leave and die: digits in NumPy, with checkpoints.
 
     rallypoint run --nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29400 --rdzv-id x \\
         examples/train_digits_elastic.py --checkpoint /shared/digits.npz
 
-in several terminals; start and kill agents at will. After each change all workers start again, with
-another number of them, from the last checkpoint, which must be where all nodes see it. The global
-batch is split evenly, or nearly so, among however many workers there are, and each step's images
-depend only on the step: so the result is the same as without any interruption, except for rounding.
-Workers that are asked to end (by SIGTERM, a node that joins or leaves) save first: no step is lost.
+Run it in several terminals; start and kill launchers at will. After each change, all workers
+restart from the last checkpoint, which all nodes must be able to read. The workers share the global
+batch as evenly as possible, and each step's images depend only on the step. The result is therefore
+the same as without any interruption, except for rounding. Workers that are asked to end (by
+SIGTERM, a node that joins or leaves) save first: no step is lost.
 """
 
 from __future__ import annotations

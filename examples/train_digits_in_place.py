@@ -1,9 +1,9 @@
-"""Training that goes on in the same processes when workers die: digits in NumPy, no checkpoint.
+"""Training that continues in the same processes when workers die: digits in NumPy, no checkpoint.
 
     rallypoint run --nproc-per-node 4 --spares 1 --max-restarts 10 examples/train_digits_in_place.py
 
-Kill any worker, as often as you like: the others go on within a fraction of a second, a spare takes
-its place and gets the state from their memory, and the accuracy is the same to the last bit.
+Kill any worker, as often as you like: the others continue within a fraction of a second. A spare
+takes over and receives the state from their memory. The accuracy is the same to the last bit.
 Without spares and restarts, fewer workers share each step's batch.
 """
 

@@ -1,19 +1,18 @@
-"""Training that goes on from its last snapshot when a worker is lost: PyTorch, as under torchrun.
+"""Training that continues from its last snapshot when a worker is lost: PyTorch, as under torchrun.
 
     rallypoint run --nproc-per-node 2 --max-restarts 3 \\
         examples/train_digits_snapshot.py --snapshot digits.pt
 
 Rank 0 writes a snapshot after each epoch. Kill a worker: the launcher ends the others and starts
-all again, and each loads the snapshot and goes on with the next epoch. Started once more after its
-end, the script has nothing left to do; with larger --epochs it trains on. To see a restart without
-looking for a process to kill, have one of the workers kill itself:
+all again, and each loads the snapshot and continues with the next epoch. If you start the script
+again after its end, it has nothing left to do; with larger --epochs it continues. To see a restart
+without looking for a process to kill, have one of the workers kill itself:
 
     rallypoint run --nproc-per-node 2 --max-restarts 3 \\
         examples/train_digits_snapshot.py --snapshot digits.pt --kill-in-epoch 4
 
-What an epoch does follows from its number and the state alone, so the losses are those of a run
-without a failure. For nodes that come and go, and so change the number of workers, see
-train_digits_elastic.py. Needs PyTorch and scikit-learn.
+An epoch depends only on its number and the state, so the losses are those of a run without a
+failure. For nodes that join and leave, see train_digits_elastic.py. Needs PyTorch and scikit-learn.
 """
 
 from __future__ import annotations

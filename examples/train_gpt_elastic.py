@@ -1,18 +1,18 @@
-"""The GPT of train_gpt.py, in training that goes on in the same processes when a worker is lost.
+"""The GPT of train_gpt.py, in training that continues in the same processes when a worker is lost.
 
     rallypoint run --nproc-per-node 3 --max-restarts 10 examples/train_gpt_elastic.py --kill-at 30
     rallypoint run --nproc-per-node 3 --max-restarts 10 --spares 1 \
         examples/train_gpt_elastic.py --kill-at 30
 
-In step 30, rank 1 kills itself. In the first job the other two begin the step again and share the
-batch; in the second one a spare takes its place, with the model from the memory of the others. The
-losses are the same except for rounding, and in the second job to the last bit.
+In step 30, rank 1 kills itself. In the first job, the other two retry the step and share the batch.
+In the second job, a spare takes over, with the model from the memory of the others. The losses are
+the same except for rounding, and in the second job to the last bit.
 
     rallypoint run --nproc-per-node 4 --max-restarts 10 --spares 1 \
         examples/train_gpt_elastic.py --kill-at 30 --shards 2
 
-Two replicas share the batch, each of which holds the model in two shards (fully_shard). A newcomer
-gets the lost rank's shard.
+Two replicas share the batch, each of which holds the model in two shards (fully_shard). The
+replacement gets the lost rank's shard.
 
 With --device cuda, and without shards, the model is on GPUs: that of each worker's LOCAL_RANK, or a
 shared one where there are fewer. Needs PyTorch.

@@ -2,8 +2,8 @@
 
     rallypoint run --nproc-per-node 2 examples/communication/deadlock.py
 
-Neither can send before it has received. Instead of waiting for ever, both get an error that says
-who waits for whom. The same exchange without the mistake follows.
+Neither can send before it has received. Instead of hanging, both get an error that names the ranks
+in the circle. The same exchange without the mistake follows.
 """
 
 from __future__ import annotations
