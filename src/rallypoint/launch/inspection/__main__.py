@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import to_json
-from rallypoint.launch.inspection.agent_client import Asking
+from rallypoint.launch.inspection.agent_client import AgentConnection
 from rallypoint.launch.inspection.inspect_node import BETWEEN_S, look_twice
 from rallypoint.launch.inspection.node_trace import LATE_S, pack_trace
 from rallypoint.launch.inspection.tracing import trace_node
@@ -53,8 +53,8 @@ def main(words: Sequence[str]) -> None:
     os._exit(0)  # a thread may hang in a file system
 
 
-def _agent_here() -> Asking:
-    return Asking(socket.socket(fileno=os.dup(0)), "this one")
+def _agent_here() -> AgentConnection:
+    return AgentConnection(socket.socket(fileno=os.dup(0)), "this one")
 
 
 def _node() -> dict[str, object]:

@@ -30,7 +30,7 @@ from rallypoint.base.flight_record import (
 )
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.launch.inspection.agent_client import Asking, read_status
+from rallypoint.launch.inspection.agent_client import AgentConnection, read_status
 from rallypoint.launch.inspection.node_trace import NodeTrace, WorkerTrace
 from rallypoint.launch.inspection.requests import AgentStatus, RankStatus
 
@@ -56,14 +56,14 @@ _MOST_LOOKS = 200  # at an entry that is being written; after that its writer is
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
-def trace_node(agent: Asking, seconds: float, is_over: Callable[[], bool]) -> NodeTrace:
+def trace_node(agent: AgentConnection, seconds: float, is_over: Callable[[], bool]) -> NodeTrace:
     """The calls of an agent's workers for some time, or until `is_over`, or they have ended."""
-    told, descriptors = agent.ask({"ask": "look"})
+    answer, descriptors = agent.ask({"ask": "look"})
     try:
-        status = read_status(told)
+        status = read_status(answer)
         _lock(descriptors)
         most = max(1000, min(_MOST_CALLS, _MOST_OF_JOB // max(1, status.world_size)))
-        workers = [_Traced(each, descriptors, most) for each in status.workers]
+        workers = [_TracedWorker(each, descriptors, most) for each in status.workers]
         return _trace(status, workers, seconds, is_over)
     finally:
         for descriptor in descriptors:
@@ -90,7 +90,10 @@ def _lock(descriptors: Sequence[int]) -> None:
 
 
 def _trace(
-    status: AgentStatus, workers: Sequence[_Traced], seconds: float, is_over: Callable[[], bool]
+    status: AgentStatus,
+    workers: Sequence[_TracedWorker],
+    seconds: float,
+    is_over: Callable[[], bool],
 ) -> NodeTrace:
     began_ns, wall_ns = time.monotonic_ns(), time.time_ns() - time.monotonic_ns()
     deadline = time.monotonic() + seconds
@@ -128,7 +131,7 @@ def _trace(
     )
 
 
-def _learn_names(workers: Sequence[_Traced]) -> None:
+def _learn_names(workers: Sequence[_TracedWorker]) -> None:
     """A backend counts a call before it is known which call that is."""
     deadline = time.monotonic() + _NAMES_S
     while time.monotonic() < deadline:
@@ -140,11 +143,11 @@ def _learn_names(workers: Sequence[_Traced]) -> None:
             worker.look()
 
 
-def _lives(worker: _Traced) -> bool:
+def _lives(worker: _TracedWorker) -> bool:
     return worker.pid != 0 and os.path.exists(f"/proc/{worker.pid}")
 
 
-class _Traced:
+class _TracedWorker:
     """One worker."""
 
     def __init__(self, rank: RankStatus, descriptors: Sequence[int], most: int) -> None:

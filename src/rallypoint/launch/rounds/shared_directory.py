@@ -25,8 +25,12 @@ from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import can_bind
 from rallypoint.launch.job import Job, Rendezvous, Verbosity
-from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
-from rallypoint.launch.rounds.network_place import any_port
+from rallypoint.launch.rounds.elastic import (
+    ElasticRounds,
+    listen_at_any_port,
+    setup_of,
+    warn_without_token,
+)
 from rallypoint.rendezvous.consensus.messages import Led, Message, Setup
 from rallypoint.rendezvous.job.reports import Join, Outcome
 from rallypoint.rendezvous.job.round import Endpoint
@@ -178,20 +182,20 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
     """The rounds that this job's agent takes part in."""
     timeouts = read_timeouts(rendezvous.configuration)
     warn_without_token(rendezvous)
-    place = any_port(_choose(rendezvous))
+    listener = listen_at_any_port(_choose(rendezvous))
     # The tasks of an array are requeued one by one.
-    setup = setup_of(job, rendezvous, timeouts, place, attempt=0)
+    setup = setup_of(job, rendezvous, timeouts, listener, attempt=0)
     files = AddressFiles(rendezvous.endpoints[0].host, setup.me.key)
-    files.leave_address(place.at)
+    files.leave_address(listener.endpoint)
     rounds = SharedDirectoryRounds(
         files,
         setup,
-        place.listener,
+        listener.server_socket,
         rendezvous.token or b"",
         is_verbose=job.verbosity is Verbosity.VERBOSE,
-        place=place.stores_at,
+        store_address=listener.store_address,
     )
-    rounds.network = place.choice
+    rounds.network = listener.network
     rounds.to_find_out = job.to_find_out
     return rounds
 
@@ -223,7 +227,8 @@ class SharedDirectoryRounds(ElasticRounds):
 
     Args:
         files: the directory, with this agent's address in it.
-        setup, listener, token, is_verbose, place: see ElasticRounds; the endpoint is the directory.
+        setup, listener, token, is_verbose, store_address: see ElasticRounds; the endpoint is the
+            directory.
     """
 
     def __init__(
@@ -234,9 +239,9 @@ class SharedDirectoryRounds(ElasticRounds):
         token: bytes,
         *,
         is_verbose: bool,
-        place: str,
+        store_address: str,
     ) -> None:
-        super().__init__(setup, listener, token, is_verbose=is_verbose, place=place)
+        super().__init__(setup, listener, token, is_verbose=is_verbose, store_address=store_address)
         self._files = files
         self._listing = files.look()
         self._listed_at = time.monotonic()
