@@ -108,9 +108,9 @@ class AgentAnswers:
 
     def _inspect(self, reply: Finding, trace_s: float) -> None:
         if trace_s:
-            self._tracer.look(reply, ("trace", str(trace_s)))
+            self._tracer.inspect(reply, ("trace", str(trace_s)))
         else:
-            self._inspector.look(reply)
+            self._inspector.inspect(reply)
 
     def _rank_status(self, rank: int) -> RankStatus:
         group = self._state.group

@@ -31,7 +31,7 @@ from rallypoint.launch.inspection.child import Child
 from rallypoint.launch.job import OnHang
 from rallypoint.rendezvous.transport.codec import encode
 
-_BETWEEN_STOPPED_S = 0.03  # the two looks: that it does not move, its agent has seen
+_BETWEEN_STOPPED_S = 0.03  # the two samples: that it does not move, its agent has seen
 _CALM = 0.5  # of the time until a wait is long: it is not looked at more often
 
 

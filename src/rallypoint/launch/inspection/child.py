@@ -96,7 +96,7 @@ class NodeInspector:
         self._replies: list[Finding] = []
         self._child: Child | None = None
 
-    def look(self, reply: Finding, words: Sequence[str] = ("node",)) -> None:
+    def inspect(self, reply: Finding, words: Sequence[str] = ("node",)) -> None:
         """Inspect, and reply with the findings; `words` are arguments of the process."""
         self._replies.append(reply)
         if len(self._replies) == 1:

@@ -30,8 +30,8 @@ _BRIEFLY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLooks:
-    """Two looks at one node."""
+class NodeSamples:
+    """Two samples of one node."""
 
     status: AgentStatus
     first: Node
@@ -55,7 +55,7 @@ def inspect_briefly(pids: Iterable[int]) -> dict[int, ProcessSnapshot]:
     return {pid: ProcessSnapshot(processes.get(pid), answers[pid]) for pid in pids}
 
 
-def look_twice(agent: AgentConnection, between_s: float = BETWEEN_S) -> NodeLooks:
+def sample_twice(agent: AgentConnection, between_s: float = BETWEEN_S) -> NodeSamples:
     """The state of an agent's node now, and `between_s` later."""
     answer, descriptors = agent.ask({"ask": "look"})
     try:
@@ -70,7 +70,7 @@ def look_twice(agent: AgentConnection, between_s: float = BETWEEN_S) -> NodeLook
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return NodeLooks(status=status, first=first, second=second)
+    return NodeSamples(status=status, first=first, second=second)
 
 
 def _node(

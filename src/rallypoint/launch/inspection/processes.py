@@ -1,5 +1,5 @@
-"""The kernel's data on processes, from two looks at /proc a moment apart, and on their connections
-to other hosts (sock_diag(7)).
+"""The kernel's data on processes, from two samples of /proc, and on their connections to other
+hosts (sock_diag(7)).
 
 The processes themselves are not involved, so it works for those that are stopped, stuck or not
 Python; connections need no rights either. Data that cannot be read are omitted. Data that a peer
@@ -115,7 +115,7 @@ class ProcessSample:
         return {root for root, task in self._tasks.items() if task.state == "R"}
 
     def processes(self, before: ProcessSample) -> dict[int, Process]:
-        """The roots that exist, with changes since the look before."""
+        """The roots that exist, with changes since the sample before."""
         return {root: self._process(root, before) for root in self._roots if root in self._tasks}
 
     def _process(self, pid: int, before: ProcessSample) -> Process:
@@ -157,7 +157,7 @@ def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: flo
         if words != ["running"]:
             call, path = _syscall(pid, words)
             break
-        # It has run since the look, so what it waited for then is not known: look again.
+        # It has run since the sample, so what it waited for then is not known: look again.
         task = _read_task(f"/proc/{pid}/task/{number}", with_times=False)
         state = "R" if task is None else task.state
     # The scheduler's own times: the kernel's ticks are too coarse for half a second.

@@ -301,12 +301,12 @@ class Relay:
     """One agent's part in inspecting all nodes of a job.
 
     Args:
-        look: inspects this node, or traces it for some seconds, and tells what it found.
+        inspect: inspects this node, or traces it for some seconds, and tells what it found.
     """
 
-    def __init__(self, rounds: RoundSource, look: Callable[[Finding, float], None]) -> None:
+    def __init__(self, rounds: RoundSource, inspect: Callable[[Finding, float], None]) -> None:
         self._rounds = rounds
-        self._look = look
+        self._inspect_node = inspect
         self._asking: dict[int, Reply] = {}  # programs here, by the number of their request
         self._last = 0
 
@@ -369,7 +369,7 @@ class Relay:
             say(LineFor(number=order.number, asker=order.asker, line=line))
 
         tell(Line(coming=self._rounds.key))
-        self._look(lambda found: tell(Line(found=found)), order.trace_s)
+        self._inspect_node(lambda found: tell(Line(found=found)), order.trace_s)
 
     def _pass_on(self, message: LineFor) -> None:
         """Forward to the agent whose program asked, or to the program here."""

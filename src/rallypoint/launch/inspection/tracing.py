@@ -52,7 +52,7 @@ _UNTIL_AT, _UNTIL = _CONTROL_AT + 8, struct.Struct("=Q")
 _ENTRY = struct.Struct("=QQQHBBiQQII8x")
 _STAMP = struct.Struct("=Q56x")
 _LEASE_NS = 5_000_000_000
-_MOST_LOOKS = 200  # at an entry that is being written; after that its writer is gone
+_MOST_ATTEMPTS = 200  # at an entry that is being written; after that its writer is gone
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
@@ -140,7 +140,7 @@ def _learn_names(workers: Sequence[_TracedWorker]) -> None:
             return
         time.sleep(_BETWEEN_S)
         for worker in unnamed:
-            worker.look()
+            worker.read_record()
 
 
 def _lives(worker: _TracedWorker) -> bool:
@@ -168,7 +168,7 @@ class _TracedWorker:
     def begin(self) -> None:
         if self._because:
             return
-        self.look()
+        self.read_record()
         self._before = self._groups
         self._begin_calls()
 
@@ -181,16 +181,16 @@ class _TracedWorker:
         elif renews and not self._because:
             self._begin_calls()  # it may have formed its first group
         if renews or (self._next_foreign_s and time.monotonic() >= self._next_foreign_s):
-            self.look()
+            self.read_record()
 
     def end(self) -> None:
         if self._record < 0:
             return
         if self._is_tracing:
             self._calls.end()
-        self.look()
+        self.read_record()
 
-    def look(self) -> None:
+    def read_record(self) -> None:
         """Read the record itself: groups, calls in progress, and those of other backends."""
         names, groups = read_pages(self._record, self._offset)
         if groups:
@@ -274,7 +274,7 @@ class CallTrace:
         self._descriptor, self._offset, self._most = descriptor, offset, most
         self._ring = offset + _RING_PAGE * _PAGE
         self._next = 0
-        self._looks = 0
+        self._attempts = 0
         self._entries = bytearray()
 
     def begin(self) -> str:
@@ -328,12 +328,12 @@ class CallTrace:
             self._keep(data[lost * _ENTRY_BYTES : complete * _ENTRY_BYTES])
             self._next = max(self._next, first + complete)
             if complete < count and self._next == first + complete:
-                self._looks += 1
-                if self._looks < _MOST_LOOKS:
+                self._attempts += 1
+                if self._attempts < _MOST_ATTEMPTS:
                     return
                 self._next += 1
                 self.missed += 1
-            self._looks = 0
+            self._attempts = 0
 
     def calls(self, names: Names) -> Iterator[tuple[int, bool, RecordedCall]]:
         """What was read: a group's page, whether it is a send or receive, and the call."""

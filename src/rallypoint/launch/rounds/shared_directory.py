@@ -98,7 +98,7 @@ class AddressFiles:
                 "name one that all nodes share and can write to."
             ) from None
 
-    def look(self) -> Listing:
+    def contents(self) -> Listing:
         """The current contents."""
         agents, generations = self._list()
         if generations and not agents:
@@ -203,7 +203,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
 def _choose(rendezvous: Rendezvous) -> NetworkChoice:
     """Depends on the addresses that are already in the directory."""
     try:
-        seen = AddressFiles(rendezvous.endpoints[0].host, "").look()
+        seen = AddressFiles(rendezvous.endpoints[0].host, "").contents()
         others = list(dict.fromkeys(each.host for each in seen.others.values()))
     except OSError:  # the first one makes the directory
         others = []
@@ -243,7 +243,7 @@ class SharedDirectoryRounds(ElasticRounds):
     ) -> None:
         super().__init__(setup, listener, token, is_verbose=is_verbose, store_address=store_address)
         self._files = files
-        self._listing = files.look()
+        self._listing = files.contents()
         self._listed_at = time.monotonic()
         self._is_listing = False
         self._unanswered_since: float | None = None  # nobody who is called knows a coordinator
@@ -334,7 +334,7 @@ class SharedDirectoryRounds(ElasticRounds):
 
         def list_files() -> None:
             try:
-                seen = self._files.look()
+                seen = self._files.contents()
                 if seen.generation >= self._listing.generation:
                     self._listing = seen
             except OSError:  # next time, maybe

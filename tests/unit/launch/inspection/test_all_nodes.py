@@ -12,8 +12,8 @@ from rallypoint.base.json_records import to_json
 from rallypoint.diagnosis.facts import Node
 from rallypoint.launch.inspection import all_nodes
 from rallypoint.launch.inspection.agent_client import NoAnswerError
-from rallypoint.launch.inspection.all_nodes import JobLooks, look_everywhere, trace_everywhere
-from rallypoint.launch.inspection.inspect_node import NodeLooks
+from rallypoint.launch.inspection.all_nodes import JobSamples, look_everywhere, trace_everywhere
+from rallypoint.launch.inspection.inspect_node import NodeSamples
 from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, pack_trace
 from rallypoint.launch.inspection.requests import AgentStatus, ExpectedNode, Line
 
@@ -117,13 +117,13 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> type[FakeConnection]:
     monkeypatch.setattr(all_nodes, "AgentConnection", AgentConnection)
     monkeypatch.setattr(all_nodes, "time", AgentConnection.clock)
     monkeypatch.setattr(all_nodes, "ask_status", lambda agent: STATUS)
-    looks = NodeLooks(status=STATUS, first=node(0), second=node(0))
-    monkeypatch.setattr(all_nodes, "look_twice", lambda connection, between_s: looks)
+    looks = NodeSamples(status=STATUS, first=node(0), second=node(0))
+    monkeypatch.setattr(all_nodes, "sample_twice", lambda connection, between_s: looks)
     monkeypatch.setattr(all_nodes, "trace_node", lambda connection, seconds, is_over: trace(0))
     return AgentConnection
 
 
-def look(connection: type[FakeConnection], *answers: object) -> JobLooks:
+def look(connection: type[FakeConnection], *answers: object) -> JobSamples:
     connection.answers = list(answers)
     return look_everywhere(AGENTS)
 
