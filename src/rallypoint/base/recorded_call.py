@@ -43,6 +43,11 @@ class RecordedCall(Record, kw_only=True):
     ended_ns: int = 0
     shape: tuple[int, ...] = ()
 
+    @property
+    def took_s(self) -> float:
+        """Its duration; 0 if it has not ended, or that is not known."""
+        return (self.ended_ns - self.since_ns) / 1e9 if self.ended_ns else 0.0
+
 
 class RecordedGroup(Record, kw_only=True):
     """What a worker was in, in one group.

@@ -182,9 +182,7 @@ def is_users(frame: Frame) -> bool:
 
 
 def users_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost line of the user's program; otherwise of a library other than Python's and
-    torch's.
-    """
+    """The innermost line of the user's program, or else of a library, but Python's and torch's."""
     return next(chain(filter(is_users, frames), filter(_is_third_party, frames), frames), None)
 
 
@@ -259,9 +257,7 @@ def _in_table(frame: Frame) -> Activity | None:
 
 
 def _import(frames: Sequence[Frame], inner: int, process: Process | None) -> Activity | None:
-    """The import in progress, if lines of a module are running: the module that was requested
-    first. The `inner` first frames are of libraries.
-    """
+    """The import in progress, of the module requested first; `inner` frames are of libraries."""
     imports = [index for index, frame in enumerate(frames) if _is_import(frame)]
     if not imports:
         return None
@@ -280,9 +276,7 @@ def _is_import(frame: Frame) -> bool:
 
 
 def _module(file: str) -> str:
-    """The name of a library, e.g. ``transformers`` for any of its files; for the user's own files,
-    the file's name.
-    """
+    """The library of a file, e.g. ``transformers``; for the user's own files, the file's name."""
     _, packages, inside = file.rpartition("-packages/")
     if packages:
         return inside.partition("/")[0].removesuffix(".py")
@@ -293,9 +287,7 @@ def _module(file: str) -> str:
 
 
 def _of_kernel(found: Activity, process: Process | None, others: Sequence[Stack]) -> Activity:
-    """The activity of a thread whose innermost frame is a line that calls C code, or runs
-    Python.
-    """
+    """The activity of a thread whose innermost line calls C code, or runs Python."""
     thread = process.main_thread if process else None
     observed = thread or process
     if process is None or observed is None:

@@ -8,21 +8,27 @@ Causes are given only for roots, never for ranks that wait (docs/decisions/080-e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
-from rallypoint.base.recorded_call import RecordedGroup
+from rallypoint.base.collective import JOINT_OPERATIONS
+from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.diagnosis import answer_text
 from rallypoint.diagnosis.activity import ActivityKind
 from rallypoint.diagnosis.answer_text import evidence, for_longest
 from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Root, Strength, Verdict
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.diagnosis.findings import find
-from rallypoint.diagnosis.history import Pace, pace
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank, job_state
 from rallypoint.diagnosis.phrases import does, numbered, seconds, some_ranks
 from rallypoint.diagnosis.waits import Wait, find_waits
 
 _MOST_ACTIVITIES = 2
+_LEAST_S = 0.012  # three ticks of the coarse clock that is used for times
+_LEAST_CALLS = 8
+_OFTEN = 0.75  # 24 of 32
+_OF_A_STEP = 0.1
 
 
 def explanation_of(first: Facts, second: Facts) -> Explanation:
@@ -141,7 +147,7 @@ def _no_hang(job: JobState, waits: Sequence[Wait]) -> list[str]:
         return ["no hang: all ranks have ended (code 0)"]
     groups = _largest(job)
     found = pace(groups)
-    slow = _pace(found, job) if found else ""
+    slow = _pace_text(found, job) if found else ""
     state = _last_call(job, groups)
     waiting = _waiting(waits, job)
     parts = [state, waiting, slow]
@@ -192,7 +198,7 @@ def _waiting(waits: Sequence[Wait], job: JobState) -> str:
     return f"{some_ranks(ranks)} {verb}{for_s} in {waiting[0].words}{whom}{what}"
 
 
-def _pace(found: Pace, job: JobState) -> str:
+def _pace_text(found: Pace, job: JobState) -> str:
     step = ""
     if found.step_s is not None:
         step = f"the step takes {seconds(found.step_s)} (median of {found.steps})"
@@ -222,3 +228,79 @@ def _largest(job: JobState) -> dict[int, RecordedGroup]:
         key=lambda groups: (len(groups), max(len(group.calls) for group in groups.values())),
         default={},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Statistics of a group's last collectives.
+
+    Attributes:
+        step_s: the time of a step; None if no period is visible.
+        steps: the number of steps in that median.
+        last: the rank that comes last in at least three of four collectives; None if there is none.
+        times, calls: in how many collectives of how many.
+        late_s: the median of its delay.
+    """
+
+    step_s: float | None = None
+    steps: int = 0
+    last: int | None = None
+    times: int = 0
+    calls: int = 0
+    late_s: float = 0.0
+
+
+def pace(groups: Mapping[int, RecordedGroup]) -> Pace | None:
+    """What the members' records (by rank) show together; None if nothing.
+
+    All leave a collective at nearly the same time, so the rank that was in it for the shortest time
+    came last: no clocks are compared.
+    """
+    ended = {
+        rank: {call.number: call for call in group.calls if call.state == "done" and call.ended_ns}
+        for rank, group in groups.items()
+    }
+    if not ended or not all(ended.values()):
+        return None
+    step_s, steps, period = _step(list(next(iter(ended.values())).values()))
+    best = Pace(step_s=step_s, steps=steps)
+    together = [
+        number
+        for number in sorted(set.intersection(*map(set, ended.values())))
+        if all(calls[number].operation in JOINT_OPERATIONS for calls in ended.values())
+    ]
+    for phase in range(period if len(groups) > 1 else 0):
+        found = _late(ended, together[phase::period])
+        if found and found.late_s > best.late_s and found.late_s >= _OF_A_STEP * (step_s or 0.0):
+            best = replace(found, step_s=step_s, steps=steps)
+    return best
+
+
+def _late(ended: Mapping[int, Mapping[int, RecordedCall]], numbers: Sequence[int]) -> Pace | None:
+    """Which rank comes last in these collectives; None if none does in most of them."""
+    if len(numbers) < _LEAST_CALLS:
+        return None
+    lateness: dict[int, list[float]] = {}
+    for number in numbers:
+        took = {rank: calls[number].took_s for rank, calls in ended.items()}
+        last = min(took, key=lambda rank: took[rank])
+        late_s = median(each for rank, each in took.items() if rank != last) - took[last]
+        if late_s >= _LEAST_S:
+            lateness.setdefault(last, []).append(late_s)
+    rank, late = max(lateness.items(), key=lambda each: len(each[1]), default=(0, []))
+    if len(late) < _OFTEN * len(numbers):
+        return None
+    return Pace(last=rank, times=len(late), calls=len(numbers), late_s=median(late))
+
+
+def _step(calls: Sequence[RecordedCall]) -> tuple[float | None, int, int]:
+    """The time of a step, the number of steps in that median, and the number of calls in a step."""
+    kinds = [(call.operation, call.dtype, call.count, call.shape) for call in calls]
+    for period in range(1, len(calls) // 2 + 1):
+        if all(kinds[i] == kinds[i - period] for i in range(period, len(kinds))):
+            took = [
+                (calls[i].ended_ns - calls[i - period].ended_ns) / 1e9
+                for i in range(period, len(calls))
+            ]
+            return median(took), len(took), period
+    return None, 0, 1

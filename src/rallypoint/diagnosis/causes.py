@@ -201,10 +201,6 @@ def _elsewhere(rank: Rank) -> Obstacle:
 def _loader(rank: Rank) -> Obstacle:
     """The explanation if a child process does not deliver."""
     site = f" ({rank.activity.site})" if rank.activity.site else ""
-    for words in rank.process.ended_children if rank.process else ():
-        if "killed" in words or "SIG" in words:
-            killed = words if words[:1].isdigit() else f"process: {words}"
-            return Obstacle(Cause.ELSEWHERE, f"{killed}{site}", owner="data loader worker")
     below = list(_below(rank.process))
     for child in below:
         if child.state == "Z":

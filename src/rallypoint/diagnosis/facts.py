@@ -71,10 +71,6 @@ class Process:
         cpu: the number of cores used between the two samples.
         starved: the share of the time between the samples in which it was ready but had no core.
         age_s: the time since its start.
-        is_traced: whether a debugger is attached.
-        children: its child processes.
-        ended_children: how former child processes ended, if known, each in words that begin with
-            its pid: ``"4720 was killed by SIGKILL"``.
     """
 
     pid: int
@@ -84,10 +80,8 @@ class Process:
     starved: float = 0.0
     rss_bytes: int = 0
     age_s: float = 0.0
-    is_traced: bool = False
     threads: tuple[Thread, ...] = ()
     children: tuple[Process, ...] = ()
-    ended_children: tuple[str, ...] = ()
 
     @property
     def main_thread(self) -> Thread | None:

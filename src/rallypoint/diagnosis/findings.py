@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rallypoint.diagnosis import headline
+from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.diagnosis.activity import ActivityKind, is_users, main_stack
+from rallypoint.diagnosis.answer_text import (
+    HangFinding,
+    Headline,
+    deadlock_headline,
+    flow_headline,
+    mismatch_headline,
+    rank_headline,
+    shortest_cycle,
+    unexpected_message,
+)
 from rallypoint.diagnosis.causes import Obstacle, explain
 from rallypoint.diagnosis.explanation import Cause, Strength
 from rallypoint.diagnosis.graph import Needs, Node, ReducedGraph, reduce_graph, waiting_for
-from rallypoint.diagnosis.headline import Headline
-from rallypoint.diagnosis.history import is_usual
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank
 from rallypoint.diagnosis.waits import Wait, needs_of
 
@@ -25,35 +33,7 @@ _FORMING_S = 5.0  # a process may take this long to join
 _ALL_FORMING_S = 60.0
 _NOTHING_MOVES_S = 10.0  # for a call that all are in
 _IDLE = 0.05  # of a core
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangFinding:
-    """One problem.
-
-    Attributes:
-        ranks: the ranks that it is about.
-        waits: those of the ranks that wait for it directly.
-        waiters: all ranks that wait for it, directly or indirectly.
-        named: those of the waiters that the headline names.
-        is_secondary: it is about a rank that ended because a call of its own failed.
-    """
-
-    cause: Cause
-    ranks: tuple[int, ...]
-    headline: Headline
-    waits: tuple[Wait, ...] = ()
-    waiters: tuple[int, ...] = ()
-    named: tuple[int, ...] = ()
-    strength: Strength = Strength.CERTAIN
-    is_secondary: bool = False
-    when_ns: int = 0
-
-    @property
-    def order(self) -> tuple[int, int, int, int, tuple[int, ...]]:
-        """The sort key: what is reported first."""
-        cause = list(Cause).index(self.cause)
-        return self.is_secondary, cause, -len(self.waiters), self.when_ns, self.ranks
+_USUAL_TIMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +83,8 @@ def _of_ranks(now: _Situation) -> list[HangFinding]:
         if not _counts(rank, direct, now.job):
             continue
         why = explain(rank)
-        what = headline.of_rank(rank, why, direct)
-        came = [text for wait in direct if (text := headline.unexpected_message(now.job, wait))]
+        what = rank_headline(rank, why, direct)
+        came = [text for wait in direct if (text := unexpected_message(now.job, wait))]
         if came:
             what = replace(what, text=f"{came[0]}; {what.text}")
         has_ended = rank.condition is Condition.ENDED
@@ -173,12 +153,21 @@ def _is_long(rank: Rank, direct: Sequence[Wait]) -> bool:
     return longest.group is None or not is_usual(longest.group, longest.for_s)
 
 
+def is_usual(group: RecordedGroup, wait_s: float) -> bool:
+    """Whether the calls before this one took about as long, more than once or twice.
+
+    A job whose ranks wait for one of them in each step is slow; it does not hang.
+    """
+    long = [call for call in group.calls if call.took_s >= wait_s * 2 / 3]
+    return len(long) >= _USUAL_TIMES
+
+
 def _of_mismatches(now: _Situation) -> list[HangFinding]:
     found = []
     for node, direct in now.roots("mismatch"):
         if _longest_s(direct) < LONG_S:
             continue
-        what, ranks, strength = headline.of_mismatch(now.job, direct[0], int(node[2]))
+        what, ranks, strength = mismatch_headline(now.job, direct[0], int(node[2]))
         found.append(
             HangFinding(
                 cause=Cause.MISMATCH,
@@ -199,7 +188,7 @@ def _of_flows(now: _Situation) -> list[HangFinding]:
         HangFinding(
             cause=Cause.NETWORK,
             ranks=(),
-            headline=headline.of_flow(now.job, node[1], direct),
+            headline=flow_headline(now.job, node[1], direct),
             waits=tuple(direct),
             waiters=now.waiters_for(node),
         )
@@ -208,7 +197,7 @@ def _of_flows(now: _Situation) -> list[HangFinding]:
 
 
 def _of_deadlock(now: _Situation) -> list[HangFinding]:
-    cycle = headline.shortest_cycle(now.waits, now.needs, now.reduction.stuck)
+    cycle = shortest_cycle(now.waits, now.needs, now.reduction.stuck)
     if not cycle or any(wait.for_s is not None and wait.for_s < LONG_S for wait in cycle):
         return []
     strength = Strength.CERTAIN
@@ -224,7 +213,7 @@ def _of_deadlock(now: _Situation) -> list[HangFinding]:
         HangFinding(
             cause=Cause.DEADLOCK,
             ranks=ranks,
-            headline=headline.of_deadlock(now.job, cycle, strength),
+            headline=deadlock_headline(now.job, cycle, strength),
             waiters=now.waiters_for(*ranks),
             strength=strength,
         )

@@ -69,9 +69,7 @@ def waiting_for(waiters: Mapping[Node, set[Node]], targets: Iterable[Node]) -> f
 
 
 def smallest_cycle(needs: Needs, stuck: frozenset[Node]) -> tuple[Node, ...]:
-    """The shortest cycle among the stuck nodes, from its smallest rank on, in the order of
-    waiting.
-    """
+    """The shortest cycle among the stuck nodes, from its smallest rank on, in waiting order."""
     next_nodes = {
         node: sorted(
             {target for clause in needs[node] if clause <= stuck for target in clause}, key=_order
@@ -89,9 +87,7 @@ def smallest_cycle(needs: Needs, stuck: frozenset[Node]) -> tuple[Node, ...]:
 def _cycle_from(
     start: Node, next_nodes: Mapping[Node, list[Node]], shorter_than: int
 ) -> tuple[Node, ...]:
-    """The shortest path from `start` back to it, or nothing if it is no shorter than the known
-    one.
-    """
+    """The shortest path from `start` back to it; empty if it is no shorter than the known one."""
     came_from: dict[Node, Node] = {}
     ahead = deque([start])
     while ahead:

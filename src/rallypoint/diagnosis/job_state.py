@@ -190,9 +190,7 @@ def _condition(
 
 
 def _of_living(worker: WorkerFacts, process: Process, before: WorkerFacts | None) -> Condition:
-    """The condition of a live worker. A debugger or a disk may stop a process for moments; lasting
-    stops show in both samples.
-    """
+    """A live worker's condition: a debugger or a disk may stop it for moments, in one sample."""
     earlier = before.process if before else None
     if earlier is None or earlier.state == process.state:
         if process.state in _LASTING:
@@ -203,9 +201,7 @@ def _of_living(worker: WorkerFacts, process: Process, before: WorkerFacts | None
 
 
 def _keeps_gil(worker: WorkerFacts, process: Process, before: WorkerFacts | None) -> bool:
-    """Whether one thread held the GIL in both samples, and no Python code ran that would release
-    it.
-    """
+    """Whether one thread held the GIL in both samples, and ran no Python code to release it."""
     if before is None or before.gil != worker.gil:
         return False
     now, then = (

@@ -191,9 +191,7 @@ def _goes_on(rank: Rank, group: RecordedGroup, call: RecordedCall) -> bool:
 
 
 def _strength(kind: ActivityKind, group: RecordedGroup, call: RecordedCall) -> Strength:
-    """The certainty of a wait; a rank that does something else may have begun the call in the
-    background.
-    """
+    """The certainty of a wait: a rank that does something else may call in the background."""
     is_inferred = call.state != "failed" and group.queued and not kind.communicates
     return Strength.INFERRED if is_inferred else Strength.CERTAIN
 
@@ -284,9 +282,7 @@ def _has_queued(group: RecordedGroup, number: int) -> bool:
 
 
 def sides(job: JobState, group: RecordedGroup, number: int) -> Sides:
-    """A group's members by what they called, the smallest side first; members that have not called
-    are left out.
-    """
+    """A group's members that have called, by what they called, the smallest side first."""
     found: Sides = []
     for rank in job.members(group):
         own = job.ranks[rank].groups.get(group.key)

@@ -250,15 +250,6 @@ def in_loader(rank: int, at: Process) -> WorkerFacts:
     return worker(rank, BEFORE_17, stacks=[stack(*places)], at=at)
 
 
-def test_a_data_loaders_process_was_killed(c: int) -> None:
-    at = process(c, syscall="poll", ended_children=("4720 was killed by SIGKILL",))
-    told(
-        hang(in_loader(c, at)),
-        f"rank {c}'s data loader worker 4720 was killed by SIGKILL",
-        f"{those(c)} wait in all_reduce #17",
-    )
-
-
 def test_our_errors_say_why_and_a_full_disk_is_named(c: int) -> None:
     ours = "raised rallypoint.base.errors.MismatchError: ranks called different operations: " * 2
     told(hang(ended(c, BEFORE_17, code=1, error=ours)), "(code 1: MismatchError: ranks called")

@@ -24,11 +24,11 @@ def shared(tmp_path: Path) -> Path:
 def test_each_sees_the_others(shared: Path) -> None:
     a, b = (AddressFiles(str(shared), key) for key in ("aa", "bb"))
     a.leave_address(A)
-    assert a.look() == Listing(others={})
+    assert a.contents() == Listing(others={})
     b.leave_address(B)
-    assert (a.look().others, b.look().others) == ({"bb": B}, {"aa": A})
+    assert (a.contents().others, b.contents().others) == ({"bb": B}, {"aa": A})
     b.clear(is_over=False)
-    assert a.look() == Listing(others={})
+    assert a.contents() == Listing(others={})
 
 
 def test_what_else_lies_there_does_no_harm(shared: Path) -> None:
@@ -46,7 +46,7 @@ def test_what_else_lies_there_does_no_harm(shared: Path) -> None:
     (shared / "agent.n").symlink_to(shared / "agent.i")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(shared / "agent.o"))
-    found = a.look()
+    found = a.contents()
     assert dict(found.others) == {"i": Endpoint(host="10.0.0.8", port=8)}
     assert found.generation == -1
 
@@ -60,7 +60,7 @@ def test_a_founder_that_is_seen_has_not_left(shared: Path, monkeypatch: pytest.M
     whole = [path.name for path in shared.iterdir()]
     lists = iter([[name for name in whole if name != "agent.aa"], whole])
     monkeypatch.setattr(os, "listdir", lambda _: next(lists))
-    seen = b.look()
+    seen = b.contents()
     assert (seen.founder, seen.others) == ("aa", {"aa": A})
     assert not may_found(seen, unanswered_s=0.0, patience_s=1.0)
 
@@ -69,7 +69,7 @@ def test_the_second_does_not_begin_another_job(shared: Path) -> None:
     """It looked before the founder came, and knows only that there is one."""
     a, b = (AddressFiles(str(shared), key) for key in ("aa", "bb"))
     b.leave_address(B)
-    seen = b.look()
+    seen = b.contents()
     assert may_found(seen, unanswered_s=0.0, patience_s=1.0)
     a.leave_address(A)
     assert a.found(0)
@@ -77,7 +77,7 @@ def test_the_second_does_not_begin_another_job(shared: Path) -> None:
     seen = seen.overtaken()
     assert not may_found(seen, unanswered_s=59.0, patience_s=1.0)  # as late NFS may show it
     assert may_found(seen, unanswered_s=60.0, patience_s=1.0)
-    assert b.look() == Listing(others={"aa": A}, founder="aa", generation=0)
+    assert b.contents() == Listing(others={"aa": A}, founder="aa", generation=0)
 
 
 def test_one_of_many_founds(shared: Path) -> None:
@@ -98,19 +98,19 @@ def test_one_of_many_founds(shared: Path) -> None:
     for thread in threads:
         thread.join()
     (founder,) = founders
-    seen = everyone[0].look()
+    seen = everyone[0].contents()
     assert (seen.founder, seen.generation) == (f"key{founder}", 0)
     other = everyone[founder - 1]
     assert other.found(1)
-    assert everyone[0].look().generation == 1
+    assert everyone[0].contents().generation == 1
     other.clear(is_over=False)
-    assert everyone[0].look().generation == 1
+    assert everyone[0].contents().generation == 1
     other.clear(is_over=True)
-    assert everyone[0].look().generation == 0  # its founder is still here
+    assert everyone[0].contents().generation == 0  # its founder is still here
     everyone[founder].clear(is_over=False)
-    assert everyone[0].look().generation == 0
+    assert everyone[0].contents().generation == 0
     everyone[founder - 2].clear(is_over=True)
-    assert everyone[0].look().generation == -1
+    assert everyone[0].contents().generation == -1
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from rallypoint.cli.remote.job_on_hosts import (
 )
 from rallypoint.cli.remote.plan import Plan, read_plan
 from rallypoint.cluster.remote_shell import command_on, end, last_lines, start
-from rallypoint.launch.agent.limits import allow_many_connections
 from rallypoint.launch.agent.loop import fill_standard_descriptors
 from rallypoint.launch.agent.signals import Signals
 from rallypoint.launch.job import Verbosity
@@ -38,6 +37,7 @@ from rallypoint.launch.output.file_work import FileWork
 from rallypoint.launch.output.lines import open_outlets
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.terminal import print_line
+from rallypoint.launch.rounds.store_host import allow_many_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,68 +8,63 @@ process inspects this node.
 from __future__ import annotations
 
 import os
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from rallypoint.base.address import loopback_trouble
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.launch.agent.agent_messages import AgentMessage, EndRank, read_message
-from rallypoint.launch.agent.local_workers import LocalWorkers
-from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.agent.round_evidence import OomKills
-from rallypoint.launch.inspection.child import Looker
+from rallypoint.launch.agent.complaints import AgentMessage, EndRank
+from rallypoint.launch.agent.final_reports import OomKills
+from rallypoint.launch.agent.local_workers import AgentParts
+from rallypoint.launch.inspection.child import NodeInspector
 from rallypoint.launch.inspection.requests import (
     AgentStatus,
     Answers,
     Conversations,
     Finding,
+    Inquiry,
     RankStatus,
     Relay,
-    Reply,
 )
-from rallypoint.launch.job import Job
-from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import signal_name
+from rallypoint.rendezvous.transport.codec import decode_any
+
+_MESSAGES = {kind.__name__: kind for kind in (AgentMessage | Inquiry).__args__}
 
 
-class AgentAnswers(Answers):
+class AgentAnswers:
     """Answers for one agent.
 
     Args:
         stop: ends the job.
-        told: called with what another agent says of workers.
+        reported: called with what another agent reports of workers.
     """
 
     def __init__(
         self,
-        job: Job,
-        state: NodeState,
-        rounds: RoundSource,
-        workers: LocalWorkers,
+        parts: AgentParts,
         oom_kills: OomKills,
-        selector: selectors.BaseSelector,
         *,
         began: float,
         stop: Callable[[str], None],
-        told: Callable[[AgentMessage], None],
+        reported: Callable[[AgentMessage], None],
     ) -> None:
-        self.conversations = Conversations(selector, self)
-        self._looker = Looker(selector, self.conversations)
-        self._tracer = Looker(selector, self.conversations)
-        self._relay = Relay(rounds, self._look)
-        self._told = told
-        self._job, self._state, self._rounds = job, state, rounds
-        self._began = began
-        self._workers, self._oom_kills = workers, oom_kills
-        self._stop = stop
+        self._relay = Relay(parts.rounds, self._inspect)
+        answers = Answers(
+            status=self._status, records=self._records, stop=stop, others=self._relay.ask
+        )
+        self.conversations = Conversations(parts.selector, answers)
+        self._inspector = NodeInspector(parts.selector, self.conversations)
+        self._tracer = NodeInspector(parts.selector, self.conversations)
+        self._job, self._state, self._rounds = parts.job, parts.state, parts.rounds
+        self._workers, self._oom_kills, self._began = parts.workers, oom_kills, began
+        self._reported = reported
 
     def close(self) -> None:
         """Drop all connections of askers."""
-        self._looker.close()
+        self._inspector.close()
         self._tracer.close()
         self.conversations.close()
 
@@ -83,14 +78,14 @@ class AgentAnswers(Answers):
             with suppress(Exception):  # no request may ever end a job
                 self._relay.heard(sender, message)
         elif not isinstance(message, EndRank) or self._is_led_by(sender):
-            self._told(message)
+            self._reported(message)
 
     def _is_led_by(self, key: str) -> bool:
         roster = self._rounds.roster()
         return roster is not None and roster.leader == key
 
-    def status(self) -> AgentStatus:
-        state, seat, pids = self._state, self._workers.seat, self._workers.pids
+    def _status(self) -> AgentStatus:
+        state, seat = self._state, self._workers.seat
         return AgentStatus(
             run_id=self._job.run_id,
             host=self._job.host,
@@ -104,48 +99,48 @@ class AgentAnswers(Answers):
             oom_kills=self._oom_kills.new,
             loopback_trouble=loopback_trouble("127.0.0.1"),
             news=self._rounds.news,
-            workers=tuple(
-                [
-                    RankStatus(
-                        rank=rank,
-                        local_rank=local_rank,
-                        has_ended=rank in state.group.exits,
-                        **{"pid": pids.get(rank, 0), **self._end_of(rank)},
-                    )
-                    for rank, local_rank in state.group.local_ranks.items()
-                ]
-            ),
+            workers=tuple(map(self._rank_status, state.group.local_ranks)),
         )
 
-    def records(self) -> Sequence[int]:
+    def _records(self) -> Sequence[int]:
         evidence = self._workers.evidence
         return [] if evidence is None else evidence.records.descriptors
 
-    def stop(self, why: str) -> None:
-        self._stop(why)
-
-    def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
-        self._relay.ask(reply, trace_s=trace_s)
-
-    def _look(self, reply: Finding, trace_s: float) -> None:
+    def _inspect(self, reply: Finding, trace_s: float) -> None:
         if trace_s:
-            self._tracer.look(reply, ("trace", str(trace_s)))
+            self._tracer.inspect(reply, ("trace", str(trace_s)))
         else:
-            self._looker.look(reply)
+            self._inspector.inspect(reply)
 
-    def _end_of(self, rank: int) -> dict[str, Any]:
+    def _rank_status(self, rank: int) -> RankStatus:
         group = self._state.group
         end, error = group.exits.get(rank), group.errors.get(rank)
         if end is None:
-            return {} if error is None else {"error": _line_of(error), "ended_at": error.time_s}
-        return {
-            "pid": end.pid,
-            "code": end.code,
-            "signal": signal_name(end.signal) if end.signal else "",
-            "by_launcher": end.by_launcher,
-            "error": end.start_error or (_line_of(end.error) if end.error else ""),
-            "ended_at": end.time_s,
-        }
+            return RankStatus(
+                rank=rank,
+                local_rank=group.local_ranks[rank],
+                has_ended=False,
+                pid=self._workers.pids.get(rank, 0),
+                error=_line_of(error) if error else "",
+                ended_at=error.time_s if error else 0.0,
+            )
+        return RankStatus(
+            rank=rank,
+            local_rank=group.local_ranks[rank],
+            has_ended=True,
+            pid=end.pid,
+            code=end.code,
+            signal=signal_name(end.signal) if end.signal else "",
+            by_launcher=end.by_launcher,
+            error=end.start_error or (_line_of(end.error) if end.error else ""),
+            ended_at=end.time_s,
+        )
+
+
+def read_message(payload: bytes) -> AgentMessage | Inquiry:
+    """Read what another agent has sent."""
+    message: AgentMessage | Inquiry = decode_any(_MESSAGES, payload)
+    return message
 
 
 def _line_of(error: WorkerError) -> str:

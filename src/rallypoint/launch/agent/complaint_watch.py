@@ -11,50 +11,37 @@ workers' errors stay what they are.
 from __future__ import annotations
 
 import os
-import selectors
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
-from rallypoint.launch.agent.agent_messages import ContactLost, LongWaits, TimedOut
 from rallypoint.launch.agent.complaints import (
     STOPPED_SHARE,
+    Complaint,
+    ContactLost,
     Hang,
     Hangs,
+    LongWaits,
     LostContacts,
+    TimedOut,
     TimedOutCalls,
 )
-from rallypoint.launch.agent.local_workers import LocalWorkers
-from rallypoint.launch.agent.node import NodeDecision, NodeState
+from rallypoint.launch.agent.local_workers import AgentParts
 from rallypoint.launch.inspection.child import Child
-from rallypoint.launch.job import Job, OnHang
-from rallypoint.launch.output.progress import ProgressReporter
-from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.launch.job import OnHang
+from rallypoint.rendezvous.transport.codec import encode
 
-_BETWEEN_STOPPED_S = 0.03  # the two looks: that it does not move, its agent has seen
+_BETWEEN_STOPPED_S = 0.03  # the two samples: that it does not move, its agent has seen
 _CALM = 0.5  # of the time until a wait is long: it is not looked at more often
 
 
 class ComplaintWatch:
-    """The watch of one agent; its arguments are those of `StuckRanks`."""
+    """The watch of one agent."""
 
-    def __init__(
-        self,
-        job: Job,
-        selector: selectors.BaseSelector,
-        rounds: RoundSource,
-        state: NodeState,
-        workers: LocalWorkers,
-        progress: ProgressReporter,
-        *,
-        perform: Callable[[NodeDecision], None],
-        look: Callable[[], None],
-    ) -> None:
-        self._on_hang, self._after_s = job.on_hang, job.hang_after_s
-        self._selector, self._rounds, self._state = selector, rounds, state
-        self._workers, self._progress = workers, progress
-        self._perform, self._look = perform, look
+    def __init__(self, parts: AgentParts) -> None:
+        self._parts = parts
+        self._rounds, self._state, self._workers = parts.rounds, parts.state, parts.workers
+        self._after_s = parts.job.hang_after_s
         self._child: Child | None = None
         self._calm_s = 0.0
         self._begin()
@@ -91,15 +78,15 @@ class ComplaintWatch:
         """
         self._pass_on(LongWaits(self._state.round, rank, seconds, is_over, is_stopped))
 
-    def _pass_on(self, complaint: LongWaits | TimedOut | ContactLost) -> None:
+    def _pass_on(self, complaint: Complaint) -> None:
         with suppress(Exception):
             roster = self._rounds.roster()
             if roster is not None and roster.leader not in ("", roster.me):
-                self._rounds.inquire(roster.leader, complaint.to_bytes())
+                self._rounds.inquire(roster.leader, encode(complaint))
             else:
                 self.heard(complaint)
 
-    def heard(self, complaint: LongWaits | TimedOut | ContactLost) -> None:
+    def heard(self, complaint: Complaint) -> None:
         """A worker of any node complains, and this agent coordinates."""
         if complaint.round != self._state.round:
             return
@@ -121,10 +108,10 @@ class ComplaintWatch:
             self._begin()
         calls, contacts = self._calls, self._contacts
         if calls.judge_at is not None and now >= calls.judge_at:
-            self._perform(self._state.calls_timed_out(calls.judge()))
+            self._parts.perform(self._state.calls_timed_out(calls.judge()))
         if contacts.judge_at is not None and now >= contacts.judge_at:
             at_fault = contacts.judge(self._nodes().__getitem__)
-            self._perform(self._state.contact_lost(at_fault))
+            self._parts.perform(self._state.contact_lost(at_fault))
 
     def close(self) -> None:
         """Stop watching."""
@@ -143,14 +130,14 @@ class ComplaintWatch:
     def _wait_heard(self, waits: LongWaits) -> None:
         if waits.is_over:
             if self._hangs.goes_on(waits.rank, was_stopped=waits.is_stopped):
-                self._progress.goes_on(waits.rank, waits.seconds, waits.is_stopped)
+                self._parts.progress.goes_on(waits.rank, waits.seconds, waits.is_stopped)
             return
         self._hangs.complains(waits.rank)
         if self._child is None and time.monotonic() >= self._calm_until:
             self._calm_s = _CALM * self._after_s * (STOPPED_SHARE if waits.is_stopped else 1.0)
             between = [str(_BETWEEN_STOPPED_S)] if waits.is_stopped else []
             words = ["job", str(os.getpid()), *between]
-            self._child = Child(self._selector, words, self._inspected)
+            self._child = Child(self._parts.selector, words, self._inspected)
 
     def _inspected(self, explanation: dict[str, object] | None) -> None:
         self._child = None
@@ -165,9 +152,10 @@ class ComplaintWatch:
                 self._found(hang)
 
     def _found(self, hang: Hang) -> None:
-        self._progress.hangs(hang.text, hang.event)
-        if self._on_hang in (OnHang.RESTART, OnHang.STOP):
-            self._look()
-            ends_job = self._on_hang is OnHang.STOP
+        self._parts.progress.hangs(hang.text, hang.event)
+        on_hang = self._parts.job.on_hang
+        if on_hang in (OnHang.RESTART, OnHang.STOP):
+            self._parts.inspect()
+            ends_job = on_hang is OnHang.STOP
             now = time.monotonic()
-            self._perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))
+            self._parts.perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))

@@ -1,6 +1,9 @@
-"""What follows from workers' complaints of one round: hangs to report, and ranks to end. Pure.
+"""Workers' complaints of a round, and what follows from them: hangs to report, ranks to end. Pure.
 
-The complaints of all nodes come in at the agent that coordinates (complaint_watch.py).
+    an agent -- LongWaits, TimedOut, ContactLost --> the agent that coordinates (complaint_watch.py)
+    an agent <------------ EndRank ----------------- the agent that coordinates
+
+They travel as inquiries (rounds/source.py), as the messages of inspection/requests.py do.
 """
 
 from __future__ import annotations
@@ -17,6 +20,50 @@ STOPPED_SHARE = 0.1
 _STOPPED, _RAISED = "stopped", "raised"  # these causes, as `explain` names them
 _ALMOST = 0.9  # of the time; clocks are coarse
 _EXPLAINED = 3  # the status that `explain` would exit with
+
+
+class LongWaits(Record):
+    """A worker of the sender's node waits for long, or did.
+
+    Attributes:
+        is_stopped: it does not wait, but a signal has stopped it.
+    """
+
+    round: int
+    rank: int
+    seconds: float
+    is_over: bool
+    is_stopped: bool = False
+
+
+class TimedOut(Record):
+    """The sender's `rank` waited for `culprit` until a call of `ranks` (empty: all) timed out."""
+
+    round: int
+    rank: int
+    culprit: int
+    ranks: tuple[int, ...] = ()
+
+
+class ContactLost(Record):
+    """`rank`, of the sender's node, cannot reach `culprit`; as control_message.LostContact."""
+
+    round: int
+    rank: int
+    culprit: int
+    had_formed: bool
+
+
+class EndRank(Record):
+    """The node that has this rank is to kill it."""
+
+    round: int
+    rank: int
+    because: str
+
+
+Complaint = LongWaits | TimedOut | ContactLost
+AgentMessage = Complaint | EndRank
 
 
 class Hang(Record, kw_only=True):
@@ -87,25 +134,25 @@ class Hangs:
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
         self._complaining: set[int] = set()
-        self._told: Hang | None = None
+        self._reported: Hang | None = None
 
     def complains(self, rank: int) -> None:
         """That rank has waited for too long."""
         self._complaining.add(rank)
 
     def goes_on(self, rank: int, *, was_stopped: bool = False) -> bool:
-        """That rank no longer waits, or is not stopped now. Returns whether this ends a told hang.
+        """That rank no longer waits, or is not stopped now; whether this ends a reported hang.
 
         One at fault may have waited for something else; but in a circle all are.
         """
         self._complaining.discard(rank)
-        told = self._told
-        if told is None:
+        reported = self._reported
+        if reported is None:
             return False
-        ended_by = told.root[1] if was_stopped else told.waiting or told.ranks
-        if rank not in ended_by or (was_stopped and told.root[0] != _STOPPED):
+        ended_by = reported.root[1] if was_stopped else reported.waiting or reported.ranks
+        if rank not in ended_by or (was_stopped and reported.root[0] != _STOPPED):
             return False
-        self._told = None
+        self._reported = None
         return True
 
     def judge(self, explanation: Mapping[str, Any]) -> Hang | None:
@@ -113,10 +160,10 @@ class Hangs:
         hang = _hang(explanation, self._after_s)
         if hang is None or hang.ranks.isdisjoint(self._complaining):
             return None
-        told = self._told
-        if told is not None and told.is_same(hang) and told.is_explained >= hang.is_explained:
+        last = self._reported
+        if last is not None and last.is_same(hang) and last.is_explained >= hang.is_explained:
             return None
-        self._told = hang
+        self._reported = hang
         return hang
 
 

@@ -1,17 +1,32 @@
-"""How a round or a job ended: what an agent prints of it, and returns to a Python program."""
+"""How a round or a job ended: what an agent remembers of it, prints, saves, and returns.
+
+At the first sign of trouble it reads the workers' flight records, before the workers react. If
+someone ends a job in which workers have waited for long, it also inspects where they are.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from rallypoint.base.cgroup_limits import count_oom_kills
 from rallypoint.base.record import Record
 from rallypoint.base.wording import brief
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.job import Job
+from rallypoint.launch.output.flight_report import FlightRecords
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 from rallypoint.rendezvous.job.reports import Finish, Outcome
+from rallypoint.rendezvous.job.round import Seat
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from rallypoint.diagnosis.facts import Facts, WorkerEnd
+    from rallypoint.launch.inspection.inspect_node import ProcessSnapshot
+
+_LONG_S = 1.0  # an operation that took longer is worth a word when somebody stops the job
+_FORMING_S = 3.0  # so long a job may have no group
 
 
 class JobResult(Record, kw_only=True):
@@ -57,19 +72,20 @@ class Reports:
         text = f"round {number} ended: {elsewhere or because}"  # not here
         return text + f"; {because}" * (because not in text)
 
+    def calls(self, evidence: RoundEvidence | None, *, was_stopped: bool = False) -> list[str]:
+        """The calls that the workers were in."""
+        state = self._state
+        if evidence is None:
+            return []
+        return evidence.lines(state.group, was_stopped=was_stopped, hang=state.hang)
+
     def of_job(
-        self,
-        *,
-        stopped_by: str,
-        calls: Callable[[bool], list[str]],
-        hint: Callable[[int | None], str],
+        self, evidence: RoundEvidence | None, *, stopped_by: str, hint: Callable[[int | None], str]
     ) -> list[str]:
         """The job is over; no lines if it succeeded.
 
         Args:
             stopped_by: who stopped it, if it was not a signal.
-            calls: lines on the calls that the workers were in; for a stopped job, if it should
-                report them.
             hint: where the output of a local rank is kept.
         """
         state, finish = self._state, self._state.finish
@@ -81,7 +97,7 @@ class Reports:
                 " log (dmesg)"
             )
         elif finish is not None and finish.outcome is Outcome.GIVEN_UP:
-            lines.append(self._given_up(finish, calls(False), hint))
+            lines.append(self._given_up(finish, self.calls(evidence), hint))
         elif finish is not None and finish.outcome is Outcome.STOPPED:
             after_s = time.monotonic() - self._began
             if state.stop_signal is None:
@@ -89,7 +105,7 @@ class Reports:
             else:
                 by = stopped_by or signal_name(state.stop_signal)
                 lines.append(f"stopped by {by} after {brief(after_s)}")
-            lines += calls(True)
+            lines += self.calls(evidence, was_stopped=True)
         elif finish is not None and finish.outcome is Outcome.MISSED:
             lines.append(f"the job ended before this node had a place in it: {finish.because}")
         if state.unkillable:
@@ -137,3 +153,146 @@ class Reports:
 
         host, oom_kills = self._job.host, self._oom_kills.new
         return summary(group, host=host, oom_kills=oom_kills, calls=calls, **report)
+
+
+class RoundEvidence:
+    """What is remembered of one round.
+
+    Attributes:
+        records: the memory that its workers write.
+    """
+
+    def __init__(self, job: Job, seat: Seat, records: FlightRecords) -> None:
+        self.records = records
+        self._job, self._seat = job, seat
+        self._began = time.monotonic()
+        self._snapshots: Mapping[int, ProcessSnapshot] = {}  # by rank
+
+    def renewed(self, seat: Seat) -> RoundEvidence:
+        """For a round in which workers of this one go on."""
+        self.records.forget()
+        return RoundEvidence(self._job, seat, self.records)
+
+    def inspect(self, pids: Mapping[int, int]) -> None:
+        """Someone ends the job: record where workers are, if any waits for long."""
+        forms = not self.records.has_groups and time.monotonic() - self._began > _FORMING_S
+        if self._snapshots or not (forms or self.records.lines(least_s=_LONG_S)):
+            return
+        from rallypoint.launch.inspection.inspect_node import inspect_briefly
+
+        try:
+            self._snapshots = {pids[pid]: found for pid, found in inspect_briefly(pids).items()}
+        except Exception:  # the job is to end, whatever can be learnt of it
+            return
+
+    def lines(self, group: WorkerGroup, *, was_stopped: bool, hang: str) -> list[str]:
+        """The workers' calls, as lines.
+
+        For a job that was stopped, only long ones, and why it hung, if that is not reported yet.
+        """
+        calls = self.records.lines(least_s=_LONG_S if was_stopped else 0.0)
+        why = self._why(group) if was_stopped and not hang else ""
+        if why:
+            calls = [f"at that time: {why}", *calls]
+        return [f"  {line}" for line in calls]
+
+    def _why(self, group: WorkerGroup) -> str:
+        """Why a job that someone ended was hanging, if it was, and ran on this node only."""
+        if not self._snapshots or self._seat.nodes > 1:
+            return ""
+        from rallypoint.diagnosis.answer import explanation_of
+        from rallypoint.diagnosis.explanation import Verdict
+
+        try:
+            facts = self._facts(group)
+            found = explanation_of(facts, facts)
+        except Exception:  # how the launcher ends does not depend on it
+            return ""
+        return found.sentence if found.kind is Verdict.EXPLAINED else ""
+
+    def keep(self, group: WorkerGroup, *, oom_kills: int | None, status: int, hang: str) -> None:
+        """Save it for `rallypoint explain`, if there is any.
+
+        Args:
+            oom_kills: the number of out-of-memory kills since the job began, if known.
+            status: the launcher's exit status.
+            hang: the hang for which the launcher ended the job, as it was reported.
+        """
+        if not self.records.seen_ns:
+            return
+        from rallypoint.launch.inspection.saved_job import KeptJob, keep
+
+        try:
+            ended = KeptJob(
+                run_id=self._job.run_id,
+                pid=os.getpid(),
+                command=self._job.command,
+                ended=time.time(),
+                status=status,
+                hang=hang,
+                facts=self._facts(group, oom_kills),
+            )
+            keep(ended)
+        except Exception:  # how the launcher ends does not depend on it
+            return
+
+    def _facts(self, group: WorkerGroup, oom_kills: int | None = None) -> Facts:
+        """All of this node: calls as seen at the first sign of trouble, ends as known now."""
+        from rallypoint.diagnosis.facts import Facts, Node
+        from rallypoint.launch.inspection.inspect_node import ProcessSnapshot, worker_facts
+        from rallypoint.launch.inspection.python_stacks import Answer
+
+        not_looked = ProcessSnapshot(None, Answer((), "the job has ended"))
+        job, seat = self._job, self._seat
+        workers = [
+            worker_facts(
+                rank,
+                local_rank,
+                self.records.groups_of(rank),
+                self._snapshots.get(rank, not_looked),
+                _end_of(group.exits.get(rank)),
+            )
+            for rank, local_rank in group.local_ranks.items()
+        ]
+        node = Node(
+            node_rank=seat.node_rank,
+            host=job.host,
+            now_ns=self.records.seen_ns,
+            ranks=tuple(group.local_ranks),
+            workers=tuple(workers),
+            oom_kills=oom_kills,
+        )
+        return Facts(
+            run_id=job.run_id, round=seat.number, world_size=seat.world_size, nodes=(node,)
+        )
+
+
+def _end_of(end: WorkerExit | None) -> WorkerEnd | None:
+    from rallypoint.diagnosis.facts import WorkerEnd
+
+    # A worker that was stopped, or only lost a peer, was still alive at the first sign of trouble.
+    if end is None or not (end.succeeded or (end.failed and not end.is_secondary)):
+        return None
+    return WorkerEnd(
+        code=end.code,
+        signal=signal_name(end.signal) if end.signal else "",
+        error=end.what if end.failed and end.error else "",
+        ended_ns=time.monotonic_ns() - int((time.time() - end.time_s) * 1e9),
+    )
+
+
+class OomKills:
+    """Counts out-of-memory kills."""
+
+    def __init__(self) -> None:
+        self._before = count_oom_kills()
+
+    @property
+    def new(self) -> int | None:
+        """The kills since `reset`; None: the kernel does not report them."""
+        now = count_oom_kills()
+        return None if self._before is None or now is None else now - self._before
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self._before = count_oom_kills()

@@ -22,7 +22,6 @@ from enum import IntEnum
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.launch.agent.limits import limit_error
 from rallypoint.launch.worker_group import WorkerExit
 
 EACH, ONE = "each", "one"  # a session for each worker, or one for all
@@ -149,10 +148,9 @@ class Guardian:
                 self.pid = os.posix_spawn(_PROGRAM, argv, {})
             except OSError as error:
                 ours.close()
-                reached = limit_error(error)
-                if reached is not None:
-                    raise reached from None
-                raise HostError(
+                from rallypoint.base.refusals import refusal_in  # only when something went wrong
+
+                raise refusal_in(error, who="the launcher") or HostError(
                     f"cannot start the guardian {_PROGRAM}: {error.strerror};"
                     " install the package again (pip install --force-reinstall rallypoint)."
                 ) from None
@@ -180,8 +178,8 @@ class Guardian:
         `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory,
         where its own is at that slot. It may run only on `cpus`, if any are given.
         """
-        places = ",".join(map(str, sorted(cpus)))
-        strings = [os.fsencode(directory), places.encode(), *map(os.fsencode, argv)]
+        cpu_list = ",".join(map(str, sorted(cpus)))
+        strings = [os.fsencode(directory), cpu_list.encode(), *map(os.fsencode, argv)]
         strings += [os.fsencode(f"{name}={value}") for name, value in environ.items()]
         text = b"\0".join(strings) + b"\0"
         if text.count(b"\0") != len(strings):

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable
 from rallypoint.base.control_message import Released, Stage, WorkerReport
 from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.agent.guardian import GuardianReport
-from rallypoint.launch.agent.local_workers import ANSWER_S, LocalWorkers
-from rallypoint.launch.agent.node import SIGKILL, NodeDecision, NodeState, Phase, SignalWorkers
-from rallypoint.launch.agent.worker import COME_S, Worker
-from rallypoint.launch.output.progress import ProgressReporter
+from rallypoint.launch.agent.local_workers import ANSWER_S, COME_S, AgentParts, Worker
+from rallypoint.launch.agent.node import SIGKILL, NodeDecision, Phase, SignalWorkers
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
 
@@ -29,29 +27,18 @@ class InPlaceRecovery:
     """One node's workers on their way from round to round.
 
     Args:
-        keeps: whether workers may go on when others are lost.
-        restarts: so many workers in a row may end on standby before they are ready, and others are
-            started for them.
-        perform: performs the decisions of `state`.
         stand_by: starts what is missing on standby.
     """
 
-    def __init__(
-        self,
-        state: NodeState,
-        workers: LocalWorkers,
-        progress: ProgressReporter,
-        *,
-        keeps: bool,
-        restarts: int,
-        perform: Callable[[NodeDecision], None],
-        stand_by: Callable[[], None],
-    ) -> None:
-        self._keeps, self._restarts, self._fruitless = keeps, restarts, 0
+    def __init__(self, parts: AgentParts, *, stand_by: Callable[[], None]) -> None:
+        self._keeps = parts.rounds.keeps_survivors
+        # So many workers in a row may end on standby before they are ready, and others are started
+        # for them.
+        self._restarts, self._fruitless = parts.job.max_restarts, 0
         self._stand_by_at: float | None = None
         self._lets_go_on = False  # nobody is put on standby before the workers have gone on
-        self._state, self._workers, self._progress = state, workers, progress
-        self._perform, self._stand_by = perform, stand_by
+        self._state, self._workers, self._progress = parts.state, parts.workers, parts.progress
+        self._perform, self._stand_by = parts.perform, stand_by
         self._recovery: Recovery | None = None  # until all who go on do so in the next round
         self._recoveries = Recoveries()
         self._is_prepared = False
@@ -74,7 +61,7 @@ class InPlaceRecovery:
         self._lost_standbys.clear()
         self.began_s = time.time()
         places = self._workers.places_for(seat, kept)
-        ranks = range(seat.first_rank, seat.first_rank + seat.local_world_size)
+        ranks = seat.ranks
         local_ranks = {place.rank: place.local_rank for place, _ in places}
         decision = self._state.started(
             seat.number,
@@ -146,7 +133,7 @@ class InPlaceRecovery:
             self._recovery = None
             begins_again = any(worker.report.begins_again for worker in workers.by_rank.values())
             self._recoveries.add(recovery.lost_s(now), begins_again=begins_again)
-            self._progress.went_on(recovery.told(workers.by_rank, now))
+            self._progress.went_on(recovery.report(workers.by_rank, now))
             if self._lets_go_on:
                 self._stand_by_at = now
 
@@ -167,25 +154,23 @@ class InPlaceRecovery:
             return
         end = worker.exit(report)
         self._lost_standbys.append(end)
-        told = f"a worker on standby (pid {end.pid}) {end.what}"
+        text = f"a worker on standby (pid {end.pid}) {end.what}"
         if worker.report.stage is Stage.READY:  # one that came so far can be replaced
-            self._progress.told(told)
+            self._progress.told(text)
             self.count_ready()
             return self._stand_by()
-        told += " before it came to init_process_group"
+        text += " before it came to init_process_group"
         if end.code == 0:
-            told += f"; {_NO_RANK}"
+            text += f"; {_NO_RANK}"
         if self._fruitless < self._restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
             self._fruitless += 1
             self._stand_by_at, self._lets_go_on = time.monotonic() + pause_s, False
-            told += f"; another one is started in {brief(pause_s)}"
-        return self._progress.told(told)
+            text += f"; another one is started in {brief(pause_s)}"
+        return self._progress.told(text)
 
     def tick(self, now: float) -> None:
-        """Kill workers that should go on, and do not answer; put others on standby, and tell of
-        those that do not come.
-        """
+        """Kill workers that do not answer, put others on standby, report those that do not come."""
         if self._stand_by_at is not None and now >= self._stand_by_at:
             self._stand_by_at, self._lets_go_on = None, False
             if self._state.phase in (Phase.RUNNING, Phase.KEEPING):
@@ -199,12 +184,12 @@ class InPlaceRecovery:
                 )
         for worker in self._workers.unanswered(self._state.round, now):
             because = "it did not answer when others went on"
-            told = "does not answer, as others go on without those that were lost"
+            text = "does not answer, as others go on without those that were lost"
             if worker.is_stopped:
                 because = "it was stopped when others went on"
-                told = "is stopped, and the others cannot go on to their next round without it"
+                text = "is stopped, and the others cannot go on to their next round without it"
             self._state.group.killing(worker.rank, because)
-            self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {told}; killing it")
+            self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {text}; killing it")
             self._perform(NodeDecision((SignalWorkers((worker.rank,), SIGKILL),)))
 
 
@@ -276,7 +261,7 @@ class Recovery:
             else times["sync_s"] or 0.0
         )
 
-    def told(self, ranks: Iterable[int], now: float) -> tuple[str, dict[str, object]]:
+    def report(self, ranks: Iterable[int], now: float) -> tuple[str, dict[str, object]]:
         """All workers of this node, `ranks`, have the state: a line, and an event."""
         size, here = self._start.seat.world_size, sorted(ranks)
         event: dict[str, object] = {
@@ -293,8 +278,8 @@ class Recovery:
             for failure in self._failures[:_MOST_LOST]
         ]
         more = len(self._failures) - len(lost)
-        told = "; ".join(lost) + f"; and {more} more" * bool(more)
-        what = told or self._elsewhere or self._start.because
+        losses = "; ".join(lost) + f"; and {more} more" * bool(more)
+        what = losses or self._elsewhere or self._start.because
         if not here:
             return f"{what}; {size} ranks on other nodes go on", event
         goes = "goes" if len(here) == 1 else "go"

@@ -21,7 +21,7 @@ from rallypoint.base.control_message import (
     WorkerReport,
 )
 from rallypoint.base.ready import call_ready
-from rallypoint.launch.agent.final_reports import JobResult, Reports
+from rallypoint.launch.agent.final_reports import JobResult, OomKills, Reports
 from rallypoint.launch.agent.guardian import (
     Guardian,
     GuardianLostError,
@@ -30,8 +30,7 @@ from rallypoint.launch.agent.guardian import (
     choose_sessions,
 )
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
-from rallypoint.launch.agent.limits import allow_many_connections, limit_error, make_room
-from rallypoint.launch.agent.local_workers import LocalWorkers
+from rallypoint.launch.agent.local_workers import AgentParts, LocalWorkers, Worker
 from rallypoint.launch.agent.node import (
     EndElsewhere,
     EndEverything,
@@ -44,10 +43,8 @@ from rallypoint.launch.agent.node import (
     SignalWorkers,
     Tell,
 )
-from rallypoint.launch.agent.round_evidence import OomKills
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
-from rallypoint.launch.agent.worker import Worker
 from rallypoint.launch.inspection.entries import Entry, make_entry
 from rallypoint.launch.job import Job, with_silence
 from rallypoint.launch.output.progress import ProgressReporter
@@ -55,6 +52,7 @@ from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.launch.rounds.store_host import allow_many_connections, make_room
 from rallypoint.launch.worker_group import WorkerExit, signal_name
 from rallypoint.rendezvous.job.decision import assert_never
 from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 30.0
 _PATIENCE_WHEN_STOPPED_S = 1.0
 _LAST_WORDS_S = 2.0  # the same for what the launcher itself says
+_DESCRIPTORS, _DESCRIPTORS_EACH = 24, 6  # of the agent, and for a worker, with log files
 
 
 def run(job: Job) -> int:
@@ -80,10 +79,18 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
     """Run `job` to its end, with others if `rounds` or the job say so."""
     fill_standard_descriptors()
     try:
-        rounds = rounds or rounds_of(job)
-        agent = Agent(with_silence(job, rounds.silence_s), rounds)
+        return _run_agent(job, rounds or rounds_of(job))
     except (OSError, RuntimeError) as error:
-        raise limit_error(error, job.local_world_size) or error from None
+        from rallypoint.base.refusals import refusal_in
+
+        workers = job.local_world_size
+        descriptors = _DESCRIPTORS + _DESCRIPTORS_EACH * workers
+        need = f"{workers} workers need about {descriptors}" if workers else ""
+        raise refusal_in(error, who="the launcher", need=need) or error from None
+
+
+def _run_agent(job: Job, rounds: RoundSource) -> JobResult:
+    agent = Agent(with_silence(job, rounds.silence_s), rounds)
     try:
         with Signals(agent.selector, agent.signal_received, job.stop_signals):
             try:
@@ -91,10 +98,8 @@ def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
                 agent.wait()
             finally:
                 agent.end()
-    except BaseException as error:
+    except BaseException:
         agent.close(is_heard=agent.pass_on_output())
-        if isinstance(error, OSError | RuntimeError):
-            raise limit_error(error, job.local_world_size) or error from None
         raise
     # Signals have their usual effects again: nothing runs any more, and the reader may be slow.
     is_heard = agent.pass_on_output()
@@ -140,25 +145,18 @@ class Agent:
         self._entry: Entry | None = None  # where programs that ask find this agent
         self._answers: AgentAnswers | None = None  # once one has asked
         self._stopped_by = ""
-        self._stuck_ranks = StuckRanks(
-            job,
-            self.selector,
-            rounds,
-            self._state,
-            self._workers,
-            self._progress,
+        self._parts = AgentParts(
+            job=job,
+            selector=self.selector,
+            rounds=rounds,
+            state=self._state,
+            workers=self._workers,
+            progress=self._progress,
             perform=self._perform,
-            look=self._look_at_all,
+            inspect=self._inspect_workers,
         )
-        self._recovery = InPlaceRecovery(
-            self._state,
-            self._workers,
-            self._progress,
-            keeps=self._rounds.keeps_survivors,
-            restarts=job.max_restarts,
-            perform=self._perform,
-            stand_by=self._stand_by,
-        )
+        self._stuck_ranks = StuckRanks(self._parts)
+        self._recovery = InPlaceRecovery(self._parts, stand_by=self._stand_by)
 
     def start(self) -> None:
         """Start the guardian, and join the others."""
@@ -247,16 +245,12 @@ class Agent:
         """Report how the job ended, unless it succeeded."""
         self._recovery.summarize(time.monotonic() - self._started)
         lines = self._reports.of_job(
-            stopped_by=self._stopped_by,
-            calls=self._last_calls,
-            hint=self._where_logs_are,
+            self._workers.evidence, stopped_by=self._stopped_by, hint=self._where_logs_are
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
-        evidence, seat = self._workers.evidence, self._workers.seat
-        if lines and evidence is not None and seat is not None:
+        evidence = self._workers.evidence
+        if lines and evidence is not None:
             evidence.keep(
-                self._job,
-                seat,
                 self._state.group,
                 oom_kills=self._oom_kills.new,
                 status=self._state.status,
@@ -269,7 +263,7 @@ class Agent:
         seat = self._workers.seat
         return JobResult(
             status=self._state.status,
-            ranks=range(0) if seat is None else _ranks_of(seat),
+            ranks=range(0) if seat is None else seat.ranks,
             failures=tuple(self._state.group.failures()),
         )
 
@@ -277,27 +271,17 @@ class Agent:
         is_over = self._state.phase is Phase.DONE
         return self._output.hint(local_rank) if self._output is not None and is_over else ""
 
-    def _last_calls(self, was_stopped: bool = False) -> list[str]:
-        """The calls that the workers were in, as lines of a report."""
-        evidence, seat = self._workers.evidence, self._workers.seat
-        if evidence is None or seat is None:
-            return []
-        lines = evidence.lines(was_stopped=was_stopped)
-        hangs = was_stopped and not self._state.hang
-        why = evidence.why(self._job, seat, self._state.group) if hangs else ""
-        return [f"  at that time: {why}", *lines] if why else lines
-
-    def _look_at_calls(self) -> None:
+    def _read_records(self) -> None:
         """After trouble: record the workers' calls before they react to it."""
         evidence = self._workers.evidence
         if evidence is not None and evidence.records.look(self._workers.record_slots):
             self._progress.calls_seen(evidence.records.events)
 
-    def _look_at_all(self) -> None:
+    def _inspect_workers(self) -> None:
         """Someone is ending the job: inspect the workers."""
-        self._look_at_calls()
+        self._read_records()
         if self._workers.evidence is not None:
-            self._workers.evidence.look_closely(
+            self._workers.evidence.inspect(
                 {pid: rank for rank, pid in self._workers.pids.items() if pid}
             )
 
@@ -317,22 +301,18 @@ class Agent:
         from rallypoint.launch.agent.answers import AgentAnswers
 
         self._answers = AgentAnswers(
-            self._job,
-            self._state,
-            self._rounds,
-            self._workers,
+            self._parts,
             self._oom_kills,
-            self.selector,
             began=self._started,
             stop=self._stop_asked,
-            told=self._stuck_ranks.told,
+            reported=self._stuck_ranks.reported,
         )
         return self._answers
 
     def _stop_asked(self, why: str) -> None:
         """The user asked to end the whole job."""
         self._stopped_by = self._stopped_by or why
-        self._look_at_all()
+        self._inspect_workers()
         text = f"{why} stopped the job"
         self._perform(self._state.stop_requested(signal.SIGTERM, text, time.monotonic()))
 
@@ -346,7 +326,7 @@ class Agent:
                 case Start():
                     self._start_round(order)
                 case Stop():
-                    self._look_at_calls()
+                    self._read_records()
                     self._perform(self._state.round_stopped(order, now))
                 case Finish():
                     self._perform(self._state.finished(order, now))
@@ -359,13 +339,15 @@ class Agent:
             return self._rounds.settle()  # workers that go on are about to need the store
         failed, elsewhere = self._state.group, self._state.stopped_because
         seat, before = start.seat, self._state.round
-        ranks = _ranks_of(seat)
+        ranks = seat.ranks
         decision = self._state.started(seat.number, ranks, seat.node_rank)
         if not decision.reason:  # something runs, or nothing will any more
             return None
         self._perform(decision)
-        calls = self._last_calls()
-        self._let_workers_go()
+        calls = self._reports.calls(self._workers.evidence)
+        self._workers.let_all_go()
+        if self._step_signals is not None:
+            self._step_signals.forget()
         self._recovery.forget()
         self._progress.network_chosen(self._rounds.network)  # if it was not known before
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
@@ -391,11 +373,6 @@ class Agent:
         self._renew_fence()
         self._to_guardian(lambda guardian: self._workers.begin(guardian, output, seat))
 
-    def _let_workers_go(self) -> None:
-        self._workers.let_all_go()
-        if self._step_signals is not None:
-            self._step_signals.forget()
-
     def _stand_by(self) -> None:
         output = self._output
         assert output is not None
@@ -408,7 +385,7 @@ class Agent:
         self._progress.signal_received(number)
         is_to_stop = signal.Signals(number).name in self._job.stop_signals
         if is_to_stop:
-            self._look_at_all()
+            self._inspect_workers()
         if number in FORWARDED and not is_to_stop:
             self._signal(SignalWorkers(tuple(sorted(self._state.group.running)), number))
         else:
@@ -464,7 +441,7 @@ class Agent:
         now = time.monotonic()
         end = worker.exit(report)
         if not end.succeeded:
-            self._look_at_calls()
+            self._read_records()
         self._read(worker)  # what it said before it ended counts as before,
         if not end.succeeded and not self._state.group.has_failed:
             for each in self._workers.by_rank.values():  # also that others go on
@@ -504,7 +481,7 @@ class Agent:
                 worker.error = message
                 if worker.rank < 0:
                     continue
-                self._look_at_calls()
+                self._read_records()
                 now = time.monotonic()
                 self._perform(self._state.worker_reported(worker.rank, message, now))
                 self._stuck_ranks.raised(worker.rank, now)
@@ -590,10 +567,6 @@ def _step_signals(job: Job, send: Callable[[tuple[int, ...], int], None]) -> Ste
         return StepSignals(send)
     except OSError:  # better twice than never
         return None
-
-
-def _ranks_of(seat: Seat) -> range:
-    return range(seat.first_rank, seat.first_rank + seat.local_world_size)
 
 
 def fill_standard_descriptors() -> None:

@@ -24,14 +24,7 @@ from rallypoint.base.record import Record
 from rallypoint.base.wording import name_ranks
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.decision import NOTHING, Decision
-from rallypoint.rendezvous.job.reports import (
-    Ending,
-    Finish,
-    NodeReport,
-    Notice,
-    Outcome,
-    Stop,
-)
+from rallypoint.rendezvous.job.reports import Ending, Finish, NodeReport, Notice, Outcome, Stop
 from rallypoint.rendezvous.job.restart_policy import RankFailure
 
 SIGINT, SIGKILL, SIGTERM, SIGCONT = 2, 9, 15, 18
@@ -136,13 +129,13 @@ class NodeState:
         self.stop_signal: int | None = None
         self.unkillable: tuple[int, ...] = ()
         self.guardian_lost_because = ""
-        self.stopped_because = ""  # what another node told of this round
-        self.hang = ""  # what was told of this round, if it was ended for that
+        self.stopped_because = ""  # what another node reported of this round
+        self.hang = ""  # what was reported of this round, if it was ended for that
         self.broken_at: float | None = None  # when this node knew that the round was over
         self.is_paused = False  # nothing runs here until the next round
         self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
-        self._told_ready = 0  # in this round
+        self._reported_ready = 0  # in this round
         self._is_finishing = False  # a worker has done its last update
         self._broken = ""  # why the round can no longer succeed
         self._stop_asked = self._leaves = ""  # why this node asks for that
@@ -155,7 +148,7 @@ class NodeState:
         self._hold_until = 0.0
         self._stop_until = 0.0
         self._hang_cause: RankFailure | None = None
-        self._told_until = 0.0  # the order to stop has only just come from another node
+        self._ordered_until = 0.0  # the order to stop has only just come from another node
 
     # Orders.
 
@@ -184,7 +177,7 @@ class NodeState:
             return NOTHING
         self._move(Phase.RUNNING)
         self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
-        self._told_ready, self._is_finishing, self._broken = 0, False, ""
+        self._reported_ready, self._is_finishing, self._broken = 0, False, ""
         self._missed.clear()
         self.broken_at = None
         self.node_rank = node_rank
@@ -228,7 +221,7 @@ class NodeState:
         if self.phase is Phase.WAITING:
             return self._done(finish.because)
         if self.phase in (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING):
-            self._told_until = now + TELL_AFTER_S
+            self._ordered_until = now + TELL_AFTER_S
             return self._stop(SIGTERM, finish.because, now)
         return NOTHING
 
@@ -248,9 +241,9 @@ class NodeState:
     def workers_ready(self, ready: int) -> NodeDecision:
         """So many workers on standby wait for a place."""
         self.ready = ready
-        if ready == self._told_ready or self.phase not in (Phase.RUNNING, Phase.KEEPING):
+        if ready == self._reported_ready or self.phase not in (Phase.RUNNING, Phase.KEEPING):
             return NOTHING
-        self._told_ready = ready
+        self._reported_ready = ready
         return Decision((self._tell(),), f"{ready} workers on standby")
 
     def worker_reported(self, rank: int, error: WorkerError, now: float) -> NodeDecision:
@@ -297,7 +290,7 @@ class NodeState:
             return NOTHING
         first, self.stop_signal = self.stop_signal is None, self.stop_signal or signal
         # A Ctrl-C that all nodes get may come here behind the word of one that had it before.
-        is_same = first and now < self._told_until
+        is_same = first and now < self._ordered_until
         stop: NodeDecision = Decision((), text)  # no new round
         if self.phase is Phase.STOPPING and signal == SIGINT and not is_same:
             stop = self._end("interrupted while the workers were stopping", now)
@@ -534,14 +527,14 @@ class NodeState:
             self._stopped(because, now)
             decided = self._keep(because)
         self.is_paused = True
-        told = Notice(f"{because}; pausing the workers of this node until the job goes on")
-        return decided + Decision((PauseEverything(), told), because)
+        notice = Notice(f"{because}; pausing the workers of this node until the job goes on")
+        return decided + Decision((PauseEverything(), notice), because)
 
     def _stopped(self, because: str, now: float) -> None:
         """The round is over for a reason that does not lie here."""
         self.stopped_because = because
         self._breaks(now)
-        self._told_until = now + TELL_AFTER_S
+        self._ordered_until = now + TELL_AFTER_S
 
     def _breaks(self, now: float) -> None:
         self.broken_at = now if self.broken_at is None else self.broken_at
@@ -569,10 +562,10 @@ class NodeState:
         )
 
     def _end(self, reason: str, now: float) -> NodeDecision:
-        told = self._breaks_round() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
+        report = self._breaks_round() if self.phase in (Phase.RUNNING, Phase.HOLDING) else ()
         self._move(Phase.ENDING)
         self.wake_at = now + GUARDIAN_PATIENCE_S
-        return Decision((EndEverything(), *told), reason)
+        return Decision((EndEverything(), *report), reason)
 
     def _breaks_round(self) -> tuple[Tell, ...]:
         failures = self.group.failures()

@@ -9,20 +9,15 @@ and has a rank killed by its own agent if others can go on without it.
 
 from __future__ import annotations
 
-import selectors
-from collections.abc import Callable
-
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
-from rallypoint.launch.agent.local_workers import LocalWorkers
-from rallypoint.launch.agent.node import EndElsewhere, NodeDecision, NodeState
-from rallypoint.launch.job import Job, OnHang
-from rallypoint.launch.output.progress import ProgressReporter
-from rallypoint.launch.rounds.source import RoundSource
+from rallypoint.launch.agent.local_workers import AgentParts
+from rallypoint.launch.agent.node import EndElsewhere
+from rallypoint.launch.job import OnHang
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
-    from rallypoint.launch.agent.agent_messages import AgentMessage
     from rallypoint.launch.agent.complaint_watch import ComplaintWatch
+    from rallypoint.launch.agent.complaints import AgentMessage
 
 
 class _Suspect:
@@ -40,28 +35,11 @@ class _Suspect:
 
 
 class StuckRanks:
-    """One agent's part.
+    """One agent's part."""
 
-    Args:
-        perform: performs the decisions of `state`.
-        look: inspects the workers before they are ended.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        selector: selectors.BaseSelector,
-        rounds: RoundSource,
-        state: NodeState,
-        workers: LocalWorkers,
-        progress: ProgressReporter,
-        *,
-        perform: Callable[[NodeDecision], None],
-        look: Callable[[], None],
-    ) -> None:
-        self._job, self._selector, self._rounds = job, selector, rounds
-        self._state, self._workers, self._progress = state, workers, progress
-        self._perform, self._look = perform, look
+    def __init__(self, parts: AgentParts) -> None:
+        self._parts = parts
+        self._job, self._rounds, self._state = parts.job, parts.rounds, parts.state
         self._watch: ComplaintWatch | None = None  # once a worker has complained
         self._suspects: dict[int, _Suspect] = {}  # by rank
 
@@ -121,33 +99,31 @@ class StuckRanks:
         if self._watch is not None:
             self._watch.waits(rank, now - suspect.since, is_over=True, is_stopped=True)
 
-    def told(self, told: AgentMessage) -> None:
-        """Another agent says something of workers."""
-        from rallypoint.launch.agent.agent_messages import EndRank
+    def reported(self, message: AgentMessage) -> None:
+        """Another agent reports something of workers."""
+        from rallypoint.launch.agent.complaints import EndRank
 
-        if isinstance(told, EndRank):
-            self._perform(self._state.end_rank(told.rank, told.round, told.because))
+        if isinstance(message, EndRank):
+            self._parts.perform(self._state.end_rank(message.rank, message.round, message.because))
         else:
-            self._watching().heard(told)
+            self._watching().heard(message)
 
     def end_elsewhere(self, action: EndElsewhere) -> None:
-        """Have another agent kill one of its ranks."""
-        from rallypoint.launch.agent.agent_messages import EndRank, have_rank_ended
+        """If this agent coordinates, tell all others, one of which has that rank, to kill it."""
+        from rallypoint.launch.agent.complaints import EndRank
+        from rallypoint.rendezvous.transport.codec import encode
 
-        have_rank_ended(self._rounds, EndRank(action.round, action.rank, action.because))
+        roster = self._rounds.roster()
+        if roster is None or roster.leader != roster.me:
+            return
+        order = encode(EndRank(action.round, action.rank, action.because))
+        for each in roster.members:
+            if each.key != roster.me:
+                self._rounds.inquire(each.key, order)
 
     def _watching(self) -> ComplaintWatch:
         if self._watch is None:
             from rallypoint.launch.agent.complaint_watch import ComplaintWatch
 
-            self._watch = ComplaintWatch(
-                self._job,
-                self._selector,
-                self._rounds,
-                self._state,
-                self._workers,
-                self._progress,
-                perform=self._perform,
-                look=self._look,
-            )
+            self._watch = ComplaintWatch(self._parts)
         return self._watch

@@ -32,8 +32,7 @@ from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
-from rallypoint.launch.rounds.network_place import listening_place
-from rallypoint.launch.rounds.store_host import listen
+from rallypoint.launch.rounds.store_host import listen, listening_address
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousInfo,
     RendezvousParameters,
@@ -159,7 +158,7 @@ class DynamicRendezvousHandler(NodeHandler):
         choice = _choose(store, local_addr)
         self._address = choice.address
         is_chosen = choice.is_wished and choice.is_own
-        self._place = listening_place(self._address, is_chosen=is_chosen)
+        self._place = listening_address(self._address, is_chosen=is_chosen)
         self._root = f"rallypoint.rendezvous/{run_id}"
         self._closed = JobKeys(run_id, 0).closed
         with self._reaching():
@@ -239,7 +238,7 @@ class DynamicRendezvousHandler(NodeHandler):
             listener,
             self._token,
             keeper=KeyValueLink(setup, client, StoreRules, is_needed=True),
-            place=self._place,
+            store_address=self._place,
             speak=_keep_silent,
         )
         return StoreNode(rounds, host)

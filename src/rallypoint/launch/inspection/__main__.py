@@ -3,7 +3,7 @@
     node           this node, for another one
     trace SECONDS  the same, for that long: the calls that were made
     job PID [S]    the whole job of that agent: the output of `rallypoint explain --json`; S seconds
-                   between the two looks
+                   between the two samples
 
 For a node, standard input is a connection to its agent, whose only thread must not block for half a
 second.
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import to_json
-from rallypoint.launch.inspection.agent_client import Asking
-from rallypoint.launch.inspection.inspect_node import BETWEEN_S, look_twice
+from rallypoint.launch.inspection.agent_client import AgentConnection
+from rallypoint.launch.inspection.inspect_node import BETWEEN_S, sample_twice
 from rallypoint.launch.inspection.node_trace import LATE_S, pack_trace
 from rallypoint.launch.inspection.tracing import trace_node
 
@@ -53,13 +53,13 @@ def main(words: Sequence[str]) -> None:
     os._exit(0)  # a thread may hang in a file system
 
 
-def _agent_here() -> Asking:
-    return Asking(socket.socket(fileno=os.dup(0)), "this one")
+def _agent_here() -> AgentConnection:
+    return AgentConnection(socket.socket(fileno=os.dup(0)), "this one")
 
 
 def _node() -> dict[str, object]:
-    looks = look_twice(_agent_here())
-    return {"first": to_json(looks.first), "second": to_json(looks.second)}
+    samples = sample_twice(_agent_here())
+    return {"first": to_json(samples.first), "second": to_json(samples.second)}
 
 
 def _job(pid: int, between_s: float = BETWEEN_S) -> dict[str, object]:
@@ -69,9 +69,9 @@ def _job(pid: int, between_s: float = BETWEEN_S) -> dict[str, object]:
 
     agents = running_agents()
     jobs = {agent.job for agent in agents if agent.pid == pid}
-    looks = look_everywhere([agent for agent in agents if agent.job in jobs], between_s=between_s)
-    found = explanation_of(looks.first, looks.second)
-    return {"round": looks.second.round, **found.to_json()}
+    samples = look_everywhere([agent for agent in agents if agent.job in jobs], between_s=between_s)
+    found = explanation_of(samples.first, samples.second)
+    return {"round": samples.second.round, **found.to_json()}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rallypoint.base.errors import ControlMessageError, HostError
 from rallypoint.base.json_records import from_json
@@ -31,7 +30,7 @@ class NoAnswerError(HostError):
         self.is_gone = is_gone
 
 
-class Asking:
+class AgentConnection:
     """A connection to an agent, for one request; to be closed.
 
     Args:
@@ -50,18 +49,18 @@ class Asking:
         self._descriptors = array.array("i")
 
     @classmethod
-    def at(cls, agent: Found, *, timeout_s: float = 2.0) -> Asking:
+    def at(cls, agent: Found, *, timeout_s: float = 2.0) -> AgentConnection:
         """Connect to it."""
-        asking = cls(socket.socket(socket.AF_UNIX), f"process {agent.pid}", timeout_s=timeout_s)
+        connection = cls(socket.socket(socket.AF_UNIX), f"process {agent.pid}", timeout_s=timeout_s)
         try:
-            asking._connection.settimeout(timeout_s)
-            agent.connect(asking._connection)
+            connection._connection.settimeout(timeout_s)
+            agent.connect(connection._connection)
         except OSError as error:
-            asking.close()
-            raise asking._no_answer(error) from None
-        return asking
+            connection.close()
+            raise connection._no_answer(error) from None
+        return connection
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> AgentConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +70,7 @@ class Asking:
         """Close the connection."""
         self._connection.close()
 
-    def ask(self, request: dict[str, object]) -> tuple[dict[str, Any], list[int]]:
+    def ask(self, request: dict[str, object]) -> tuple[dict[str, object], list[int]]:
         """The answer, and the descriptors sent with it, which become the caller's."""
         self.send(request)
         deadline = time.monotonic() + self._timeout_s
@@ -85,7 +84,7 @@ class Asking:
         except OSError as error:
             raise self._no_answer(error) from None
 
-    def lines(self, until: float) -> Iterator[dict[str, Any]]:
+    def lines(self, until: float) -> Iterator[dict[str, object]]:
         """The lines that come until then (time.monotonic), or until the end."""
         while True:
             try:
@@ -93,7 +92,7 @@ class Asking:
             except NoAnswerError:
                 return
 
-    def _next(self, deadline: float) -> dict[str, Any]:
+    def _next(self, deadline: float) -> dict[str, object]:
         while b"\n" not in self._data:
             try:
                 self._connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -123,14 +122,14 @@ class Asking:
         return NoAnswerError(f"the agent ({self._name}) has just ended.", is_gone=True)
 
 
-def ask(agent: Found, request: dict[str, object], *, timeout_s: float = 2.0) -> dict[str, Any]:
-    """The answer of an agent, or an error of `Asking`."""
-    with Asking.at(agent, timeout_s=timeout_s) as asking:
-        return asking.ask(request)[0]
+def ask(agent: Found, request: dict[str, object], *, timeout_s: float = 2.0) -> dict[str, object]:
+    """The answer of an agent, or an error of `AgentConnection`."""
+    with AgentConnection.at(agent, timeout_s=timeout_s) as connection:
+        return connection.ask(request)[0]
 
 
 def ask_status(agent: Found, *, timeout_s: float = 2.0) -> AgentStatus:
-    """Ask an agent for its status; errors are those of `Asking` and `read_status`."""
+    """Ask an agent for its status; errors are those of `AgentConnection` and `read_status`."""
     return read_status(ask(agent, {"ask": "status"}, timeout_s=timeout_s))
 
 

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 from rallypoint.base.errors import ControlMessageError, HostError
 from rallypoint.base.json_records import from_json
 from rallypoint.diagnosis.facts import Facts, Node
-from rallypoint.launch.inspection.agent_client import Asking, NoAnswerError, ask_status
+from rallypoint.launch.inspection.agent_client import AgentConnection, NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
-from rallypoint.launch.inspection.inspect_node import BETWEEN_S, NodeLooks, look_twice
+from rallypoint.launch.inspection.inspect_node import BETWEEN_S, NodeSamples, sample_twice
 from rallypoint.launch.inspection.node_trace import LATE_S, JobTrace, NodeTrace, unpack_trace
 from rallypoint.launch.inspection.requests import AgentStatus, ExpectedNode, Line
 from rallypoint.launch.inspection.tracing import trace_node
@@ -28,8 +28,8 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobLooks:
-    """Two looks at a job.
+class JobSamples:
+    """Two samples of a job.
 
     Attributes:
         status: what an agent here reported of the job.
@@ -42,20 +42,20 @@ class JobLooks:
     notes: tuple[str, ...]
 
 
-def look_everywhere(agents: Sequence[Found], *, between_s: float = BETWEEN_S) -> JobLooks:
+def look_everywhere(agents: Sequence[Found], *, between_s: float = BETWEEN_S) -> JobSamples:
     """Inspect all nodes of the job of these agents, which run on this machine.
 
     Args:
-        between_s: the time between the two looks at the nodes here.
+        between_s: the time between the two samples at the nodes here.
     """
-    others = _OtherNodes("inspected", _read_looks)
+    others = _OtherNodes("inspected", _read_samples)
     until = time.monotonic() + _AT_MOST_S
     own = _everywhere(
         agents,
-        lambda asking: look_twice(asking, between_s),
+        lambda connection: sample_twice(connection, between_s),
         lambda: others.ask(agents, {"ask": "others"}, silent_at=until, until=until),
     )
-    here = [each for each in own if isinstance(each, NodeLooks)]
+    here = [each for each in own if isinstance(each, NodeSamples)]
     if not here:
         errors = [each for each in own if isinstance(each, HostError)]
         raise errors[0] if errors else NoAnswerError("no agent", is_gone=True)
@@ -84,7 +84,7 @@ def look_everywhere(agents: Sequence[Found], *, between_s: float = BETWEEN_S) ->
         )
         for which in (0, 1)
     )
-    return JobLooks(status=status, first=first, second=second, notes=tuple(notes))
+    return JobSamples(status=status, first=first, second=second, notes=tuple(notes))
 
 
 def trace_everywhere(
@@ -99,7 +99,7 @@ def trace_everywhere(
     end = time.monotonic() + seconds
     own = _everywhere(
         agents,
-        lambda asking: trace_node(asking, seconds, is_over),
+        lambda connection: trace_node(connection, seconds, is_over),
         lambda: others.ask(
             agents,
             {"ask": "others traced", "seconds": seconds},
@@ -126,14 +126,14 @@ def trace_everywhere(
 
 
 def _everywhere(
-    agents: Sequence[Found], inspect: Callable[[Asking], R], ask_others: Callable[[], None]
+    agents: Sequence[Found], inspect: Callable[[AgentConnection], R], ask_others: Callable[[], None]
 ) -> list[R | HostError]:
     """The findings of each agent here; meanwhile, the others are asked."""
 
     def inspect_here(agent: Found) -> R | HostError:
         try:
-            with Asking.at(agent) as asking:
-                return inspect(asking)
+            with AgentConnection.at(agent) as connection:
+                return inspect(connection)
         except HostError as error:
             return error
 
@@ -192,10 +192,10 @@ class _OtherNodes(Generic[R]):
 
         for agent in agents:
             try:
-                with Asking.at(agent) as asking:
-                    asking.send(request)
-                    while not asking.has_ended and not is_done():
-                        for line in asking.lines(min(until, time.monotonic() + _MOMENT_S)):
+                with AgentConnection.at(agent) as connection:
+                    connection.send(request)
+                    while not connection.has_ended and not is_done():
+                        for line in connection.lines(min(until, time.monotonic() + _MOMENT_S)):
                             self.add(line)
                             if is_done():
                                 break
@@ -230,7 +230,7 @@ class _OtherNodes(Generic[R]):
         ]
 
 
-def _read_looks(found: Mapping[str, object]) -> tuple[int, tuple[Node, Node]]:
+def _read_samples(found: Mapping[str, object]) -> tuple[int, tuple[Node, Node]]:
     first = from_json(Node, found.get("first"))
     second = from_json(Node, found.get("second"))
     return second.node_rank, (first, second)

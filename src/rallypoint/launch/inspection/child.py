@@ -19,7 +19,7 @@ from rallypoint.launch.job import TOKEN
 _CHUNK = 1 << 16
 _MAX_BYTES = 8 << 20
 
-Heard = Callable[[dict[str, object] | None], None]
+Receive = Callable[[dict[str, object] | None], None]
 
 
 class Child:
@@ -27,19 +27,19 @@ class Child:
 
     Args:
         stdin: its standard input, or None.
-        heard: called once with its output; None: it ended without output.
+        receive: called once with its output; None: it ended without output.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         words: Sequence[str],
-        heard: Heard,
+        receive: Receive,
         *,
         stdin: int | None = None,
     ) -> None:
         self._selector = selector
-        self._heard = heard
+        self._receive = receive
         self._data = b""
         self._output, their_output = os.pipe()
         os.set_blocking(self._output, False)
@@ -81,13 +81,13 @@ class Child:
             return
         self.close()
         try:
-            said = json.loads(self._data)
+            output = json.loads(self._data)
         except (ValueError, RecursionError):
-            said = None
-        self._heard(said if isinstance(said, dict) else None)
+            output = None
+        self._receive(output if isinstance(output, dict) else None)
 
 
-class Looker:
+class NodeInspector:
     """Has this agent's node inspected, once at a time; concurrent askers get the same answer."""
 
     def __init__(self, selector: selectors.BaseSelector, conversations: Conversations) -> None:
@@ -96,7 +96,7 @@ class Looker:
         self._replies: list[Finding] = []
         self._child: Child | None = None
 
-    def look(self, reply: Finding, words: Sequence[str] = ("node",)) -> None:
+    def inspect(self, reply: Finding, words: Sequence[str] = ("node",)) -> None:
         """Inspect, and reply with the findings; `words` are arguments of the process."""
         self._replies.append(reply)
         if len(self._replies) == 1:

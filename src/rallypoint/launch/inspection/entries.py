@@ -94,13 +94,13 @@ class Found(Record):
 
     Attributes:
         user: whose it is.
-        place: the path of its files, without a suffix.
+        path: of its files, without a suffix.
         about: see `describe_agent`.
     """
 
     pid: int
     user: int
-    place: str
+    path: str
     about: Mapping[str, str]
 
     @property
@@ -120,8 +120,8 @@ class Found(Record):
 
     def connect(self, to_it: socket.socket) -> None:
         """Connect to its socket."""
-        path, _, name = self.place.rpartition("/")
-        directory = os.open(path, _AS_DIRECTORY)
+        parent, _, name = self.path.rpartition("/")
+        directory = os.open(parent, _AS_DIRECTORY)
         try:
             to_it.connect(f"/proc/self/fd/{directory}/{name}{_SOCKET}")  # its path may be long
         finally:
@@ -270,7 +270,7 @@ def _unlink(name: str, directory: int) -> None:
         return
 
 
-def _own_places() -> tuple[str, ...]:
+def _own_directories() -> tuple[str, ...]:
     """Where this user's entries may be, in the order in which a directory is made."""
     given = os.environ.get(RUN_DIRECTORY)
     if given:
@@ -282,7 +282,7 @@ def _own_places() -> tuple[str, ...]:
 
 def _make_own_directory() -> int:
     """The first existing directory that belongs only to this user."""
-    *others, last = _own_places()
+    *others, last = _own_directories()
     for path in others:
         try:
             return _open_directory(path)
@@ -312,13 +312,13 @@ def _is_own(path: str) -> bool:
 def _directories() -> list[str]:
     """Where entries may be, whatever the environment of the asking program, unless it names one."""
     if os.environ.get(RUN_DIRECTORY) or os.geteuid() != 0:
-        return list(_own_places())
-    places = list(_own_places())
+        return list(_own_directories())
+    directories = list(_own_directories())
     for parent, prefix, below in (("/run/user", "", "/rallypoint"), ("/tmp", "rallypoint-", "")):
         try:
             names = os.listdir(parent)
         except OSError:
             continue
         users = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        places += [f"{parent}/{prefix}{user}{below}" for user in users if user.isdecimal()]
-    return list(dict.fromkeys(places))
+        directories += [f"{parent}/{prefix}{user}{below}" for user in users if user.isdecimal()]
+    return list(dict.fromkeys(directories))

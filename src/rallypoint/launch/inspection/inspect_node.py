@@ -13,15 +13,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rallypoint.base.flight_record import read_groups
 from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.facts import Node, Process, WorkerEnd, WorkerFacts
-from rallypoint.launch.inspection.agent_client import Asking, read_status
-from rallypoint.launch.inspection.processes import Look, waiting_flows
+from rallypoint.launch.inspection.agent_client import AgentConnection, read_status
+from rallypoint.launch.inspection.processes import ProcessSample, waiting_flows
 from rallypoint.launch.inspection.python_stacks import Answer, ask_for_stacks
 from rallypoint.launch.inspection.requests import AgentStatus, RankStatus
 
@@ -30,8 +30,8 @@ _BRIEFLY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLooks:
-    """Two looks at one node."""
+class NodeSamples:
+    """Two samples of one node."""
 
     status: AgentStatus
     first: Node
@@ -45,32 +45,32 @@ class ProcessSnapshot(NamedTuple):
     answer: Answer
 
 
-def look_where(pids: Iterable[int]) -> dict[int, ProcessSnapshot]:
+def inspect_briefly(pids: Iterable[int]) -> dict[int, ProcessSnapshot]:
     """Inspect some processes in a tenth of a second, when there is no time for more."""
     pids = tuple(pids)
-    before = Look(pids)
+    before = ProcessSample(pids)
     answers = ask_for_stacks(pids, running=before.running())
     time.sleep(max(0.0, before.at + _BRIEFLY_S - time.monotonic()))
-    processes = Look(pids).processes(before)
+    processes = ProcessSample(pids).processes(before)
     return {pid: ProcessSnapshot(processes.get(pid), answers[pid]) for pid in pids}
 
 
-def look_twice(agent: Asking, between_s: float = BETWEEN_S) -> NodeLooks:
+def sample_twice(agent: AgentConnection, between_s: float = BETWEEN_S) -> NodeSamples:
     """The state of an agent's node now, and `between_s` later."""
-    told, descriptors = agent.ask({"ask": "look"})
+    answer, descriptors = agent.ask({"ask": "look"})
     try:
-        status = read_status(told)
+        status = read_status(answer)
         pids = [each.pid for each in status.running]
-        before = Look(pids)
+        before = ProcessSample(pids)
         stacks = ask_for_stacks(pids, running=before.running())
         first = _node(status, descriptors, before.processes(before), stacks)
         time.sleep(max(0.0, before.at + between_s - time.monotonic()))
         stacks = ask_for_stacks(pids, running=before.running())
-        second = _node(status, descriptors, Look(pids).processes(before), stacks)
+        second = _node(status, descriptors, ProcessSample(pids).processes(before), stacks)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return NodeLooks(status=status, first=first, second=second)
+    return NodeSamples(status=status, first=first, second=second)
 
 
 def _node(
@@ -80,6 +80,7 @@ def _node(
     answers: Mapping[int, Answer],
 ) -> Node:
     now_ns = time.monotonic_ns()
+    not_asked = Answer((), "it was not asked")
     return Node(
         node_rank=status.node_rank,
         host=status.host,
@@ -88,9 +89,8 @@ def _node(
         workers=tuple(
             _worker(
                 each,
-                _groups(descriptors, each.local_rank),
-                processes.get(each.pid),
-                answers.get(each.pid, Answer((), "it was not asked")),
+                descriptors,
+                ProcessSnapshot(processes.get(each.pid), answers.get(each.pid, not_asked)),
                 now_ns,
             )
             for each in status.workers
@@ -102,17 +102,12 @@ def _node(
     )
 
 
-def _groups(descriptors: Sequence[int], local_rank: int) -> tuple[RecordedGroup, ...]:
-    return read_groups(descriptors[0], local_rank * FLIGHT_RECORD_BYTES) if descriptors else ()
-
-
 def _worker(
-    rank: RankStatus,
-    groups: tuple[RecordedGroup, ...],
-    process: Process | None,
-    answer: Answer,
-    now_ns: int,
+    rank: RankStatus, descriptors: Sequence[int], seen: ProcessSnapshot, now_ns: int
 ) -> WorkerFacts:
+    groups: tuple[RecordedGroup, ...] = ()
+    if descriptors:
+        groups = read_groups(descriptors[0], rank.local_rank * FLIGHT_RECORD_BYTES)
     ago_s = max(0.0, time.time() - rank.ended_at)
     end = WorkerEnd(
         code=rank.code,
@@ -121,17 +116,29 @@ def _worker(
         error=rank.error,
         ended_ns=now_ns - int(ago_s * 1e9),
     )
+    if rank.has_ended:
+        return worker_facts(rank.rank, rank.local_rank, groups, seen, end=end)
+    facts = worker_facts(rank.rank, rank.local_rank, groups, seen)
+    return replace(facts, error=rank.error, raised_ns=end.ended_ns if rank.error else 0)
+
+
+def worker_facts(
+    rank: int,
+    local_rank: int,
+    groups: tuple[RecordedGroup, ...],
+    seen: ProcessSnapshot,
+    end: WorkerEnd | None = None,
+) -> WorkerFacts:
+    """What was found of a worker."""
     return WorkerFacts(
-        rank=rank.rank,
-        local_rank=rank.local_rank,
-        process=process,
-        end=end if rank.has_ended else None,
-        error="" if rank.has_ended else rank.error,
-        raised_ns=0 if rank.has_ended or not rank.error else end.ended_ns,
+        rank=rank,
+        local_rank=local_rank,
+        process=seen.process,
+        end=end,
         groups=groups,
         has_record=bool(groups),
-        stacks=answer.stacks,
-        no_stacks_because=answer.because,
-        library=answer.library,
-        gil=answer.gil,
+        stacks=seen.answer.stacks,
+        no_stacks_because=seen.answer.because,
+        library=seen.answer.library,
+        gil=seen.answer.gil,
     )

@@ -1,5 +1,5 @@
-"""The kernel's data on processes, from two looks at /proc a moment apart, and on their connections
-to other hosts (sock_diag(7)).
+"""The kernel's data on processes, from two samples of /proc, and on their connections to other
+hosts (sock_diag(7)).
 
 The processes themselves are not involved, so it works for those that are stopped, stuck or not
 Python; connections need no rights either. Data that cannot be read are omitted. Data that a peer
@@ -80,7 +80,7 @@ class _Task:
     waited_ns: int
 
 
-class Look:
+class ProcessSample:
     """The state in /proc of some processes and all their descendants.
 
     Args:
@@ -114,11 +114,11 @@ class Look:
         """The roots whose main thread was running."""
         return {root for root, task in self._tasks.items() if task.state == "R"}
 
-    def processes(self, before: Look) -> dict[int, Process]:
-        """The roots that exist, with changes since the look before."""
+    def processes(self, before: ProcessSample) -> dict[int, Process]:
+        """The roots that exist, with changes since the sample before."""
         return {root: self._process(root, before) for root in self._roots if root in self._tasks}
 
-    def _process(self, pid: int, before: Look) -> Process:
+    def _process(self, pid: int, before: ProcessSample) -> Process:
         task, earlier = self._tasks[pid], before._tasks.get(pid)
         past_s = max(1e-3, self.at - before.at)
         threads = self._threads[pid]
@@ -135,8 +135,7 @@ class Look:
             cpu=0.0 if earlier is None else max(0.0, task.cpu_s - earlier.cpu_s) / past_s,
             starved=max(0.0, waited_ns / 1e9 / past_s),
             rss_bytes=task.rss_bytes,
-            age_s=max(0.0, _uptime_s() - task.started_s),
-            is_traced=_is_traced(pid),
+            age_s=max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - task.started_s),
             threads=tuple(
                 _thread(pid, number, thread, known.get(number), past_s)
                 for number, thread in sorted(threads.items())
@@ -158,7 +157,7 @@ def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: flo
         if words != ["running"]:
             call, path = _syscall(pid, words)
             break
-        # It has run since the look, so what it waited for then is not known: look again.
+        # It has run since the sample, so what it waited for then is not known: look again.
         task = _read_task(f"/proc/{pid}/task/{number}", with_times=False)
         state = "R" if task is None else task.state
     # The scheduler's own times: the kernel's ticks are too coarse for half a second.
@@ -233,20 +232,8 @@ def _wait(pid: int, number: int) -> str:
     return "" if text == "0" else text
 
 
-def _is_traced(pid: int) -> bool:
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        name, _, value = line.partition(":")
-        if name == "TracerPid":
-            return value.strip() != "0"
-    return False
-
-
 def _command(pid: int) -> str:
     return " ".join(_read(f"/proc/{pid}/cmdline").split("\0"))[:_MOST_COMMAND].strip()
-
-
-def _uptime_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,6 @@ from rallypoint.base.record import Record
 from rallypoint.base.worker_hook import STACKS_NAME
 from rallypoint.diagnosis.facts import Frame, Stack
 
-TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
-if TYPE_CHECKING:
-    from rallypoint.diagnosis.facts import Stack
-
 _THREAD = re.compile(
     r"(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
 )
@@ -251,8 +247,8 @@ def _library(pid: int, address: int) -> str:
     """The file that contains the code."""
     try:
         for line in _read(f"/proc/{pid}/maps").splitlines():
-            places, *_, path = line.split(maxsplit=5)
-            first, _, end = places.partition("-")
+            addresses, *_, path = line.split(maxsplit=5)
+            first, _, end = addresses.partition("-")
             if int(first, 16) <= address < int(end, 16):
                 return path.rpartition("/")[2]
     except (OSError, ValueError):

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import selectors
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.json_records import to_json
@@ -159,28 +158,21 @@ Reply = Callable[[Line], None]
 Finding = Callable[[Mapping[str, object]], None]
 
 
-class Answers(ABC):
-    """The questions that an agent can be asked."""
+class Answers(Record, kw_only=True):
+    """What an agent does when it is asked.
 
-    @abstractmethod
-    def status(self) -> AgentStatus:
-        """The agent's state."""
+    Attributes:
+        status: returns the agent's state.
+        records: returns descriptors of its workers' records.
+        stop: ends the job on all nodes; the reason is reported to the user.
+        others: asks the other nodes, and replies whenever one has answered. They trace their
+            workers for so many seconds; 0: they only inspect.
+    """
 
-    @abstractmethod
-    def records(self) -> Sequence[int]:
-        """Descriptors of its workers' records."""
-
-    @abstractmethod
-    def stop(self, why: str) -> None:
-        """End the job on all nodes; `why` is reported to the user."""
-
-    @abstractmethod
-    def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
-        """Ask the other nodes, and reply whenever one has answered.
-
-        Args:
-            trace_s: how long they should trace their workers; 0: they should only inspect.
-        """
+    status: Callable[[], AgentStatus]
+    records: Callable[[], Sequence[int]]
+    stop: Callable[[str], None]
+    others: Callable[[Reply, float], None]
 
 
 class Conversations:
@@ -265,10 +257,10 @@ class _Conversation:
                 self._send({})
             case "others":
                 self._is_last = False
-                self._answers.others(self._send_line)
+                self._answers.others(self._send_line, 0.0)
             case "others traced":
                 self._is_last = False
-                self._answers.others(self._send_line, trace_s=float(str(request["seconds"])))
+                self._answers.others(self._send_line, float(str(request["seconds"])))
             case _:
                 self._send(
                     {"error": "this agent does not know that request; it may be an older version"}
@@ -309,16 +301,16 @@ class Relay:
     """One agent's part in inspecting all nodes of a job.
 
     Args:
-        look: inspects this node, or traces it for some seconds, and tells what it found.
+        inspect: inspects this node, or traces it for some seconds, and tells what it found.
     """
 
-    def __init__(self, rounds: RoundSource, look: Callable[[Finding, float], None]) -> None:
+    def __init__(self, rounds: RoundSource, inspect: Callable[[Finding, float], None]) -> None:
         self._rounds = rounds
-        self._look = look
+        self._inspect_node = inspect
         self._asking: dict[int, Reply] = {}  # programs here, by the number of their request
         self._last = 0
 
-    def ask(self, reply: Reply, *, trace_s: float = 0.0) -> None:
+    def ask(self, reply: Reply, trace_s: float = 0.0) -> None:
         """A program asks for all other nodes; first reply: their names; then two for each."""
         roster = self._rounds.roster()
         if roster is None or not roster.leader:
@@ -377,7 +369,7 @@ class Relay:
             say(LineFor(number=order.number, asker=order.asker, line=line))
 
         tell(Line(coming=self._rounds.key))
-        self._look(lambda found: tell(Line(found=found)), order.trace_s)
+        self._inspect_node(lambda found: tell(Line(found=found)), order.trace_s)
 
     def _pass_on(self, message: LineFor) -> None:
         """Forward to the agent whose program asked, or to the program here."""

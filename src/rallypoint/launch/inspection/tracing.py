@@ -30,7 +30,7 @@ from rallypoint.base.flight_record import (
 )
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.launch.inspection.agent_client import Asking, read_status
+from rallypoint.launch.inspection.agent_client import AgentConnection, read_status
 from rallypoint.launch.inspection.node_trace import NodeTrace, WorkerTrace
 from rallypoint.launch.inspection.requests import AgentStatus, RankStatus
 
@@ -52,18 +52,18 @@ _UNTIL_AT, _UNTIL = _CONTROL_AT + 8, struct.Struct("=Q")
 _ENTRY = struct.Struct("=QQQHBBiQQII8x")
 _STAMP = struct.Struct("=Q56x")
 _LEASE_NS = 5_000_000_000
-_MOST_LOOKS = 200  # at an entry that is being written; after that its writer is gone
+_MOST_ATTEMPTS = 200  # at an entry that is being written; after that its writer is gone
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
-def trace_node(agent: Asking, seconds: float, is_over: Callable[[], bool]) -> NodeTrace:
+def trace_node(agent: AgentConnection, seconds: float, is_over: Callable[[], bool]) -> NodeTrace:
     """The calls of an agent's workers for some time, or until `is_over`, or they have ended."""
-    told, descriptors = agent.ask({"ask": "look"})
+    answer, descriptors = agent.ask({"ask": "look"})
     try:
-        status = read_status(told)
+        status = read_status(answer)
         _lock(descriptors)
         most = max(1000, min(_MOST_CALLS, _MOST_OF_JOB // max(1, status.world_size)))
-        workers = [_Traced(each, descriptors, most) for each in status.workers]
+        workers = [_TracedWorker(each, descriptors, most) for each in status.workers]
         return _trace(status, workers, seconds, is_over)
     finally:
         for descriptor in descriptors:
@@ -90,7 +90,10 @@ def _lock(descriptors: Sequence[int]) -> None:
 
 
 def _trace(
-    status: AgentStatus, workers: Sequence[_Traced], seconds: float, is_over: Callable[[], bool]
+    status: AgentStatus,
+    workers: Sequence[_TracedWorker],
+    seconds: float,
+    is_over: Callable[[], bool],
 ) -> NodeTrace:
     began_ns, wall_ns = time.monotonic_ns(), time.time_ns() - time.monotonic_ns()
     deadline = time.monotonic() + seconds
@@ -128,7 +131,7 @@ def _trace(
     )
 
 
-def _learn_names(workers: Sequence[_Traced]) -> None:
+def _learn_names(workers: Sequence[_TracedWorker]) -> None:
     """A backend counts a call before it is known which call that is."""
     deadline = time.monotonic() + _NAMES_S
     while time.monotonic() < deadline:
@@ -137,14 +140,14 @@ def _learn_names(workers: Sequence[_Traced]) -> None:
             return
         time.sleep(_BETWEEN_S)
         for worker in unnamed:
-            worker.look()
+            worker.read_record()
 
 
-def _lives(worker: _Traced) -> bool:
+def _lives(worker: _TracedWorker) -> bool:
     return worker.pid != 0 and os.path.exists(f"/proc/{worker.pid}")
 
 
-class _Traced:
+class _TracedWorker:
     """One worker."""
 
     def __init__(self, rank: RankStatus, descriptors: Sequence[int], most: int) -> None:
@@ -165,7 +168,7 @@ class _Traced:
     def begin(self) -> None:
         if self._because:
             return
-        self.look()
+        self.read_record()
         self._before = self._groups
         self._begin_calls()
 
@@ -178,16 +181,16 @@ class _Traced:
         elif renews and not self._because:
             self._begin_calls()  # it may have formed its first group
         if renews or (self._next_foreign_s and time.monotonic() >= self._next_foreign_s):
-            self.look()
+            self.read_record()
 
     def end(self) -> None:
         if self._record < 0:
             return
         if self._is_tracing:
             self._calls.end()
-        self.look()
+        self.read_record()
 
-    def look(self) -> None:
+    def read_record(self) -> None:
         """Read the record itself: groups, calls in progress, and those of other backends."""
         names, groups = read_pages(self._record, self._offset)
         if groups:
@@ -271,7 +274,7 @@ class CallTrace:
         self._descriptor, self._offset, self._most = descriptor, offset, most
         self._ring = offset + _RING_PAGE * _PAGE
         self._next = 0
-        self._looks = 0
+        self._attempts = 0
         self._entries = bytearray()
 
     def begin(self) -> str:
@@ -325,12 +328,12 @@ class CallTrace:
             self._keep(data[lost * _ENTRY_BYTES : complete * _ENTRY_BYTES])
             self._next = max(self._next, first + complete)
             if complete < count and self._next == first + complete:
-                self._looks += 1
-                if self._looks < _MOST_LOOKS:
+                self._attempts += 1
+                if self._attempts < _MOST_ATTEMPTS:
                     return
                 self._next += 1
                 self.missed += 1
-            self._looks = 0
+            self._attempts = 0
 
     def calls(self, names: Names) -> Iterator[tuple[int, bool, RecordedCall]]:
         """What was read: a group's page, whether it is a send or receive, and the call."""

@@ -214,7 +214,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._happened(lambda now: self._core.received(key, message, now))
 
     def _may_join(self, key: str, join: Join) -> bool:
-        """Whether it may join; otherwise it is told why not."""
+        """Whether it may join; otherwise it gets the reason."""
         address = join.member.address
         if join.member.port and numeric_family(address) is None:
             wrong = f"its address {address!r} is not numeric; check --local-addr"
@@ -294,9 +294,7 @@ class LinkedRounds(RoundSource, Receiver):
         return finish.__replace__(because=told_with(finish.because, self._findings[0]))
 
     def _examine_if_due(self) -> None:
-        """Look for the cause at the start, for what waiting does not change; and again shortly
-        before giving up, while the others still run.
-        """
+        """Look for the cause at the start, and shortly before giving up: the others still run."""
         now = time.monotonic()
         if now < self._examine_at:
             return

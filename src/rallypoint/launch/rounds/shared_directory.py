@@ -25,8 +25,12 @@ from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import can_bind
 from rallypoint.launch.job import Job, Rendezvous, Verbosity
-from rallypoint.launch.rounds.elastic import ElasticRounds, setup_of, warn_without_token
-from rallypoint.launch.rounds.network_place import any_port
+from rallypoint.launch.rounds.elastic import (
+    ElasticRounds,
+    listen_at_any_port,
+    setup_of,
+    warn_without_token,
+)
 from rallypoint.rendezvous.consensus.messages import Led, Message, Setup
 from rallypoint.rendezvous.job.reports import Join, Outcome
 from rallypoint.rendezvous.job.round import Endpoint
@@ -94,7 +98,7 @@ class AddressFiles:
                 "name one that all nodes share and can write to."
             ) from None
 
-    def look(self) -> Listing:
+    def contents(self) -> Listing:
         """The current contents."""
         agents, generations = self._list()
         if generations and not agents:
@@ -178,20 +182,20 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
     """The rounds that this job's agent takes part in."""
     timeouts = read_timeouts(rendezvous.configuration)
     warn_without_token(rendezvous)
-    place = any_port(_choose(rendezvous))
+    listener = listen_at_any_port(_choose(rendezvous))
     # The tasks of an array are requeued one by one.
-    setup = setup_of(job, rendezvous, timeouts, place, attempt=0)
+    setup = setup_of(job, rendezvous, timeouts, listener, attempt=0)
     files = AddressFiles(rendezvous.endpoints[0].host, setup.me.key)
-    files.leave_address(place.at)
+    files.leave_address(listener.endpoint)
     rounds = SharedDirectoryRounds(
         files,
         setup,
-        place.listener,
+        listener.server_socket,
         rendezvous.token or b"",
         is_verbose=job.verbosity is Verbosity.VERBOSE,
-        place=place.stores_at,
+        store_address=listener.store_address,
     )
-    rounds.network = place.choice
+    rounds.network = listener.network
     rounds.to_find_out = job.to_find_out
     return rounds
 
@@ -199,7 +203,7 @@ def rounds_of(job: Job, rendezvous: Rendezvous) -> SharedDirectoryRounds:
 def _choose(rendezvous: Rendezvous) -> NetworkChoice:
     """Depends on the addresses that are already in the directory."""
     try:
-        seen = AddressFiles(rendezvous.endpoints[0].host, "").look()
+        seen = AddressFiles(rendezvous.endpoints[0].host, "").contents()
         others = list(dict.fromkeys(each.host for each in seen.others.values()))
     except OSError:  # the first one makes the directory
         others = []
@@ -223,7 +227,8 @@ class SharedDirectoryRounds(ElasticRounds):
 
     Args:
         files: the directory, with this agent's address in it.
-        setup, listener, token, is_verbose, place: see ElasticRounds; the endpoint is the directory.
+        setup, listener, token, is_verbose, store_address: see ElasticRounds; the endpoint is the
+            directory.
     """
 
     def __init__(
@@ -234,11 +239,11 @@ class SharedDirectoryRounds(ElasticRounds):
         token: bytes,
         *,
         is_verbose: bool,
-        place: str,
+        store_address: str,
     ) -> None:
-        super().__init__(setup, listener, token, is_verbose=is_verbose, place=place)
+        super().__init__(setup, listener, token, is_verbose=is_verbose, store_address=store_address)
         self._files = files
-        self._listing = files.look()
+        self._listing = files.contents()
         self._listed_at = time.monotonic()
         self._is_listing = False
         self._unanswered_since: float | None = None  # nobody who is called knows a coordinator
@@ -329,7 +334,7 @@ class SharedDirectoryRounds(ElasticRounds):
 
         def list_files() -> None:
             try:
-                seen = self._files.look()
+                seen = self._files.contents()
                 if seen.generation >= self._listing.generation:
                     self._listing = seen
             except OSError:  # next time, maybe

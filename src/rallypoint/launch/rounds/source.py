@@ -90,8 +90,9 @@ class RoundSource(ABC):
 
     @property
     def fence_at(self) -> float | None:
-        """Until when (lease_time) this node's workers may run without further messages, because the
-        others may then start again without it; None: without limit.
+        """Until when (lease_time) workers may run without messages from others; None: always.
+
+        Afterwards the others may start again without this node.
         """
         return None
 

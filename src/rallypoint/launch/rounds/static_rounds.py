@@ -24,8 +24,13 @@ from rallypoint.cluster.network import UnknownHostError, can_bind
 from rallypoint.launch.job import Job, Nodes, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import CHECK_RESULT_S, LinkedRounds
-from rallypoint.launch.rounds.network_place import listening_place
-from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members, listen
+from rallypoint.launch.rounds.store_host import (
+    ANY,
+    StoreHost,
+    addresses_of_members,
+    listen,
+    listening_address,
+)
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.consensus.register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import FixedRules
@@ -131,12 +136,14 @@ class StaticGuest(_StaticRounds):
     def wake_at(self) -> float | None:
         if self._ask_at is None:
             return super().wake_at
-        if self._is_examining_start:  # on a busy machine still when the last look is under way
+        if (
+            self._is_examining_start
+        ):  # on a busy machine still when the last examination is under way
             return min(self._examine_at, time.monotonic() + CHECK_RESULT_S)
         return min(self._ask_at, self._examine_at)
 
     def tell(self, report: NodeReport) -> None:
-        if self._agent is not None:  # else nobody is there to be told
+        if self._agent is not None:  # else nobody is there to report to
             super().tell(report)
 
     def tick(self) -> None:
@@ -144,7 +151,7 @@ class StaticGuest(_StaticRounds):
             super().tick()
             return
         self._examine_if_due()
-        # It blocks for up to a second, and what was found is to be told.
+        # It blocks for up to a second, and what was found is to be reported.
         if time.monotonic() >= self._ask_at and not self._is_examining_start:
             self._find_node_0()
 
@@ -249,4 +256,4 @@ def _choose(nodes: Nodes) -> NetworkChoice:
 def _interface_of(master_addr: str) -> str:
     """Where node 0 listens: at that address, if it is this machine's."""
     is_own = numeric_family(master_addr) is not None and can_bind(master_addr)
-    return listening_place(master_addr, is_chosen=is_own)
+    return listening_address(master_addr, is_chosen=is_own)

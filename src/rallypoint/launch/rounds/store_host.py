@@ -1,6 +1,6 @@
-"""The workers' store of one round, at MASTER_ADDR:MASTER_PORT: opened and closed by an agent.
+"""Where an agent listens: the workers' store of one round, at MASTER_ADDR:MASTER_PORT, and sockets.
 
-Node rank 0 has it, whatever the source of its rounds; each source's `_open_store` uses this.
+Node rank 0 has the store, whatever the source of its rounds; each source's `_open_store` uses this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 
-from rallypoint.base.address import numeric_family
+from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import HostError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import bind_free
@@ -76,6 +76,13 @@ class StoreHost:
             self._server.close()
 
 
+def listening_address(address: str, *, is_chosen: bool = False) -> str:
+    """Where to listen for those who reach us at this address."""
+    if not is_loopback(address):
+        return address if is_chosen else ANY
+    return "127.0.0.1" if address == "localhost" else address
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 is a free one of RALLYPOINT_PORT_RANGE, if that is set."""
     if not port and os.environ.get(PORT_RANGE):
@@ -105,3 +112,30 @@ def _listen(host: str, port: int) -> socket.socket:
     host = "0.0.0.0" if host == ANY else host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=4096)
+
+
+def make_room(connections: int) -> None:
+    """See to it that this process can open so many more descriptors."""
+    lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # that is free
+    os.close(lowest)
+    if _allows(lowest + connections):
+        return
+    allow_many_connections()
+    if not _allows(lowest + connections):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def _allows(descriptors: int) -> bool:
+    limit = os.sysconf("SC_OPEN_MAX")  # without importing resource
+    return limit < 0 or descriptors <= limit
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of descriptors as far as possible."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:  # contextlib would cost each launch
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        return  # it works with fewer

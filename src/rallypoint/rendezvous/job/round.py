@@ -115,6 +115,11 @@ class Seat(Record, kw_only=True):
     role_world_size: int
 
     @property
+    def ranks(self) -> range:
+        """The ranks of this node's workers."""
+        return range(self.first_rank, self.first_rank + self.local_world_size)
+
+    @property
     def placements(self) -> tuple[Placement, ...]:
         """The places of this node's workers: ranks count through the nodes in order."""
         return tuple(

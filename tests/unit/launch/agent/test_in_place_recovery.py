@@ -11,8 +11,8 @@ import pytest
 from rallypoint.base.control_message import Stage, WorkerReport
 from rallypoint.launch.agent import in_place_recovery as recovery_module
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery, Recoveries, Recovery
+from rallypoint.launch.agent.local_workers import COME_S, AgentParts
 from rallypoint.launch.agent.node import NodeState
-from rallypoint.launch.agent.worker import COME_S
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
 from rallypoint.rendezvous.job.round import Endpoint, Seat
@@ -76,7 +76,7 @@ def test_each_part_by_itself() -> None:
     went.formed(10.65)
     assert list(went.times(11.0)) == ["detect_s", "agree_s", "form_s", "sync_s"]
     assert times(went, 11.0) == [0.1, 0.2, 0.3, 0.4]
-    text, event = went.told([1, 0], 11.0)
+    text, event = went.report([1, 0], 11.0)
     assert text == "rank 0 (pid 100) was killed by SIGKILL; ranks 0-1 of 2 go on after 1000 ms"
     assert event["lost_pids"] == [100]
 
@@ -85,7 +85,7 @@ def test_a_node_without_losses_counts_from_when_it_knew() -> None:
     went = recovery(group(), known_at=10.1, now=10.3, elsewhere="rank 7 was killed")
     went.formed(10.6)
     assert times(went, 11.0) == [None, 0.2, 0.3, 0.4]
-    assert went.told([0], 11.0)[0] == "rank 7 was killed; rank 0 of 2 goes on after 900 ms"
+    assert went.report([0], 11.0)[0] == "rank 7 was killed; rank 0 of 2 goes on after 900 ms"
 
 
 def test_a_loss_on_the_way() -> None:
@@ -100,7 +100,7 @@ def test_newcomers_cost_the_transfer_of_the_state() -> None:
     went = recovery(group(), known_at=10.0, now=10.1, is_urgent=False)
     went.formed(15.0)
     assert went.lost_s(15.5) == pytest.approx(0.5)
-    assert went.told([0, 1], 15.5)[0] == "a worker joined: the job goes on with 2 ranks"
+    assert went.report([0, 1], 15.5)[0] == "a worker joined: the job goes on with 2 ranks"
 
 
 def test_the_summary() -> None:
@@ -124,15 +124,20 @@ class Standbys:
         nobody: Callable[..., list[object]] = lambda number, now: []  # noqa: E731
         local: Any = SimpleNamespace(standbys=[*workers], ready=[], wake_at=None, unanswered=nobody)
         progress: Any = SimpleNamespace(told=self.told.append)
-        self.recovery = InPlaceRecovery(
-            state,
-            local,
-            progress,
-            keeps=True,
-            restarts=1,
+        unused: Any = None
+        job: Any = SimpleNamespace(max_restarts=1)
+        rounds: Any = SimpleNamespace(keeps_survivors=True)
+        parts = AgentParts(
+            job=job,
+            selector=unused,
+            rounds=rounds,
+            state=state,
+            workers=local,
+            progress=progress,
             perform=lambda _: None,
-            stand_by=lambda: None,
+            inspect=unused,
         )
+        self.recovery = InPlaceRecovery(parts, stand_by=lambda: None)
 
 
 def standby(pid: int, come_by: float) -> Any:

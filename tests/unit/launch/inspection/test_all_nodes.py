@@ -12,8 +12,8 @@ from rallypoint.base.json_records import to_json
 from rallypoint.diagnosis.facts import Node
 from rallypoint.launch.inspection import all_nodes
 from rallypoint.launch.inspection.agent_client import NoAnswerError
-from rallypoint.launch.inspection.all_nodes import JobLooks, look_everywhere, trace_everywhere
-from rallypoint.launch.inspection.inspect_node import NodeLooks
+from rallypoint.launch.inspection.all_nodes import JobSamples, look_everywhere, trace_everywhere
+from rallypoint.launch.inspection.inspect_node import NodeSamples
 from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, pack_trace
 from rallypoint.launch.inspection.requests import AgentStatus, ExpectedNode, Line
 
@@ -78,7 +78,7 @@ class Clock:
         return self.now
 
 
-class FakeAsking:
+class FakeConnection:
     """A connection to an agent."""
 
     clock = Clock()
@@ -90,12 +90,12 @@ class FakeAsking:
         self._unread = [to_json(each) if isinstance(each, Line) else each for each in self.answers]
 
     @classmethod
-    def at(cls, agent: object) -> FakeAsking:
+    def at(cls, agent: object) -> FakeConnection:
         if cls.refuses:
             raise NoAnswerError("it is stopped.", is_gone=False)
         return cls()
 
-    def __enter__(self) -> FakeAsking:
+    def __enter__(self) -> FakeConnection:
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -109,80 +109,82 @@ class FakeAsking:
 
 
 @pytest.fixture(autouse=True)
-def asking(monkeypatch: pytest.MonkeyPatch) -> type[FakeAsking]:
-    class Asking(FakeAsking):
+def connection(monkeypatch: pytest.MonkeyPatch) -> type[FakeConnection]:
+    class AgentConnection(FakeConnection):
         clock = Clock()
         answers: ClassVar[list[Any]] = []
 
-    monkeypatch.setattr(all_nodes, "Asking", Asking)
-    monkeypatch.setattr(all_nodes, "time", Asking.clock)
+    monkeypatch.setattr(all_nodes, "AgentConnection", AgentConnection)
+    monkeypatch.setattr(all_nodes, "time", AgentConnection.clock)
     monkeypatch.setattr(all_nodes, "ask_status", lambda agent: STATUS)
-    looks = NodeLooks(status=STATUS, first=node(0), second=node(0))
-    monkeypatch.setattr(all_nodes, "look_twice", lambda asking, between_s: looks)
-    monkeypatch.setattr(all_nodes, "trace_node", lambda asking, seconds, is_over: trace(0))
-    return Asking
+    looks = NodeSamples(status=STATUS, first=node(0), second=node(0))
+    monkeypatch.setattr(all_nodes, "sample_twice", lambda connection, between_s: looks)
+    monkeypatch.setattr(all_nodes, "trace_node", lambda connection, seconds, is_over: trace(0))
+    return AgentConnection
 
 
-def look(asking: type[FakeAsking], *answers: object) -> JobLooks:
-    asking.answers = list(answers)
+def look(connection: type[FakeConnection], *answers: object) -> JobSamples:
+    connection.answers = list(answers)
     return look_everywhere(AGENTS)
 
 
-def trace_all(asking: type[FakeAsking], *answers: object, over_at: float = 99.0) -> JobTrace:
-    asking.answers = list(answers)
-    return trace_everywhere(AGENTS, 5.0, lambda: asking.clock.now >= over_at)
+def trace_all(
+    connection: type[FakeConnection], *answers: object, over_at: float = 99.0
+) -> JobTrace:
+    connection.answers = list(answers)
+    return trace_everywhere(AGENTS, 5.0, lambda: connection.clock.now >= over_at)
 
 
-def test_all_nodes_are_seen(asking: type[FakeAsking]) -> None:
-    looks = look(asking, EXPECTED, Line(coming="key2"), looks_of(2), looks_of(1))
+def test_all_nodes_are_seen(connection: type[FakeConnection]) -> None:
+    looks = look(connection, EXPECTED, Line(coming="key2"), looks_of(2), looks_of(1))
     assert looks.second.nodes == looks.first.nodes == (node(0), node(1), node(2))
     assert (looks.second.run_id, looks.second.round, looks.second.world_size) == ("try", 3, 6)
-    assert (looks.status, looks.notes, asking.clock.now) == (STATUS, (), 0.0)
+    assert (looks.status, looks.notes, connection.clock.now) == (STATUS, (), 0.0)
 
 
-def test_nodes_that_do_not_answer_are_waited_for(asking: type[FakeAsking]) -> None:
-    looks = look(asking, EXPECTED, Line(coming="key2"))
-    assert asking.clock.now == pytest.approx(4.0, abs=0.1)
+def test_nodes_that_do_not_answer_are_waited_for(connection: type[FakeConnection]) -> None:
+    looks = look(connection, EXPECTED, Line(coming="key2"))
+    assert connection.clock.now == pytest.approx(4.0, abs=0.1)
     _, silent, late = looks.second.nodes
     assert (silent.host, silent.ranks, silent.silent_s) == ("h1", (2, 3), 4.0)
     assert (late.host, late.ranks, late.silent_s) == ("h2", (4, 5), None)
     assert looks.notes == ("node 2 (h2) answers, but could not be inspected in time",)
 
 
-def test_answers_without_findings_are_noted(asking: type[FakeAsking]) -> None:
+def test_answers_without_findings_are_noted(connection: type[FakeConnection]) -> None:
     nonsense = {"found": {"first": 7, "second": to_json(node(1))}}
-    looks = look(asking, EXPECTED, Line(found={"trouble": "no room"}), nonsense)
-    assert asking.clock.now == 0.0  # nobody else is to be waited for
+    looks = look(connection, EXPECTED, Line(found={"trouble": "no room"}), nonsense)
+    assert connection.clock.now == 0.0  # nobody else is to be waited for
     assert looks.notes == (
         "a node could not be inspected: no room",
         "a node's answer is invalid (these facts are invalid: 7 is not a Node)",
     )
-    looks = look(asking, Line(nodes=(), why="nobody coordinates"), {"unknown": 1})
+    looks = look(connection, Line(nodes=(), why="nobody coordinates"), {"unknown": 1})
     assert looks.notes == ("other nodes were not asked: nobody coordinates",)
 
 
-def test_an_agent_that_does_not_answer(asking: type[FakeAsking]) -> None:
-    asking.refuses = True
+def test_an_agent_that_does_not_answer(connection: type[FakeConnection]) -> None:
+    connection.refuses = True
     with pytest.raises(NoAnswerError, match="it is stopped"):
-        look(asking)
+        look(connection)
     with pytest.raises(HostError, match="it is stopped"):
-        trace_all(asking)
+        trace_all(connection)
 
 
-def test_all_nodes_are_traced(asking: type[FakeAsking]) -> None:
+def test_all_nodes_are_traced(connection: type[FakeConnection]) -> None:
     told = [Line(found=pack_trace(trace(number))) for number in (2, 1)]
-    found = trace_all(asking, EXPECTED, *told)
+    found = trace_all(connection, EXPECTED, *told)
     assert found == JobTrace(run_id="try", round=3, nodes=(trace(0), trace(1), trace(2)))
 
 
-def test_nodes_that_are_not_traced_are_noted(asking: type[FakeAsking]) -> None:
+def test_nodes_that_are_not_traced_are_noted(connection: type[FakeConnection]) -> None:
     trouble = Line(found={"trouble": "it is traced already"})
-    found = trace_all(asking, EXPECTED, Line(coming="key2"), trouble)
-    assert asking.clock.now == pytest.approx(5.0 + 4.0, abs=0.2)  # one node has not confirmed
+    found = trace_all(connection, EXPECTED, Line(coming="key2"), trouble)
+    assert connection.clock.now == pytest.approx(5.0 + 4.0, abs=0.2)  # one node has not confirmed
     assert found.notes == (
         "a node could not be traced: it is traced already",
         "node 1 (h1) is missing: it has not answered",
         "node 2 (h2) is missing: it has not answered",
     )
-    found = trace_all(asking, EXPECTED, over_at=asking.clock.now + 1.0)
+    found = trace_all(connection, EXPECTED, over_at=connection.clock.now + 1.0)
     assert found.notes[0] == "node 1 (h1) is missing: you stopped the trace before it answered"

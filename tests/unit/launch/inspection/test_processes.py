@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.diagnosis.facts import Process
-from rallypoint.launch.inspection.processes import Look, _connection, waiting_flows
+from rallypoint.launch.inspection.processes import ProcessSample, _connection, waiting_flows
 
 SLEEPS = ("clock_nanosleep", "nanosleep", "select", "pselect6")
 
@@ -40,9 +40,9 @@ def running(program: str, *words: str) -> Iterator[int]:
 
 
 def look(pid: int, for_s: float = 0.01) -> Process:
-    before = Look([pid])
+    before = ProcessSample([pid])
     time.sleep(for_s)
-    return Look([pid]).processes(before)[pid]
+    return ProcessSample([pid]).processes(before)[pid]
 
 
 def look_when(holds: Callable[[Process], bool], pid: int) -> Process:
@@ -117,8 +117,8 @@ def commands(process: Process) -> list[str]:
 
 def test_one_that_is_gone_is_left_out() -> None:
     with running("pass") as pid:
-        before = Look([pid])
-    assert Look([pid]).processes(before) == {}
+        before = ProcessSample([pid])
+    assert ProcessSample([pid]).processes(before) == {}
 
 
 def message(peer: str, *, waiting: int, again: int, data_ms: int, acknowledged_ms: int) -> bytes:

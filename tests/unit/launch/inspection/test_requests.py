@@ -9,12 +9,12 @@ import os
 import random
 import selectors
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rallypoint.base.errors import ControlMessageError, HostError
-from rallypoint.launch.agent.agent_messages import read_message
+from rallypoint.launch.agent.answers import read_message
 from rallypoint.launch.inspection.agent_client import read_status
 from rallypoint.launch.inspection.requests import (
     AgentStatus,
@@ -54,33 +54,20 @@ STATUS = AgentStatus(
 )
 
 
-class Fixed(Answers):
-    """Answers the same to all."""
-
-    def __init__(self) -> None:
-        self.stopped: list[str] = []
-        self.size = 10
-
-    def status(self) -> AgentStatus:
-        return STATUS.__replace__(news="x" * self.size)
-
-    def records(self) -> Sequence[int]:
-        return [1]
-
-    def stop(self, why: str) -> None:
-        self.stopped.append(why)
-
-    def others(self, reply: Reply, *, trace_s: float = 0.0) -> None:
-        reply(Line(nodes=()))
-
-
 class Agent:
     """The part of an agent that answers."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.answers = Fixed()
-        self.conversations = Conversations(self.selector, self.answers)
+        self.stopped: list[str] = []
+        self.size = 10
+        answers = Answers(
+            status=lambda: STATUS.__replace__(news="x" * self.size),
+            records=lambda: [1],
+            stop=self.stopped.append,
+            others=lambda reply, _: reply(Line(nodes=())),
+        )
+        self.conversations = Conversations(self.selector, answers)
 
     def connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -126,7 +113,7 @@ def test_requests_are_answered_once(agent: Agent) -> None:
     told = answer(agent, b'{"ask": "status"}\n')
     assert read_status(told) == STATUS.__replace__(news="x" * 10)
     assert answer(agent, b'{"ask": "stop", "why": "me"}\n') == {}
-    assert agent.answers.stopped == ["me"]
+    assert agent.stopped == ["me"]
     assert "does not know" in str(answer(agent, b'{"ask": "dance"}\n')["error"])
 
 
@@ -141,7 +128,7 @@ def test_descriptors_come_with_a_look(agent: Agent) -> None:
 
 
 def test_long_answers_wait_for_their_readers(agent: Agent) -> None:
-    agent.answers.size = 5 << 20
+    agent.size = 5 << 20
     assert answer(agent, b'{"ask": "status"}\n')["news"] == "x" * (5 << 20)
 
 
@@ -152,7 +139,7 @@ def test_nonsense_is_refused_and_harms_nobody(agent: Agent, seed: int) -> None:
         line = line.replace(b"\n", b"") + b"\n"
         assert "error" in answer(agent, line)
     assert "error" in answer(agent, b"[" * 50000 + b"\n")
-    assert agent.answers.stopped == []
+    assert agent.stopped == []
 
 
 def test_who_sends_too_much_is_cut_off(agent: Agent) -> None:
@@ -167,7 +154,7 @@ def test_who_sends_too_much_is_cut_off(agent: Agent) -> None:
 
 
 def test_those_who_never_read_make_room_for_others(agent: Agent) -> None:
-    agent.answers.size = 5 << 20
+    agent.size = 5 << 20
     slow = [agent.connect() for _ in range(40)]
     for program in slow:
         program.setblocking(False)
@@ -177,7 +164,7 @@ def test_those_who_never_read_make_room_for_others(agent: Agent) -> None:
             continue
         agent.work()
     assert len(agent.selector.get_map()) <= 16
-    agent.answers.size = 3
+    agent.size = 3
     assert answer(agent, b'{"ask": "status"}\n')["news"] == "xxx"
     for program in slow:
         program.close()

@@ -11,18 +11,18 @@ from rallypoint.launch.inspection import tracing
 
 @dataclass
 class Worker:
-    """One whose call is named after some looks; `tracing.py` sees no more of a worker than this."""
+    """One whose call is named after some readings: all that `tracing.py` sees of a worker."""
 
     named_after: int
     pid: int = os.getpid()
-    looks: int = 0
+    readings: int = 0
 
     @property
     def has_unnamed_calls(self) -> bool:
-        return self.looks < self.named_after
+        return self.readings < self.named_after
 
-    def look(self) -> None:
-        self.looks += 1
+    def read_record(self) -> None:
+        self.readings += 1
 
 
 class Clock:
@@ -45,12 +45,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_are_waited_for() -> None:
     workers: list[Any] = [Worker(named_after=3), Worker(named_after=0)]
     tracing._learn_names(workers)
-    assert [worker.looks for worker in workers] == [3, 0]
+    assert [worker.readings for worker in workers] == [3, 0]
 
 
 def test_names_that_do_not_come_are_given_up() -> None:
     stuck, dead = Worker(named_after=1_000_000), Worker(named_after=1_000_000, pid=0)
     workers: list[Any] = [stuck, dead]
     tracing._learn_names(workers)
-    assert stuck.looks == pytest.approx(tracing._NAMES_S / tracing._BETWEEN_S, abs=1)
-    assert dead.looks == 0
+    assert stuck.readings == pytest.approx(tracing._NAMES_S / tracing._BETWEEN_S, abs=1)
+    assert dead.readings == 0

@@ -14,18 +14,19 @@ from typing import Any, cast
 import pytest
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.launch.agent.agent_messages import (
+from rallypoint.launch.agent.answers import AgentAnswers, read_message
+from rallypoint.launch.agent.complaints import (
     AgentMessage,
     ContactLost,
     EndRank,
     LongWaits,
     TimedOut,
-    have_rank_ended,
-    read_message,
 )
-from rallypoint.launch.agent.answers import AgentAnswers
+from rallypoint.launch.agent.local_workers import AgentParts
+from rallypoint.launch.agent.node import EndElsewhere
+from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.launch.rounds.source import AgentInfo, Roster
-from rallypoint.rendezvous.transport.codec import VERSION
+from rallypoint.rendezvous.transport.codec import VERSION, encode
 
 MESSAGES: list[AgentMessage] = [
     LongWaits(2, 5, 31.5, is_over=False),
@@ -46,11 +47,19 @@ class Agent:
         self.key, self._agents = f"key{number}", agents
         self.selector = selectors.DefaultSelector()
         unused: Any = None
+        parts = AgentParts(
+            job=unused,
+            selector=self.selector,
+            rounds=cast(Any, self),
+            state=unused,
+            workers=unused,
+            progress=unused,
+            perform=unused,
+            inspect=unused,
+        )
+        self.stuck_ranks = StuckRanks(parts)
         self.answers = AgentAnswers(
-            *(unused, unused, cast(Any, self), unused, unused, self.selector),
-            began=0.0,
-            stop=unused,
-            told=self.told.append,
+            parts, unused, began=0.0, stop=unused, reported=self.told.append
         )
 
     def roster(self) -> Roster:
@@ -73,17 +82,17 @@ def agents() -> Iterator[list[Agent]]:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
 def test_messages_arrive_as_they_were_sent(message: AgentMessage, agents: list[Agent]) -> None:
-    assert read_message(message.to_bytes()) == message
-    agents[0].inquire("key1", message.to_bytes())
+    assert read_message(encode(message)) == message
+    agents[0].inquire("key1", encode(message))
     assert agents[1].told == [message]
 
 
 def test_only_who_coordinates_has_ranks_ended(agents: list[Agent]) -> None:
     order = EndRank(2, 1, "it is late")
-    have_rank_ended(cast(Any, agents[0]), order)
+    agents[0].stuck_ranks.end_elsewhere(EndElsewhere(1, 2, order.because))
     assert [agent.told for agent in agents] == [[], [order], [order]]
-    have_rank_ended(cast(Any, agents[1]), order)
-    agents[2].inquire("key1", order.to_bytes())
+    agents[1].stuck_ranks.end_elsewhere(EndElsewhere(1, 2, order.because))
+    agents[2].inquire("key1", encode(order))
     assert [agent.told for agent in agents] == [[], [order], [order]]
 
 
@@ -106,7 +115,7 @@ def test_nonsense_is_ignored(agents: list[Agent], seed: int) -> None:
 
 def test_a_kind_that_lacks_fields_is_refused() -> None:
     for message in MESSAGES:
-        version, kind, *fields = json.loads(message.to_bytes())
+        version, kind, *fields = json.loads(encode(message))
         for wrong in ([*fields, None], fields[:-1], ["2", *fields[1:]], [True, *fields[1:]]):
             with pytest.raises(ControlMessageError):
                 read_message(json.dumps([version, kind, *wrong]).encode())

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.recorded_call import RecordedGroup
-from rallypoint.diagnosis.history import is_usual, pace
+from rallypoint.diagnosis.answer import pace
+from rallypoint.diagnosis.findings import is_usual
 from tests.unit.diagnosis.jobs import call, done, group
 
 
