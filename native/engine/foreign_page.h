@@ -5,7 +5,7 @@
 // The calls are what that backend reports, merged in by the scribe (scribe/scribe.h); an entry is
 // written once for each number, and whether it is done also follows from the status, which is
 // newer. Sends and receives are written by the thread that makes them (pytorch/other_backends.py).
-// src/rallypoint/base/foreign_page.py reads this layout.
+// src/rallypoint/base/flight_record.py reads this layout.
 #pragma once
 
 #include <cstdint>

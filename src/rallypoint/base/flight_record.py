@@ -3,15 +3,24 @@
 The layout is defined in native/engine/flight_record.h. The worker may be writing at the same time:
 an entry counts only if its word was the same before and after, so each page is read three times.
 Invalid data is skipped, because a broken worker must not break the reader.
+
+Pages of groups of other backends (native/engine/foreign_page.h) have a layout of their own: calls
+are recorded as PyTorch's Flight Recorder reports them, and are read alternately with its counters.
+The counters are newer: a call that they count as finished is finished, and a call that only they
+count has no name yet.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from math import prod
 
-from rallypoint.base.foreign_page import FOREIGN_BYTES, read_foreign_group
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from typing import Any
 
 Names = dict[str, list[str]]  # the meaning of numbers: of operations, dtypes, operators
 Copied = tuple[bytes, list[bytes]]  # a header, and the pages, read three times
@@ -28,11 +37,25 @@ _DESCRIPTION_BYTES = 1024 - _GROUP.size - 2 * _SITE.size
 _FIRST_SITE = _GROUP.size + _DESCRIPTION_BYTES
 _FIRST_CALL = 1024
 _FIRST_TRANSFER = _FIRST_CALL + _CALLS * _CALL.size
+_END = _FIRST_TRANSFER + _TRANSFERS * _CALL.size
 _HERE, _LEFT, _FOREIGN, _FOREIGN_LEFT = 1, 2, 3, 4
 _ASKED = struct.Struct("=II")  # at the end of the header
 _NAMES_END = _PAGE - 40  # followed by words of inspection/tracing.py, and of readers' questions
 STATES = {1: "running", 2: "done", 3: "failed"}
+_DONE = 2
 _RECEIVE, _ANY_RANK = 0xFFFF, 0xFFFFFFFF
+# A group of another backend has two pages.
+_FOREIGN_BYTES = 2 * _PAGE
+_FOREIGN_STATUS = struct.Struct("=IIQQQQQ")
+_FOREIGN_CALL = struct.Struct("=QQQQ48s16s8qI28x")
+_FOREIGN_TRANSFER = struct.Struct("=QQQIiI28s")
+_FIRST_FOREIGN_TRANSFER = _FIRST_CALL + _CALLS * _FOREIGN_CALL.size
+# PyTorch's names for them in C++.
+_DTYPES = {
+    **{"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
+    **{"Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64"},
+    **{"Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128"},
+}
 
 
 def read_groups(descriptor: int, offset: int) -> tuple[RecordedGroup, ...]:
@@ -73,7 +96,7 @@ def _pages_in(copied: Copied) -> tuple[Names, dict[int, RecordedGroup]]:
     try:
         names: Names = json.loads(header[_HEADER.size : _NAMES_END].rstrip(b"\0"))
         groups = {
-            number + 1: _group([look[at : at + FOREIGN_BYTES] for look in looks], names)
+            number + 1: _group([look[at : at + _FOREIGN_BYTES] for look in looks], names)
             for number, at in enumerate(range(0, len(looks[1]), _PAGE))
         }
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
@@ -109,7 +132,7 @@ def _group(looks: list[bytes], names: Names) -> RecordedGroup | None:
 
     presence, _, queued = _GROUP.unpack_from(looks[1])
     if presence in (_FOREIGN, _FOREIGN_LEFT):
-        return read_foreign_group(looks, has_left=presence == _FOREIGN_LEFT)
+        return _foreign_group(looks, has_left=presence == _FOREIGN_LEFT)
     if presence not in (_HERE, _LEFT):
         return None
     text = looks[1][_GROUP.size : _FIRST_SITE].rstrip(b"\0")
@@ -117,8 +140,8 @@ def _group(looks: list[bytes], names: Names) -> RecordedGroup | None:
         return None  # the page changes hands: its group was gone, or another is just forming
     said = json.loads(text)
     sites = [_site(looks, _FIRST_SITE + i * _SITE.size) for i in range(2)]
-    calls = _calls(looks, _FIRST_CALL, _CALLS, names, sites[0])
-    transfers = _calls(looks, _FIRST_TRANSFER, _TRANSFERS, names, sites[1])
+    calls = _calls(looks, range(_FIRST_CALL, _FIRST_TRANSFER, _CALL.size), names, sites[0])
+    transfers = _calls(looks, range(_FIRST_TRANSFER, _END, _CALL.size), names, sites[1])
     return RecordedGroup(
         name=str(said.get("name", "")),
         key=str(said.get("key", "")),
@@ -141,37 +164,122 @@ def _site(looks: list[bytes], at: int) -> tuple[int, str, int | None]:
     return number, site.decode(errors="replace"), int(tag) if tag else None
 
 
+def _entries(
+    looks: list[bytes], offsets: range, layout: struct.Struct
+) -> list[tuple[int, int, tuple[Any, ...]]]:
+    """The entries there, in the order of their numbers: the number, the last state, all fields.
+
+    A call may have ended between the readings: its number must be the same; the last state counts.
+    """
+    found = []
+    for at in offsets:
+        (before, *_), fields, (after, *_) = (layout.unpack_from(look, at) for look in looks)
+        if before >> 2 == fields[0] >> 2 == after >> 2 != 0:
+            found.append(((after >> 2) - 1, after & 3, fields))
+    return sorted(found, key=lambda entry: entry[0])
+
+
 def _calls(
-    looks: list[bytes],
-    first: int,
-    most: int,
-    names: Names,
-    site: tuple[int, str, int | None],
+    looks: list[bytes], offsets: range, names: Names, site: tuple[int, str, int | None]
 ) -> tuple[RecordedCall, ...]:
     found = []
-    for at in range(first, first + most * _CALL.size, _CALL.size):
-        (before, *_), fields, (after, *_) = (_CALL.unpack_from(look, at) for look in looks)
+    for number, state, fields in _entries(looks, offsets, _CALL):
         word, since_ns, operation, dtype, operator, root, count, peer, _, ended_ns = fields
-        # The call may have ended between the readings: the number must be the same; the last state
-        # counts.
-        if not before >> 2 == word >> 2 == after >> 2 != 0:
-            continue
-        number = (word >> 2) - 1
         found.append(
             RecordedCall(
                 number=number,
                 operation=name_operation(operation, names),
-                state=STATES[after & 3],
+                state=STATES[state],
                 since_ns=since_ns,
                 dtype=names["dtypes"][dtype],
                 operator=names["operators"][operator],
                 root=root,
                 count=count,
-                peer=None if first == _FIRST_CALL else name_peer(peer),
+                peer=None if offsets.start == _FIRST_CALL else name_peer(peer),
                 site=site[1] if site[0] == number + 1 else "",
                 came_tag=site[2] if site[0] == number + 1 else None,
                 # An end left by an earlier call is before the beginning.
                 ended_ns=ended_ns if STATES[word & 3] != "running" and ended_ns >= since_ns else 0,
             )
         )
-    return tuple(sorted(found, key=lambda call: call.number))
+    return tuple(found)
+
+
+# Groups of other backends.
+
+
+def _foreign_group(looks: list[bytes], *, has_left: bool) -> RecordedGroup:
+    import json
+
+    _, _, looked_ns, changed_ns, enqueued, completed, transfers_begun = _FOREIGN_STATUS.unpack_from(
+        looks[1]
+    )
+    said = json.loads(looks[1][_FOREIGN_STATUS.size : _FIRST_CALL].rstrip(b"\0"))
+    calls = _foreign_calls(looks, completed)
+    latest = enqueued - transfers_begun - 1  # the backend counts from 1, and counts both
+    if looked_ns and latest > (calls[-1].number if calls else -1):
+        state = "done" if completed >= enqueued else "running"
+        calls.append(_foreign_call(latest, "", state, changed_ns))
+    return RecordedGroup(
+        name=str(said.get("name", "")),
+        key=str(said.get("key", "")),
+        members=str(said.get("members", "")),
+        has_left=has_left,
+        queued=sum(call.state == "running" for call in calls),
+        calls=tuple(calls),
+        transfers=_foreign_transfers(looks),
+        backend=str(said.get("backend", "")),
+        is_complete=said.get("is_complete") is True,
+    )
+
+
+def _foreign_call(number: int, operation: str, state: str, since_ns: int) -> RecordedCall:
+    """A call of which no more than that is known."""
+    return RecordedCall(
+        number=number,
+        operation=operation,
+        state=state,
+        since_ns=since_ns,
+        dtype="",
+        operator="",
+        root=-1,
+        count=0,
+    )
+
+
+def _foreign_calls(looks: list[bytes], completed: int) -> list[RecordedCall]:
+    found = []
+    offsets = range(_FIRST_CALL, _FIRST_FOREIGN_TRANSFER, _FOREIGN_CALL.size)
+    for number, state, fields in _entries(looks, offsets, _FOREIGN_CALL):
+        _, since_ns, ended_ns, count_of_backend, operation, dtype, *shape, dimensions = fields
+        is_done = state == _DONE or count_of_backend <= completed
+        is_known = dimensions <= len(shape)
+        sizes = tuple(shape[:dimensions]) if is_known else ()
+        call = _foreign_call(number, _text(operation), "done" if is_done else "running", since_ns)
+        found.append(
+            call.__replace__(
+                dtype=_DTYPES.get(_text(dtype), _text(dtype).lower()),
+                count=prod(sizes) if is_known else 0,
+                ended_ns=ended_ns if ended_ns >= since_ns else 0,
+                shape=sizes,
+            )
+        )
+    return found
+
+
+def _foreign_transfers(looks: list[bytes]) -> tuple[RecordedCall, ...]:
+    found = []
+    offsets = range(_FIRST_FOREIGN_TRANSFER, _FOREIGN_BYTES, _FOREIGN_TRANSFER.size)
+    for number, state, fields in _entries(looks, offsets, _FOREIGN_TRANSFER):
+        _, since_ns, count, peer, tag, sends, dtype = fields
+        if state == _DONE:
+            continue
+        call = _foreign_call(number, "send" if sends else "recv", STATES[state], since_ns)
+        found.append(
+            call.__replace__(dtype=_text(dtype), root=tag, count=count, peer=name_peer(peer))
+        )
+    return tuple(found)
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="replace")
