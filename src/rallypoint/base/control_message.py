@@ -35,7 +35,6 @@ class Stage(IntEnum):
     LEFT = 6
 
 
-STAGES = Stage.__members__
 _MOVES: dict[Stage, tuple[Stage, ...]] = {
     Stage.SPARE: (Stage.READY,),
     Stage.READY: (Stage.ASSIGNED,),
@@ -177,12 +176,35 @@ Known = FromWorker | FromAgent
 Message = Known | UnknownMessage
 
 
+_KINDS: dict[str, type[Known]] = {
+    "hello": Hello,
+    "error": WorkerError,
+    "wait": LongWait,
+    "timed out": CallTimedOut,
+    "lost contact": LostContact,
+    "report": WorkerReport,
+    "place": Place,
+    "kept": Kept,
+    "released": Released,
+}
+_NAMES_OF_KINDS = {record: kind for kind, record in _KINDS.items()}
+_KEYS = {"time_s": "time"}  # of fields that the object calls otherwise
+
+
 def encode(message: Known) -> bytes:
     """One packet of at most MAX_MESSAGE_BYTES; long texts lose their middle."""
     import json
 
+    fields = {_KEYS.get(name, name): getattr(message, name) for name in message._fields}
+    head = {"v": VERSION, "kind": _NAMES_OF_KINDS[type(message)]}
     for limit in _MAX_TEXT_CHARS:
-        packet = json.dumps(_to_object(message, limit)).encode("ascii")
+        if isinstance(message, WorkerError):
+            fields["type"] = shorten(message.type, _MAX_TYPE_CHARS)
+            fields["message"] = shorten(message.message, min(limit, 4 << 10))
+            fields["traceback"] = shorten(message.traceback, limit)
+        elif isinstance(message, WorkerReport):
+            fields["stage"] = message.stage.name
+        packet = json.dumps({**head, **fields}).encode("ascii")
         if len(packet) <= MAX_MESSAGE_BYTES:
             break
     return packet
@@ -207,7 +229,16 @@ def decode(packet: bytes) -> Message:
             f"a control message has version {fields.get('v')!r:.40}, but this is version {VERSION};"
             " launch the worker with the rallypoint that is installed in its environment."
         )
-    return _from_object(fields)
+    record = _KINDS.get(fields["kind"])
+    if record is None:
+        return UnknownMessage(fields["kind"][:64])
+    hints = record.__annotations__
+    try:
+        return record(*[_read(hints[name], fields.get(_KEYS.get(name, name))) for name in hints])
+    except ValueError:
+        raise ControlMessageError(
+            f"a control message of kind {fields['kind']!r} lacks fields; refused it."
+        ) from None
 
 
 def shorten(text: str, limit: int) -> str:
@@ -220,82 +251,19 @@ def shorten(text: str, limit: int) -> str:
     return text[:head] + mark + text[len(text) - (kept - head) :]
 
 
-def _to_object(  # noqa: PLR0911 - one for each kind
-    message: Known, limit: int
-) -> dict[str, object]:
-    match message:
-        case Hello(pid):
-            return {"v": VERSION, "kind": "hello", "pid": pid}
-        case LongWait(seconds, is_over):
-            return {"v": VERSION, "kind": "wait", "seconds": seconds, "is_over": is_over}
-        case CallTimedOut(number, culprit, ranks):
-            late = {"round": number, "culprit": culprit, "ranks": list(ranks)}
-            return {"v": VERSION, "kind": "timed out", **late}
-        case LostContact(number, culprit, had_formed):
-            lost = {"round": number, "culprit": culprit, "had_formed": had_formed}
-            return {"v": VERSION, "kind": "lost contact", **lost}
-        case WorkerReport(stage, number, is_elastic, begins_again):
-            told = {"stage": stage.name, "round": number, "is_elastic": is_elastic}
-            return {"v": VERSION, "kind": "report", **told, "begins_again": begins_again}
-        case Released():
-            return {"v": VERSION, "kind": "released"}
-        case Kept(number):
-            return {"v": VERSION, "kind": "kept", "round": number}
-        case Place(number, environ, is_urgent):
-            place = {"round": number, "environ": environ, "is_urgent": is_urgent}
-            return {"v": VERSION, "kind": "place", **place}
-        case WorkerError():
-            return {
-                "v": VERSION,
-                "kind": "error",
-                "type": shorten(message.type, _MAX_TYPE_CHARS),
-                "message": shorten(message.message, min(limit, 4 << 10)),
-                "traceback": shorten(message.traceback, limit),
-                "time": message.time_s,
-                "is_secondary": message.is_secondary,
-                "is_startup": message.is_startup,
-            }
-
-
-def _from_object(  # noqa: PLR0911 - one for each kind
-    fields: dict[str, object],
-) -> Message:
-    kind = str(fields["kind"])
-    match fields:
-        case {"kind": "hello", "pid": int(pid)}:
-            return Hello(pid)
-        case {
-            "kind": "error",
-            "type": str(type_name),
-            "message": str(message),
-            "traceback": str(traceback),
-            "time": int() | float() as time_s,
-        } if 0 <= time_s < _MAX_TIME_S:
-            is_secondary, is_startup = (
-                fields.get(key) is True for key in ("is_secondary", "is_startup")
-            )
-            return WorkerError(
-                type_name, message, traceback, float(time_s), is_secondary, is_startup
-            )
-        case {"kind": "wait", "seconds": int() | float() as seconds} if 0 <= seconds < _MAX_TIME_S:
-            return LongWait(float(seconds), fields.get("is_over") is True)
-        case {"kind": "timed out", "round": int(number), "culprit": int(rank), "ranks": list(told)}:
-            return CallTimedOut(number, rank, tuple([each for each in told if type(each) is int]))
-        case {"kind": "lost contact", "round": int(number), "culprit": int(rank)}:
-            return LostContact(number, rank, fields.get("had_formed") is True)
-        case {"kind": "report", "stage": str(name), "round": int(number)} if name in STAGES:
-            is_elastic, begins_again = (
-                fields.get(key) is True for key in ("is_elastic", "begins_again")
-            )
-            return WorkerReport(STAGES[name], number, is_elastic, begins_again)
-        case {"kind": "released"}:
-            return Released()
-        case {"kind": "kept", "round": int(number)}:
-            return Kept(number)
-        case {"kind": "place", "round": int(number), "environ": dict(environ)} if all(
-            isinstance(each, str) for pair in environ.items() for each in pair
-        ):
-            return Place(number, environ, fields.get("is_urgent") is True)
-    if kind in ("hello", "error", "wait", "timed out", "lost contact", "elastic", "kept", "place"):
-        raise ControlMessageError(f"a control message of kind {kind!r} lacks fields; refused it.")
-    return UnknownMessage(kind[:64])
+def _read(hint: str, value: object) -> object:
+    """The value of a field by its annotation; None: the field is missing."""
+    match hint, value:
+        case "bool", _:
+            return value is True
+        case ("int", int()) | ("str", str()):
+            return value
+        case "float", int() | float() if 0 <= value < _MAX_TIME_S:
+            return float(value)
+        case "Stage", str() if value in Stage.__members__:
+            return Stage[value]
+        case "tuple[int, ...]", list():
+            return tuple([each for each in value if type(each) is int])
+        case "dict[str, str]", dict() if all(isinstance(each, str) for each in value.values()):
+            return value
+    raise ValueError(hint)
