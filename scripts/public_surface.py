@@ -34,7 +34,7 @@ FIELDS = {
     "explain --json": "diagnosis/explanation.py Explanation.to_json",
     "ps --json": "cli/ps.py _row",
     "stacks --json": "cli/stacks.py _print_stacks",
-    "doctor --json": "cli/doctor/printed.py report_of",
+    "doctor --json": "doctor/checks/__init__.py report_of",
     "event network": "cluster/interface_choice.py NetworkChoice.event",
     "event went_on": "launch/agent/in_place_recovery.py Recovery",
     "event summary": "launch/agent/in_place_recovery.py Recoveries.summary",

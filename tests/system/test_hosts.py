@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.hosts import Hosts
 
-from rallypoint.cluster.interface import host_identity
+from rallypoint.cluster.network import host_identity
 
 pytestmark = pytest.mark.system
 
@@ -64,7 +64,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
 
 def test_processes_of_different_hosts_have_different_identities(three: Hosts) -> None:
     """By which ranks learn whether they can share memory."""
-    code = "from rallypoint.cluster.interface import host_identity; print(host_identity())"
+    code = "from rallypoint.cluster.network import host_identity; print(host_identity())"
     told = [three[number].run(sys.executable, "-c", code) for number in (1, 1, 2, 3)]
     assert len({*told, f"{host_identity()}\n"}) == 4
 
@@ -83,7 +83,7 @@ def test_hosts_have_names_addresses_and_nothing_else(three: Hosts) -> None:
 
 def test_the_address_towards_another_host(three: Hosts) -> None:
     code = (
-        "from rallypoint.cluster.interface import choose_network\n"
+        "from rallypoint.cluster.network import choose_network\n"
         "from rallypoint.cluster.network import is_here\n"
         "print(*(choose_network([each], {}).address for each in ('host1', '10.77.0.3')))\n"
         "print(is_here('host2'), is_here('host1'))"

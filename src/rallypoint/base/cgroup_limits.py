@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rallypoint.base.files import read_text
+
 _ROOT = "/sys/fs/cgroup"
 
 
@@ -18,7 +20,7 @@ def count_oom_kills(root: str = "") -> int | None:
     """
     for directory in _directories("memory", root):
         for name in ("memory.events", "memory.oom_control"):
-            for line in _read(f"{directory}/{name}").splitlines():
+            for line in read_text(f"{directory}/{name}").splitlines():
                 what, _, number = line.partition(" ")
                 if what == "oom_kill" and number.isdigit():
                     return int(number)
@@ -28,8 +30,8 @@ def count_oom_kills(root: str = "") -> int | None:
 def full_of_processes(root: str = "") -> tuple[str, int] | None:
     """The nearest group that is full of processes and threads, and its limit; None: none is."""
     for directory in _directories("pids", root):
-        most = _read(f"{directory}/pids.max").strip()
-        current = _read(f"{directory}/pids.current").strip()
+        most = read_text(f"{directory}/pids.max").strip()
+        current = read_text(f"{directory}/pids.current").strip()
         # One that was refused is not counted, and others may have ended since.
         if most.isdigit() and current.isdigit() and int(current) >= int(most) * 0.9 - 1:
             return directory.removeprefix(root), int(most)
@@ -38,7 +40,7 @@ def full_of_processes(root: str = "") -> tuple[str, int] | None:
 
 def _directories(controller: str, root: str) -> Iterator[str]:
     """This process's own first, then those above it; inside a container, some may not exist."""
-    for line in _read(f"{root}/proc/self/cgroup").splitlines():
+    for line in read_text(f"{root}/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
@@ -53,11 +55,3 @@ def _directories(controller: str, root: str) -> Iterator[str]:
                 yield f"{root}{mount}{group}"
                 group = group.rpartition("/")[0]
             yield f"{root}{mount}"
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - imports less
-            return file.read()
-    except OSError:
-        return ""

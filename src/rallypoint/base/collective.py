@@ -127,10 +127,10 @@ class Collective(IntEnum):
         """Whose input blocks (rank, block) make up an output block of `rank`, each once."""
         if self is Collective.BARRIER:
             return []
-        place = self.source_block(rank, ranks)
+        source = self.source_block(rank, ranks)
         if self.reduces:
-            return [(peer, place) for peer in self.contributors(rank, ranks)]
-        return [(root if self._inputs[1] == 0 else block, place)]
+            return [(peer, source) for peer in self.contributors(rank, ranks)]
+        return [(root if self._inputs[1] == 0 else block, source)]
 
     def source_block(self, rank: int, ranks: int) -> int:
         """Which of their input blocks ranks contribute to the output of `rank`."""

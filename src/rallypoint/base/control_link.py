@@ -41,7 +41,6 @@ class ControlLink:
     """The connection of this process to the agent that launched it.
 
     Attributes:
-        newest: the newest place that it was told.
         stage: how far it is, in round `round`.
         is_newcomer: it was started on standby, for a job in which others have a state already.
         withdraw: called, in another thread, with a new place before it becomes `newest`; it must

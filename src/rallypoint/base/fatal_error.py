@@ -259,14 +259,14 @@ def _full(path: str) -> str:
     """The root of the file system on which the path is, if that is full."""
     if len(path) > _MOST_CHARACTERS or "\0" in path:
         return ""
-    place = Path(path).absolute()
-    if place.parts[1:2] in (("proc",), ("sys",), ("dev",)) and place.parts[2:3] != ("shm",):
+    directory = Path(path).absolute()
+    if directory.parts[1:2] in (("proc",), ("sys",), ("dev",)) and directory.parts[2:3] != ("shm",):
         return ""
-    while not place.exists():
-        place = place.parent
-    space = os.statvfs(place)
+    while not directory.exists():
+        directory = directory.parent
+    space = os.statvfs(directory)
     if not space.f_blocks or space.f_bavail * space.f_frsize >= _ALMOST_NONE_BYTES:
         return ""
-    while not place.is_mount():
-        place = place.parent
-    return str(place)
+    while not directory.is_mount():
+        directory = directory.parent
+    return str(directory)

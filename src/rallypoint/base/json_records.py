@@ -31,9 +31,7 @@ _Hint = type | UnionType | GenericAlias  # of a field
 
 
 def to_json(value: object, *, with_defaults: bool = False) -> object:
-    """A record, or a tuple of records, for `json.dumps`: by name, without fields that have their
-    defaults unless `with_defaults`.
-    """
+    """Records for `json.dumps`, by name; fields that have their defaults only `with_defaults`."""
 
     def write(value: object) -> object:
         kind: _Hint = type(value)

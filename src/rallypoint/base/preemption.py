@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from rallypoint.base.errors import CallerError
 from rallypoint.base.worker_env import SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEOUT_S, SIGNALS
 
+Handler = Callable[[int, FrameType | None], object] | int | None
 _LAUNCHED = "TORCHELASTIC_RUN_ID"
 _JOB_END = "SLURM_JOB_END_TIME"  # seconds since 1970
 # Signals from a terminal: they must end the program.
@@ -24,16 +25,14 @@ _NOT_WATCHED = ("SIGINT", "SIGHUP", "SIGQUIT")
 class _Watch:
     """The signal handlers, installed by the first call of `preempted`.
 
-    Attributes:
-        asked_at: when the first signal arrived, by the monotonic clock; None: none has arrived.
-        before: the previous handler of each watched signal.
-        mask: the signals that were blocked before a fork.
+    The first signal came at `asked_at`, by the monotonic clock. `before` has the previous handlers,
+    and `mask` the signals that were blocked before a fork.
     """
 
     def __init__(self) -> None:
         self.asked_at: float | None = None
-        self.before: dict[int, Any] = {}
-        self.mask: set[Any] = set()
+        self.before: dict[int, Handler] = {}
+        self.mask: set[int | signal.Signals] = set()
 
     def begin(self) -> None:
         names = os.environ.get(SIGNALS, "").split(",")

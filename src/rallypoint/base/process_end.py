@@ -96,5 +96,5 @@ def _has_number(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

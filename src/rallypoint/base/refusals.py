@@ -62,7 +62,9 @@ def refused(call: str, number: int, *, who: str = _SOMEBODY, need: str = "") -> 
     """
     refusal = _Refusal(who, call, number, need)
     text = next(
-        sentence(refusal)
+        sentence.format(who=who, call=call, why=os.strerror(number))
+        if isinstance(sentence, str)
+        else sentence(refusal)
         for calls, numbers, sentence in _TABLE
         if (not calls or call in calls) and (not numbers or number in numbers)
     )
@@ -157,24 +159,9 @@ def _clone3(refusal: _Refusal) -> str:
     )
 
 
-def _unix_socket(refusal: _Refusal) -> str:
-    return (
-        f"{refusal.who} cannot share memory with the other ranks of this host: Unix sockets are "
-        f"refused ({refusal.why}); let the sandbox it runs in permit them (AF_UNIX in systemd's "
-        "RestrictAddressFamilies), or use backend='tcp'."
-    )
-
-
 def _descriptors(refusal: _Refusal) -> str:
     limit = _limit(resource.RLIMIT_NOFILE) + (f"; {refusal.need}" if refusal.need else "")
     return f"{refusal.who} ran out of file descriptors ({limit}): raise the limit with ulimit -n."
-
-
-def _all_descriptors(refusal: _Refusal) -> str:
-    return (
-        f"{refusal.who} got no file descriptor: all that this machine has are in use; raise "
-        "fs.file-max with sysctl, or end other processes."
-    )
 
 
 def _memory(refusal: _Refusal) -> str:
@@ -192,14 +179,6 @@ def _file_size(refusal: _Refusal) -> str:
     )
 
 
-def _family(refusal: _Refusal) -> str:
-    return (
-        f"{refusal.who} needs a kind of socket that this system refuses ({refusal.call}: "
-        f"{refusal.why}): let the sandbox it runs in permit it (RestrictAddressFamilies=AF_UNIX "
-        "AF_INET AF_INET6 AF_NETLINK of systemd)."
-    )
-
-
 def _forbidden(refusal: _Refusal) -> str:
     version = [int(word) for word in re.findall(r"\d+", os.uname().release)[:2]]
     cure = "let the sandbox it runs in permit it (docker run --security-opt seccomp=unconfined)"
@@ -208,22 +187,31 @@ def _forbidden(refusal: _Refusal) -> str:
     return f"{refusal.who} needs {refusal.call}, which this system refuses ({refusal.why}): {cure}."
 
 
-def _other(refusal: _Refusal) -> str:
-    return f"{refusal.who} failed in {refusal.call}: {refusal.why}."
-
-
+_NO_UNIX_SOCKETS = (
+    "{who} cannot share memory with the other ranks of this host: Unix sockets are refused ({why});"
+    " let the sandbox it runs in permit them (AF_UNIX in systemd's RestrictAddressFamilies), or use"
+    " backend='tcp'."
+)
+_NO_DESCRIPTORS = (
+    "{who} got no file descriptor: all that this machine has are in use; raise fs.file-max with"
+    " sysctl, or end other processes."
+)
+_NO_SUCH_SOCKETS = (
+    "{who} needs a kind of socket that this system refuses ({call}: {why}): let the sandbox it runs"
+    " in permit it (RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK of systemd)."
+)
 # Which sentence tells which errors of which calls; empty: all. The first row that fits applies.
-_TABLE: list[tuple[Collection[str], Collection[int], Callable[[_Refusal], str]]] = [
+_TABLE: list[tuple[Collection[str], Collection[int], str | Callable[[_Refusal], str]]] = [
     (_MAKES_PROCESSES, [errno.EAGAIN], _processes),
     (_MAKES_PROCESSES, [errno.EPERM], _clone3),
-    ([UNIX_SOCKET], [errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT], _unix_socket),
+    ([UNIX_SOCKET], [errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT], _NO_UNIX_SOCKETS),
     ([], [errno.EMFILE], _descriptors),
-    ([], [errno.ENFILE], _all_descriptors),
+    ([], [errno.ENFILE], _NO_DESCRIPTORS),
     ([], [errno.ENOMEM], _memory),
     ([], [errno.EFBIG], _file_size),
-    ([], [errno.EAFNOSUPPORT], _family),
+    ([], [errno.EAFNOSUPPORT], _NO_SUCH_SOCKETS),
     ([], [errno.EPERM, errno.ENOSYS], _forbidden),
-    ([], [], _other),
+    ([], [], "{who} failed in {call}: {why}."),
 ]
 
 

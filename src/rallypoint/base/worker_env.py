@@ -13,6 +13,10 @@ from collections.abc import Mapping
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from typing import Any
+
 SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # the signals that ask a launcher to end the job
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # in seconds, as --shutdown-timeout
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -84,7 +88,7 @@ class WorkerEnv(Record, kw_only=True):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
-        """Read the variables."""
+        """Read the variables; an empty one counts as not set."""
         missing = [name for name in _REQUIRED if not environ.get(name)]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
@@ -93,25 +97,12 @@ class WorkerEnv(Record, kw_only=True):
                 " `rallypoint run` (or another launcher), or set"
                 " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
             )
-        return cls(
-            rank=_number(environ, "RANK", 0),
-            world_size=_number(environ, "WORLD_SIZE", 1),
-            master_addr=environ["MASTER_ADDR"],
-            master_port=_number(environ, "MASTER_PORT", 0),
-            local_rank=_optional_number(environ, "LOCAL_RANK"),
-            local_world_size=_optional_number(environ, "LOCAL_WORLD_SIZE"),
-            group_rank=_optional_number(environ, "GROUP_RANK"),
-            group_world_size=_optional_number(environ, "GROUP_WORLD_SIZE"),
-            role_name=environ.get("ROLE_NAME"),
-            role_rank=_optional_number(environ, "ROLE_RANK"),
-            role_world_size=_optional_number(environ, "ROLE_WORLD_SIZE"),
-            restart_count=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
-            max_restarts=_number(environ, "TORCHELASTIC_MAX_RESTARTS", 0),
-            run_id=environ.get("TORCHELASTIC_RUN_ID"),
-            # torch compares with exactly "True" too.
-            use_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            error_file=environ.get("TORCHELASTIC_ERROR_FILE"),
-        )
+        values: dict[str, Any] = {
+            field: _read(name, environ[name], cls.__annotations__[field])
+            for name, field in _FIELDS.items()
+            if environ.get(name)
+        }
+        return cls(**values)
 
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -136,8 +127,12 @@ _FIELDS = {
 }
 
 
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name) or str(default)
+def _read(name: str, text: str, hint: str) -> object:
+    """The value of a variable, by the annotation of its field."""
+    if "str" in hint:
+        return text
+    if hint == "bool":
+        return text == "True"  # torch compares with exactly that, too
     # int() would also take "1_0", " 1" and other digits than ours.
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 18:
@@ -145,10 +140,6 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
             f"{name} is {text!r} in the environment; it must be a whole number."
         )
     return int(text)
-
-
-def _optional_number(environ: Mapping[str, str], name: str) -> int | None:
-    return _number(environ, name, 0) if environ.get(name) else None
 
 
 def _check_rank(rank_name: str, rank: int | None, size_name: str, size: int | None) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from rallypoint.base.regular_file import open_regular
+from rallypoint.base.files import open_regular
 from rallypoint.base.wording import printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, JSON, Flag, Options

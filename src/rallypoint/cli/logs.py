@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from rallypoint.base.errors import HostError
-from rallypoint.base.regular_file import open_regular
+from rallypoint.base.files import open_regular
 from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
 from rallypoint.cli.options import HELP, Flag, Options, integer, reader
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status

@@ -11,10 +11,10 @@ import os
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.files import read_text
 from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.options import UsageError
-from rallypoint.cluster.places import VARIABLE, recognize
-from rallypoint.cluster.places.variables import HostFacts, Reading
+from rallypoint.cluster.places import VARIABLE, HostFacts, Reading, recognize
 
 _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr")
 
@@ -87,9 +87,4 @@ def as_flags(found: Reading, fewest: int = 1, most: int = 1) -> dict[str, str]:
 
 
 def _this_host() -> HostFacts:
-    try:
-        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
-            table = file.read()
-    except OSError:
-        table = ""
-    return HostFacts(os.uname().nodename, table)
+    return HostFacts(os.uname().nodename, read_text("/etc/hosts"))

@@ -19,12 +19,17 @@ from rallypoint.cli.options import (
     text,
 )
 from rallypoint.cli.surroundings import as_flags, recognized
-from rallypoint.cluster.interface import choose_network, targets_of
 from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
 from rallypoint.cluster.netlink import read_interfaces
-from rallypoint.cluster.places import KINDS, VARIABLE
-from rallypoint.cluster.places.process import ENV, LaunchedProcess, recognize_process
-from rallypoint.cluster.places.variables import Reading
+from rallypoint.cluster.network import choose_network, targets_of
+from rallypoint.cluster.places import (
+    ENV,
+    KINDS,
+    VARIABLE,
+    LaunchedProcess,
+    Reading,
+    recognize_process,
+)
 
 PROGRAM = "rallypoint where"
 _USAGE = f"""\

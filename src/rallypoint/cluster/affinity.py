@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.devices import gpu_numa_nodes, list_names, read_text
+from rallypoint.base.files import read_text
+from rallypoint.cluster.devices import gpu_numa_nodes, list_names
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 
@@ -54,7 +55,7 @@ def bind(mode: str, topology: Topology, workers: int) -> Binding:
     cpus = []
     for local_rank, home in enumerate(homes):
         peers = [rank for rank, other in enumerate(homes) if other == home]
-        cpus.append(_cpus(mode, topology, home, (peers.index(local_rank), len(peers))))
+        cpus.append(_cpus(mode, topology, home, index=peers.index(local_rank), count=len(peers)))
     everything = frozenset().union(*topology.nodes.values())
     note = ""
     if all(each == everything for each in cpus):
@@ -74,12 +75,9 @@ def _home(local_rank: int, workers: int, nodes: Sequence[int], gpus: Sequence[in
     return nodes[local_rank * len(nodes) // workers]
 
 
-def _cpus(mode: str, topology: Topology, home: int, place: tuple[int, int]) -> frozenset[int]:
-    """The CPUs of one worker on NUMA node `home`; `place`: its index among the workers there, and
-    their number.
-    """
+def _cpus(mode: str, topology: Topology, home: int, *, index: int, count: int) -> frozenset[int]:
+    """The CPUs of the worker with that index among `count` workers on NUMA node `home`."""
     own = topology.nodes[home]
-    index, count = place
     match mode:
         case "node":
             return own

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from rallypoint.base.files import read_text
+
 _INTEL = "0x8086"
 
 
@@ -89,9 +91,7 @@ def _count_amd(root: str) -> int:
 
 
 def _visible(count: int, text: str | None) -> list[int]:
-    """The indices that this variable lists; -1 for a device named in another way. The first invalid
-    one ends the list.
-    """
+    """The indices that this variable lists, up to the first invalid one; -1: named otherwise."""
     if text is None:
         return list(range(count))
     found: list[int] = []
@@ -112,12 +112,3 @@ def list_names(path: str) -> list[str]:
         return sorted(os.listdir(path))
     except OSError:
         return []
-
-
-def read_text(path: str) -> str:
-    """The text of a kernel file; empty if it cannot be read."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -5,7 +5,7 @@
     else what is likely        the default route's before others, tunnels last, and never loopback
                                or a bridge of containers while there is anything else
 
-Pure: interfaces and routes are arguments (interface_facts.py), which interface.py provides. The
+Pure: interfaces and routes are arguments (interface_facts.py), which network.py provides. The
 launcher and `rallypoint where` show the choice.
 """
 
@@ -29,13 +29,11 @@ _MOST_TOLD = 4  # a machine may have a bridge for each of its many containers
 
 
 class AddressChoice(Record, kw_only=True):
-    """The user named an address.
+    """An address that the user named, by a flag or variable.
 
     Attributes:
-        by: the flag or variable.
-        text: its value.
-        addresses: the numeric addresses that the value resolves to; at least one.
-        own: those of them that belong to this machine.
+        by, text: the flag or variable, and its value.
+        addresses: what the value resolves to, at least one; `own`: those of this machine.
     """
 
     by: str
@@ -45,12 +43,7 @@ class AddressChoice(Record, kw_only=True):
 
 
 class NameChoice(Record, kw_only=True):
-    """The user named interfaces.
-
-    Attributes:
-        by: the variable.
-        text: its value; see `matching`.
-    """
+    """Interfaces that the user named: the variable `by` has the value `text`; see `matching`."""
 
     by: str
     text: str
@@ -67,11 +60,9 @@ class NetworkChoice(Record, kw_only=True):
     """The choice of an interface and address.
 
     Attributes:
-        address: the address that others are given.
         interface: the interface that has it, or by which packets leave; None if unknown.
         reason: the reason, as the end of a sentence.
         passed_over: the other interfaces that lead to other machines.
-        is_wished: whether the user named it.
         is_own: whether the address belongs to this machine, which can then listen there.
         instead: if the user named one, the interface that the route to the others would have
             chosen, if that is another, as text; empty if nothing better is known.
@@ -219,9 +210,7 @@ def best_address(interface: Interface, towards: Sequence[InterfaceTarget] = ()) 
 
 
 def _without_loopback(wish: AddressChoice) -> AddressChoice | None:
-    """The wish without loopback addresses, which the name has on this machine only; None if none is
-    left.
-    """
+    """The wish without loopback addresses, which others do not have; None if none is left."""
     addresses = tuple([each for each in wish.addresses if not is_loopback(each)])
     if not addresses:
         return None
@@ -382,9 +371,7 @@ def _leads(interface: Interface, towards: Sequence[InterfaceTarget]) -> bool:
 def _instead(
     chosen: Interface | None, interfaces: Sequence[Interface], towards: Sequence[InterfaceTarget]
 ) -> str:
-    """The text "the route to node1 leads through eth0 (10.0.0.1)"; empty if the choice leads
-    there.
-    """
+    """``"the route to node1 uses eth0 (10.0.0.1)"``; empty if the choice leads there."""
     known = [each for each in towards if not is_loopback(each.address)]
     if chosen is None or not known or _leads(chosen, known):
         return ""

@@ -30,7 +30,6 @@ class Address(Record, kw_only=True):
     """One address of an interface.
 
     Attributes:
-        text: as inet_ntop writes it.
         packed: its 4 or 16 bytes, in network order.
         prefix: the number of leading bits that identify the network.
         is_link_only: whether it is valid only on the link (fe80::/10, 169.254.0.0/16).
@@ -56,12 +55,9 @@ class Interface(Record, kw_only=True):
     """One interface.
 
     Attributes:
-        name: the name that users and variables use.
-        index: the kernel's number for it.
         is_up: whether it is usable: up, and with a link as far as the kernel knows.
-        mtu: the maximum size of a packet in bytes.
+        mtu: in bytes.
         speed_mbps: in Mbit/s, from the driver; None if unknown.
-        addresses: in the kernel's order.
     """
 
     name: str
@@ -119,11 +115,8 @@ class InterfaceTarget(Record, kw_only=True):
     """A peer that this machine and others must reach, and that must reach this machine.
 
     Attributes:
-        name: the name that users gave.
-        address: numeric.
-        packed: the bytes of the address.
-        route: the route to it; None if there is none.
-        why_not: why there is no route.
+        packed: the bytes of its numeric `address`.
+        route: the route to it; None: there is none, and `why_not` says why.
     """
 
     name: str

@@ -24,9 +24,7 @@ _LONGEST_PAUSE_S = 10.0
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Do `work` in a thread and wait for its end, so that a signal can interrupt the wait. What it
-    raises is raised here.
-    """
+    """Do `work` in a thread, so that a signal can interrupt the wait; raises what it raises."""
     raised: list[BaseException] = []
     is_done = allocate_lock()
     is_done.acquire()

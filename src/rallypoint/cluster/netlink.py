@@ -58,20 +58,17 @@ _HARDWARE = {
 
 
 def read_interfaces() -> tuple[Interface, ...]:
-    """All interfaces of this network namespace, in the kernel's order; empty if the kernel does not
-    say.
-    """
+    """All interfaces of this network namespace; empty if the kernel does not say."""
     try:
         with _open() as kernel:
-            links = [_read_link(body) for body in _dump(kernel, _GETLINK, bytes(_LINK.size))]
+            links = [_Link(body) for body in _dump(kernel, _GETLINK, bytes(_LINK.size))]
             addresses = map(_read_address, _dump(kernel, _GETADDR, bytes(_ADDRESS.size)))
             owned = [each for each in addresses if each is not None]
     except OSError:
         return ()
-    kinds = {link.index: link.driver for link in links}
     on_bridge: dict[int, set[str]] = {}
     for link in links:
-        on_bridge.setdefault(link.master, set()).add(kinds[link.index])
+        on_bridge.setdefault(link.master, set()).add(link.driver)
     return tuple([_interface(link, owned, on_bridge.get(link.index, set())) for link in links])
 
 
@@ -147,9 +144,9 @@ def _asked_route(kernel: socket.socket, address: str) -> tuple[int, bool]:
 class _Link:
     """One interface as the kernel describes it, without its addresses."""
 
-    def __init__(self, index: int, hardware: int, flags: int, told: dict[int, bytes]) -> None:
-        self.index = index
-        self.hardware = hardware
+    def __init__(self, body: bytes) -> None:
+        _, self.hardware, self.index, flags, _ = _LINK.unpack_from(body)
+        told = dict(_attributes(body[_LINK.size :]))
         self.name = told.get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
         self.mtu = _number(told.get(_IFLA_MTU, b""))
         self.master = _number(told.get(_IFLA_MASTER, b""))
@@ -158,11 +155,6 @@ class _Link:
         self.is_up = bool(flags & _IFF_UP) and told.get(_IFLA_CARRIER) != b"\0"
         info = dict(_attributes(told.get(_IFLA_INFO, b"")))
         self.driver = info.get(_INFO_KIND, b"").rstrip(b"\0").decode(errors="replace")
-
-
-def _read_link(body: bytes) -> _Link:
-    _, hardware, index, flags, _ = _LINK.unpack_from(body)
-    return _Link(index, hardware, flags, dict(_attributes(body[_LINK.size :])))
 
 
 def _read_address(body: bytes) -> tuple[int, Address] | None:
@@ -212,15 +204,13 @@ def _kind(link: _Link, on_it: set[str]) -> InterfaceKind:
 
 
 def _speed_mbps(link: _Link) -> int | None:
-    """The speed that the driver reports; None if it reports none, or /sys shows another network
-    namespace.
-    """
-    place = f"/sys/class/net/{link.name}"
+    """The speed that the driver reports; None: unknown, or /sys shows another namespace."""
+    directory = f"/sys/class/net/{link.name}"
     mac = ":".join(f"{byte:02x}" for byte in link.mac)
     try:
-        if (_line(f"{place}/ifindex"), _line(f"{place}/address")) != (str(link.index), mac):
+        if (_line(f"{directory}/ifindex"), _line(f"{directory}/address")) != (str(link.index), mac):
             return None
-        speed = int(_line(f"{place}/speed"))
+        speed = int(_line(f"{directory}/speed"))
     except (OSError, ValueError):
         return None
     return speed if 0 < speed < 1 << 31 else None

@@ -63,9 +63,7 @@ def command_on(host: str, rsh: Sequence[str], module: str) -> list[str]:
 def start(
     host: str, command: Sequence[str], *, stdin: int, stdout: int, stderr: int | IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start that command, detached from the terminal: Ctrl-C reaches only this process, which tells
-    others.
-    """
+    """Start that command, detached from the terminal: Ctrl-C reaches only this process."""
     try:
         return subprocess.Popen(
             command, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=0, start_new_session=True
@@ -75,9 +73,7 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes], until: float) -> None:
-    """Wait for the process that `start` started, and kill it if it still runs at `until`
-    (monotonic).
-    """
+    """Wait for such a process, and kill it if it still runs at `until` (monotonic)."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, until - time.monotonic()))
     if process.poll() is None:
@@ -87,10 +83,7 @@ def end(process: subprocess.Popen[bytes], until: float) -> None:
 
 def greeting(word: str, found: Mapping[str, object]) -> str:
     """The line by which a program reports that it has started, and what it found there."""
-    import importlib.metadata
-
-    version = importlib.metadata.version("rallypoint")
-    return f"{word} {json.dumps({'version': version, **found})}\n"
+    return f"{word} {json.dumps({'version': _version(), **found})}\n"
 
 
 def read_greeting(word: str, line: bytes) -> dict[str, Any] | None:
@@ -104,15 +97,18 @@ def read_greeting(word: str, line: bytes) -> dict[str, Any] | None:
 
 def version_trouble(found: Mapping[str, Any]) -> str:
     """What is wrong with the version that a greeting names; empty if it is this one."""
-    import importlib.metadata
-
-    ours = importlib.metadata.version("rallypoint")
-    if found["version"] == ours:
+    if found["version"] == _version():
         return ""
     return (
-        f"it has Rallypoint {found['version']}, but this machine has {ours}; install the same "
-        "version on all"
+        f"it has Rallypoint {found['version']}, but this machine has {_version()}; install the same"
+        " version on all"
     )
+
+
+def _version() -> str:
+    import importlib.metadata
+
+    return importlib.metadata.version("rallypoint")
 
 
 def last_lines(said: str) -> list[str]:
@@ -126,12 +122,7 @@ def forwarded(environ: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str
 
 
 class OrderLink:
-    """A connection to a program that carries out orders.
-
-    Args:
-        name: of its host.
-        connection: closed by `end`.
-    """
+    """A connection, which `end` closes, to a program on a host that carries out orders."""
 
     def __init__(self, name: str, connection: socket.socket) -> None:
         self.name = name
@@ -192,11 +183,7 @@ class OrderLink:
 class ShellLink(OrderLink):
     """The connection to a program that a command starts, as ssh on a host.
 
-    Attributes:
-        found: the contents of its greeting.
-
-    Args:
-        name: what others call the host; empty: as in the command.
+    `found` is what its greeting says. `name` is what others call the host, if not as the command.
     """
 
     def __init__(self, host: str, command: Sequence[str], name: str = "") -> None:

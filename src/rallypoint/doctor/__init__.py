@@ -1,6 +1,6 @@
 """Whether a job of several nodes can start here, and what prevents it.
 
-    collect.py, machine.py, paths.py --> NodeFacts of each node ---\
+    collect.py, paths.py ------------> NodeFacts of each node ---\
     probe.py ------------------------> Probe of each pair --------+--> checks/ --> Finding
     quick.py: the cheap part of it, for an error that is about to be raised
 

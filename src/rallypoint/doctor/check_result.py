@@ -1,4 +1,4 @@
-"""The result of a check: its severity, the place, the problem, and the advice."""
+"""The result of a check: its severity, the nodes, the problem, and the advice."""
 
 from __future__ import annotations
 

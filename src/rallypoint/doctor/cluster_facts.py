@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+SHM = "/dev/shm"
+# What versions and settings are called.
+DRIVER = "NVIDIA driver"
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
@@ -28,12 +33,9 @@ class InterfaceFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressFact:
-    """The address that a node gives to others.
+    """The address that a node gives to others; empty if there is none, and `error` says why.
 
-    Attributes:
-        address: empty if there is none; then `error` says why.
-        interface: the interface that has it.
-        by: the setting that chose it, as in ``RALLYPOINT_SOCKET_IFNAME=eth0``; empty: the route.
+    `by` is the setting that chose it, as in ``RALLYPOINT_SOCKET_IFNAME=eth0``; empty: the route.
     """
 
     address: str = ""
@@ -44,12 +46,7 @@ class AddressFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port at which this node should listen.
-
-    Attributes:
-        held_by: the program that already does.
-        error: another reason why it cannot, in the system's words.
-    """
+    """A port where this node should listen: which program does already, or another `error`."""
 
     endpoint: str
     held_by: str = ""
@@ -58,7 +55,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """A place where a job writes. `device` is equal for places on the same file system."""
+    """A directory where a job writes. `device` is equal for those on the same file system."""
 
     what: str
     path: str
@@ -91,12 +88,9 @@ class PathLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """The GPUs that the kernel's files list.
+    """The GPUs that the kernel's files list, and how many CUDA_VISIBLE_DEVICES leaves `visible`.
 
-    Attributes:
-        visible: how many of them CUDA_VISIBLE_DEVICES leaves.
-        models: of NVIDIA's, each once.
-        cpus: how many may be used, by affinity and the control group's quota.
+    `cpus` is how many may be used, by affinity and the control group's quota.
     """
 
     gpus: int = 0
@@ -158,7 +152,6 @@ class Surroundings:
     Attributes:
         place: such as "Slurm step 12.0"; empty if nothing is recognised.
         wrong: why a job of several nodes cannot start there.
-        note: what a user should know.
     """
 
     place: str = ""
@@ -178,10 +171,8 @@ class NodeFacts:
         name: the name at the beginning of lines about it.
         own_name: what its host name resolves to on itself.
         names: what the names of the other nodes, and of the endpoints, resolve to there.
-        addresses: all its own addresses.
         probe_port: where it listens for probes; 0 if nowhere, and `probe_error` says why.
         ports: the endpoints on this node.
-        versions: by software.
         settings: the environment variables that the checks know; secrets are not among them.
         bypasses_proxy: the hosts to which `no_proxy` allows direct connections.
         workers: as in --nproc-per-node.
@@ -237,9 +228,7 @@ class Probe:
     """One node's attempts to communicate with another one, in this direction.
 
     Attributes:
-        source, target: the numbers of the nodes.
-        outcome: the outcome for the address that the target gives to others.
-        detail: the system's error text.
+        outcome: for the address that the target gives to others; `detail`: the system's error.
         other_address: another address of the target, which was reached although that one was not.
         latency_us: of a small message and its answer, the best of several; 0 if not measured.
         stalls: small messages arrive, but no byte of a large one.
@@ -275,13 +264,7 @@ class EndpointProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """A node about which nothing could be found out, and the reason.
-
-    Attributes:
-        name: the node's name.
-        why: as a sentence; `advice`: what to do.
-        check: the number of the check that it belongs to.
-    """
+    """A node about which nothing could be found out: `why`, as a sentence, and what to do."""
 
     name: str
     why: str
@@ -295,12 +278,10 @@ class ClusterFacts:
 
     Attributes:
         count: the number of nodes that the job needs.
-        nodes: those that were examined.
         clocks_s: by node number, how far its clock is ahead of the examiner's.
         hosts: node numbers, by the name that others use for the node.
         endpoints: where the nodes meet, as (host, port).
         draws_token: the program that starts the job generates a token for it.
-        port_range: as in --port-range.
     """
 
     count: int = 1

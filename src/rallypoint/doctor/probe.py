@@ -141,9 +141,7 @@ def connect(
 
 
 def secret_of(secret: bytes, number: int) -> bytes:
-    """The secret that identifies one node of an examination: its address may also belong to another
-    one.
-    """
+    """The secret of one node of an examination: its address may also belong to another one."""
     return b"%s/%d" % (secret, number)
 
 
@@ -191,9 +189,7 @@ def _reach(me: int, target: Target, secret: bytes) -> Probe:
 
 
 def _exchange(sock: socket.socket) -> tuple[float, int]:
-    """Exchange small messages and a large one; returns the latency, and how many bytes of the large
-    one arrived.
-    """
+    """Exchange messages; returns the latency, and how many bytes of a large one arrived."""
     with sock:
         sock.sendall(HEAD.pack(_PINGS, LARGE, 0))
         latency_us = min(_ping(sock) for _ in range(_PINGS))
@@ -230,9 +226,7 @@ def _ping(sock: socket.socket) -> float:
 
 
 def _send(sock: socket.socket, stream_s: float) -> tuple[int, int]:
-    """Send a large message, or a stream for that long; returns how many bytes arrived, in how many
-    microseconds.
-    """
+    """Send a large message, or a stream for that long; returns bytes and microseconds."""
     until = time.monotonic() + stream_s
     sock.settimeout(STALL_S)
     # On a time-out, the other side reports what has arrived; after an error, it already has.
@@ -275,16 +269,12 @@ def _stream(address: str, port: int, secret: bytes, stream_s: float) -> float:
 
 
 class ProbeListener:
-    """Listens at a port of the port range, and at endpoints on this node that are free.
-
-    Args:
-        secret: what admits callers to the port.
-    """
+    """Listens for callers that know the secret, and at endpoints on this node that are free."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._sockets: list[socket.socket] = []
-        self._places = threading.Semaphore(_MOST_CALLERS)
+        self._free_slots = threading.Semaphore(_MOST_CALLERS)
         first = bind_free(listen)
         self.port: int = first.getsockname()[1]
         self._begin(first, self._answer)
@@ -306,7 +296,7 @@ class ProbeListener:
 
     def _accept(self, sock: socket.socket, answer: Callable[[socket.socket], None]) -> None:
         while True:
-            self._places.acquire()
+            self._free_slots.acquire()
             try:
                 caller, _ = sock.accept()
             except OSError:
@@ -320,7 +310,7 @@ class ProbeListener:
                 caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 answer(caller)
         finally:
-            self._places.release()
+            self._free_slots.release()
 
     def _answer(self, caller: socket.socket) -> None:
         admit(caller, self._secret)
@@ -374,9 +364,7 @@ def _count(caller: socket.socket, count: int, stream_s: float) -> tuple[int, int
 
 
 def _read_rest(caller: socket.socket) -> None:
-    """Read what is still in transit: closing earlier would reset the connection before the caller
-    reads our reply.
-    """
+    """Read what is in transit: closing earlier resets the connection before our reply is read."""
     until = time.monotonic() + STALL_S
     while time.monotonic() < until and caller.recv(_MOST_BYTES):
         pass

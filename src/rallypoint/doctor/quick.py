@@ -45,7 +45,6 @@ def finding_about(
 
     Args:
         endpoints: where this node tried to connect, as (host, port).
-        count: the number of nodes that the job has.
         role: the kind of the endpoints.
         is_caller: whether this node tried to connect there; otherwise the others tried to connect
             here.
@@ -62,11 +61,7 @@ def first_finding(
     count: int,
     is_listener: bool,
 ) -> str:
-    """As `finding_about`, for nodes that have just been started: only what waiting does not change.
-
-    Args:
-        is_listener: whether this node listens at one of the endpoints.
-    """
+    """As `finding_about`, for nodes that were just started: only what waiting does not change."""
     if all(is_loopback(host) for host, _ in endpoints):
         one = endpoints[0] if len(endpoints) == 1 else None  # several: of `run --hosts`, all here
         return _at_loopback(*one, is_listener=is_listener) if one else ""

@@ -183,13 +183,11 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
     Attributes:
         environ: what the workers inherit, but for the token.
         rendezvous: how the nodes find each other, if not as `nodes` says.
-        logs: where the workers' output goes.
         shutdown_timeout_s: time for workers to end after the stop signal before they are killed.
         stop_signals: names of the signals that stop the job.
         has_virtual_local_rank: each worker sees only the device of its local rank, and is told that
             its local rank is 0.
         cpus: by local rank, the CPUs that a worker may run on; empty: all.
-        events_file: a file for events; empty: none.
         prints_events: also print events on stderr.
         on_hang: what to do when the job hangs: when nothing moves for `hang_after_s`, and for ten
             times as long as before.

@@ -1,7 +1,7 @@
 """Where the workers' output goes: the user's options as frozen data, and their consequences.
 
-`way_of` is the one rule; output/ performs it. The layout of the files is torchrun's, and so are the
-meanings of redirect, tee and filter. Pure.
+`destination_of` is the one rule; output/ performs it. The layout of the files is torchrun's, and so
+are the meanings of redirect, tee and filter. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STDOUT, STDERR = 1, 2  # both the descriptors and the bits of torchrun's 0-3
 NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
-class Way(Enum):
+class Destination(Enum):
     """Where one stream of one worker goes."""
 
     INHERITED = "to the launcher's own stream, unchanged"
@@ -92,20 +92,20 @@ class LogSpec(Record, kw_only=True):
         """Whether the terminal shows less than the workers write, or shows it with prefixes."""
         return bool(self.redirects) or bool(self.tee)
 
-    def way_of(self, local_rank: int, stream: int) -> Way:
+    def destination_of(self, local_rank: int, stream: int) -> Destination:
         """Where this stream goes."""
         is_shown = self.shown is None or local_rank in self.shown
         if self.tee.has(local_rank, stream):
-            return Way.TEE if is_shown else Way.FILE
+            return Destination.TEE if is_shown else Destination.FILE
         if self.redirects.has(local_rank, stream):
-            return Way.FILE
+            return Destination.FILE
         if not is_shown:
-            return Way.DROPPED
-        return Way.INHERITED if self.prefix is None else Way.PREFIXED
+            return Destination.DROPPED
+        return Destination.INHERITED if self.prefix is None else Destination.PREFIXED
 
     def passes_through(self, local_rank: int, stream: int) -> bool:
         """Whether the launcher itself writes what its own stream shows of this stream."""
-        return self.way_of(local_rank, stream) is not Way.INHERITED
+        return self.destination_of(local_rank, stream) is not Destination.INHERITED
 
     def prefix_of(self, *, rank: int, local_rank: int, role: str, host: str) -> str:
         """The prefix of this worker's lines."""

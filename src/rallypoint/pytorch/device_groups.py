@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from rallypoint.base.errors import StoreConnectionError
-from rallypoint.cluster.interface import host_identity
+from rallypoint.cluster.network import host_identity
 from rallypoint.process_group.groups.group import ProcessGroup
 
 # Makes a backend take the calls for a kind of device; returns the group that then receives them.
@@ -31,7 +31,7 @@ class RankDevices(NamedTuple):
     """What a rank reports about its GPUs.
 
     Attributes:
-        host: differs between machines (cluster.interface).
+        host: differs between machines (cluster.network).
         gpus: the identifiers, on its host, of the GPUs that the process sees.
     """
 

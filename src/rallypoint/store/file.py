@@ -26,8 +26,8 @@ from io import FileIO
 from pathlib import Path
 
 from rallypoint.base.errors import StoreConnectionError
+from rallypoint.base.files import open_regular
 from rallypoint.base.process_end import is_running, start_of
-from rallypoint.base.regular_file import open_regular
 from rallypoint.store.local_store import Change, ChangeKind, LocalStore, StoreContents
 from rallypoint.store.store import DEFAULT_TIMEOUT, encode_key, seconds_of
 

@@ -11,7 +11,7 @@ from rallypoint.cli.flags import RunOptions, read_configuration, read_texts
 from rallypoint.cli.options import UsageError
 from rallypoint.cli.read_job import LaunchPlace, read_endpoints, read_logs, read_place
 from rallypoint.launch.job import Nodes, Rendezvous
-from rallypoint.launch.log_spec import STDERR, STDOUT, Way, translate_template
+from rallypoint.launch.log_spec import STDERR, STDOUT, Destination, translate_template
 from rallypoint.rendezvous.job.round import Endpoint
 
 
@@ -172,26 +172,33 @@ def test_torchruns_prefix_template() -> None:
     assert translate_template("plain") == "plain"
 
 
-def test_the_ways_of_all_streams() -> None:
+def test_the_destinations_of_all_streams() -> None:
     values = {"--redirects": "0:3,1:1", "--tee": "1:2,2:3", "--local-ranks-filter": "0,1"}
     spec = read_logs(RunOptions(values), {})
-    ways = {(rank, stream): spec.way_of(rank, stream) for rank in range(4) for stream in (1, 2)}
-    assert ways == {
-        (0, STDOUT): Way.FILE,
-        (0, STDERR): Way.FILE,
-        (1, STDOUT): Way.FILE,
-        (1, STDERR): Way.TEE,
-        (2, STDOUT): Way.FILE,  # not to be shown
-        (2, STDERR): Way.FILE,
-        (3, STDOUT): Way.DROPPED,
-        (3, STDERR): Way.DROPPED,
+    destinations = {
+        (rank, stream): spec.destination_of(rank, stream) for rank in range(4) for stream in (1, 2)
+    }
+    assert destinations == {
+        (0, STDOUT): Destination.FILE,
+        (0, STDERR): Destination.FILE,
+        (1, STDOUT): Destination.FILE,
+        (1, STDERR): Destination.TEE,
+        (2, STDOUT): Destination.FILE,  # not to be shown
+        (2, STDERR): Destination.FILE,
+        (3, STDOUT): Destination.DROPPED,
+        (3, STDERR): Destination.DROPPED,
     }
     assert spec.are_kept
 
 
 def test_without_flags_workers_write_themselves() -> None:
     spec = read_logs(RunOptions(), {})
-    assert {spec.way_of(0, STDOUT), spec.way_of(3, STDERR)} == {Way.INHERITED}
+    assert {spec.destination_of(0, STDOUT), spec.destination_of(3, STDERR)} == {
+        Destination.INHERITED
+    }
     assert not spec.are_kept
-    assert read_logs(RunOptions({"--log-prefix": "{rank}: "}), {}).way_of(0, STDOUT) is Way.PREFIXED
+    assert (
+        read_logs(RunOptions({"--log-prefix": "{rank}: "}), {}).destination_of(0, STDOUT)
+        is Destination.PREFIXED
+    )
     assert read_logs(RunOptions({"--log-dir": "x"}), {}).are_kept

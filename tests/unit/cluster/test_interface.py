@@ -11,14 +11,14 @@ import sys
 import pytest
 
 from rallypoint.base.errors import HostError
-from rallypoint.cluster import interface
-from rallypoint.cluster.interface import (
+from rallypoint.cluster import network
+from rallypoint.cluster.interface_facts import Interface, InterfaceKind
+from rallypoint.cluster.netlink import read_interfaces
+from rallypoint.cluster.network import (
     choose_network,
     host_identity,
     machine_of,
 )
-from rallypoint.cluster.interface_facts import Interface, InterfaceKind
-from rallypoint.cluster.netlink import read_interfaces
 
 
 def test_the_first_variable_that_is_set_counts() -> None:
@@ -59,20 +59,20 @@ def test_own_addresses_begin_with_what_others_reach(monkeypatch: pytest.MonkeyPa
         name="eth9",
         addresses=tuple(one.__replace__(text=text) for text in ("10.0.0.1", "10.0.0.2")),
     )
-    monkeypatch.setattr(interface, "read_interfaces", lambda: (loopback, *bridges, card))
-    found = interface.own_addresses()
+    monkeypatch.setattr(network, "read_interfaces", lambda: (loopback, *bridges, card))
+    found = network.own_addresses()
     assert found[0] == "10.0.0.1"
     assert len(found) == 16
     assert "127.0.0.1" not in found
-    monkeypatch.setattr(interface, "read_interfaces", lambda: (loopback, bridges[0], card))
-    assert interface.own_addresses() == ("10.0.0.1", "172.17.0.1", "10.0.0.2")
+    monkeypatch.setattr(network, "read_interfaces", lambda: (loopback, bridges[0], card))
+    assert network.own_addresses() == ("10.0.0.1", "172.17.0.1", "10.0.0.2")
 
 
 def test_own_addresses_where_netlink_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interface, "read_interfaces", lambda: ())
+    monkeypatch.setattr(network, "read_interfaces", lambda: ())
     told = ("127.0.0.1", "10.0.0.1", "10.0.0.2")
-    monkeypatch.setattr(interface, "addresses_without_netlink", lambda: told)
-    assert interface.own_addresses() == ("10.0.0.1", "10.0.0.2")
+    monkeypatch.setattr(network, "addresses_without_netlink", lambda: told)
+    assert network.own_addresses() == ("10.0.0.1", "10.0.0.2")
 
 
 def test_a_process_without_descriptors_is_on_no_other_host(
@@ -87,19 +87,19 @@ def test_a_process_without_descriptors_is_on_no_other_host(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert host_identity() == identity
-    monkeypatch.setattr(interface, "_BOOT", "/missing")  # there is no /proc
+    monkeypatch.setattr(network, "_BOOT", "/missing")  # there is no /proc
     assert host_identity() == os.uname().nodename
 
 
 def test_processes_of_one_host_have_one_identity() -> None:
     """tests/system/test_hosts.py has those of several."""
-    code = "from rallypoint.cluster.interface import host_identity; print(host_identity())"
+    code = "from rallypoint.cluster.network import host_identity; print(host_identity())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == host_identity() + "\n"
 
 
 def test_hosts_of_one_kernel_are_on_one_machine() -> None:
-    ask = "from rallypoint.cluster.interface import host_identity; print(host_identity())"
+    ask = "from rallypoint.cluster.network import host_identity; print(host_identity())"
     there = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", ask],
         capture_output=True,

@@ -22,10 +22,9 @@ from rallypoint.base.errors import (
     StoreRefusedError,
     StoreTimeoutError,
 )
-from rallypoint.cluster.places.process import LaunchedProcess, find_process
-from rallypoint.cluster.pmi import meeting, pmi
+from rallypoint.cluster.places import LaunchedProcess, find_process
+from rallypoint.cluster.pmi import Waiting, meeting, pmi
 from rallypoint.cluster.pmi.meeting import Meeting, announce, open_launched, withdraw
-from rallypoint.cluster.pmi.waiting import Waiting
 from rallypoint.store import session
 from rallypoint.store.client import TCPStore
 

@@ -13,8 +13,8 @@ import pytest
 from rallypoint.base.errors import HostError
 from rallypoint.cluster import names as module
 from rallypoint.cluster import network
-from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.names import Names
+from rallypoint.cluster.network import choose_network
 
 
 class Clock:

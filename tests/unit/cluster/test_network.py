@@ -11,8 +11,7 @@ from tests.conftest import need_ipv6
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.cluster import network
-from rallypoint.cluster.interface import choose_network
-from rallypoint.cluster.network import addresses_of, is_here
+from rallypoint.cluster.network import addresses_of, choose_network, is_here
 
 NOBODY = "no-such-host.invalid"
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places import KINDS, recognize
-from rallypoint.cluster.places.variables import HostFacts, Reading
+from rallypoint.cluster.places import KINDS, HostFacts, Reading, recognize
 
 HOST = HostFacts("box")
 POD = HostFacts(

@@ -15,8 +15,7 @@ import pytest
 from tests.unit.cluster.pmi_server import PmiServer
 
 from rallypoint.base.errors import HostError, StoreTimeoutError
-from rallypoint.cluster.pmi import pmi
-from rallypoint.cluster.pmi.waiting import Waiting
+from rallypoint.cluster.pmi import Waiting, pmi
 
 TEXT = "40001,6162,10.0.0.1,fd77::1"
 INIT = "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"

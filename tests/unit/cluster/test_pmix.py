@@ -15,8 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from rallypoint.base.errors import HostError, StoreTimeoutError
-from rallypoint.cluster.pmi import pmix
-from rallypoint.cluster.pmi.waiting import Waiting
+from rallypoint.cluster.pmi import Waiting, pmix
 
 TEXT = "40001,6162,10.0.0.1,fd77::1"
 KEY = "rallypoint.meeting.job@1"

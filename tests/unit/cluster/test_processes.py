@@ -9,8 +9,7 @@ import pytest
 from tests.unit.cluster.test_places import BATCH
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places import STARTERS
-from rallypoint.cluster.places.process import LaunchedProcess, find_process, recognize_process
+from rallypoint.cluster.places import STARTERS, LaunchedProcess, find_process, recognize_process
 from rallypoint.pytorch.autoload import STARTERS as SIGNS
 
 OPEN_MPI = {

@@ -34,23 +34,21 @@ from rallypoint.doctor.cluster_facts import (
     Usage,
 )
 from rallypoint.doctor.collect import (
+    DRIVER,
     NAME_S,
     LookOrder,
     choose,
+    cpu_quota,
+    disk_paths,
     is_this_node,
     look,
-    look_up,
-    take_ports,
-)
-from rallypoint.doctor.machine import (
-    DRIVER,
-    cpu_quota,
-    disk_places,
     look_at_disk,
     look_at_limits,
     look_at_settings,
     look_at_versions,
+    look_up,
     proxy_bypasses,
+    take_ports,
 )
 from rallypoint.doctor.paths import look_at_path
 from rallypoint.store.port_holder import holder_of
@@ -200,7 +198,7 @@ def test_a_child_that_begins_late_does_not_hang(
 
 
 def test_disks(tmp_path: Path) -> None:
-    places = disk_places({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
+    places = disk_paths({"TMPDIR": str(tmp_path)}, str(tmp_path / "not" / "yet"))
     found = [look_at_disk(*place) for place in places]
     assert [(each.what, each.path) for each in found[-2:] if each is not None] == [
         ("the directory for temporary files", str(tmp_path)),

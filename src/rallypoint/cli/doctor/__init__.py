@@ -1,7 +1,7 @@
 """`rallypoint doctor`: whether a job with these flags could start, and what prevents it.
 
     examiner.py --orders--> examined_node.py on each node --answers--> ClusterFacts
-    ClusterFacts --> doctor/checks/ --> printed.py
+    ClusterFacts --> doctor/checks/ --> report, as text or JSON
 
 The orders are the same for all nodes; only the connection differs by which they travel: to a
 process that ssh started (--hosts), to a node that came to the endpoint (at_endpoint.py), or to a
@@ -10,22 +10,26 @@ thread of this process.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.wording import one_line
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
 from rallypoint.cli.doctor.doctor_flags import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.doctor.examiner import examine
-from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
 from rallypoint.cli.options import perform
+from rallypoint.doctor.check_result import Severity
+from rallypoint.doctor.checks import report_of
 from rallypoint.launch.output.terminal import is_terminal
 
+_COLOURS = {Severity.GREEN: "32", Severity.YELLOW: "33", Severity.RED: "31"}
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS OF rallypoint run] [FLAGS] [SCRIPT]
 
@@ -79,11 +83,49 @@ def _doctor(options: DoctorOptions, command: list[str]) -> int:
     else:
         report = report_of(examine(request), time.monotonic() - began)
     if options.json:
-        print(as_json(report))
+        print(json.dumps(report))
     else:
         is_colourful = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(as_text(report, is_colourful=is_colourful, is_verbose=options.verbose))
     return exit_status(report)
+
+
+def as_text(report: Mapping[str, Any], *, is_colourful: bool, is_verbose: bool) -> str:
+    """The lines for people."""
+    lines = [
+        _line(each["level"], each["text"], is_colourful=is_colourful) for each in report["findings"]
+    ]
+    if is_verbose:
+        lines += [
+            _line("green", f"{each['number']} {each['title']}", is_colourful=is_colourful)
+            for each in report["checks"]
+            if each["level"] == "green"
+        ]
+    return "\n".join([*lines, _summary(report)])
+
+
+def exit_status(report: Mapping[str, Any]) -> int:
+    """The exit status: 1 if something is red."""
+    return int(report["level"] == Severity.RED.word)
+
+
+def _line(word: str, text: str, *, is_colourful: bool) -> str:
+    shown = f"{word:<6}"
+    if is_colourful:
+        shown = f"\x1b[{_COLOURS[Severity[word.upper()]]}m{shown}\x1b[0m"
+    return f"{shown}  {one_line(text)}"
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    count = len(report["nodes"])
+    nodes = f"{count} node{'s' * (count != 1)}, {len(report['checks'])} checks"
+    levels = [each["level"] for each in report["findings"]]
+    told = [
+        f"{levels.count(level.word)} {level.word}"
+        for level in (Severity.RED, Severity.YELLOW)
+        if level.word in levels
+    ]
+    return f"{nodes}, {report['seconds']} s: {', '.join(told) or 'no problems found'}"
 
 
 def _tell_progress(request: DoctorRequest) -> None:

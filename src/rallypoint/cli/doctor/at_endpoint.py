@@ -23,9 +23,9 @@ from rallypoint.base.json_records import from_json, to_json
 from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import Examiner, end_all, examine, look_order, own_link
-from rallypoint.cli.doctor.printed import report_of
 from rallypoint.cluster.remote_shell import OrderLink, send_line
 from rallypoint.doctor.check_result import listed
+from rallypoint.doctor.checks import report_of
 from rallypoint.doctor.cluster_facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
 from rallypoint.doctor.collect import LookOrder, is_this_node, look_up
 from rallypoint.doctor.probe import CONNECT_S, TokenRefusedError, admit, connect, listen, prove
@@ -37,11 +37,7 @@ _OTHER_TOKEN = "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
 
 
 def examine_at_endpoint(request: DoctorRequest, began: float) -> dict[str, Any]:
-    """The report on all nodes that came, or on this one.
-
-    Args:
-        began: the value of time.monotonic() when the command started.
-    """
+    """The report on all nodes that came, or on this one. It `began` by time.monotonic()."""
     host, port = request.endpoints[0]
     is_host = request.node_rank == 0 if request.is_static else is_this_node(look_up(host))
     if not is_host:
@@ -203,9 +199,7 @@ _STOPPED = Absence(
 
 
 def _find_host(request: DoctorRequest) -> tuple[socket.socket | None, EndpointProbe | Absence]:
-    """A connection to the endpoint's node, which has proved its identity; or the reason why there
-    is none.
-    """
+    """A connection to the endpoint's node, which has proved its identity; or why there is none."""
     host, port = request.endpoints[0]
     until = time.monotonic() + request.wait_s
     while True:

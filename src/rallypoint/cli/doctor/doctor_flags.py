@@ -45,15 +45,12 @@ class DoctorRequest:
 
     Attributes:
         hosts: those of --hosts; empty if each node examines itself and they meet at the endpoint.
-        rsh: the command that starts another on a host.
         look: what is the same in the orders to all nodes.
         fewest, most: the number of nodes that the job needs, and may have.
         node_rank: this node's rank; None if it has none yet.
-        endpoints: where the nodes meet.
         meets: whether nodes meet at the first endpoint; otherwise that is a separate server.
         is_static: whether node 0 is at the endpoint, whatever name the endpoint has.
         token: the secret by which nodes know each other.
-        wait_s: how long to wait for other nodes.
         surroundings: the environment that is recognised around this node.
     """
 

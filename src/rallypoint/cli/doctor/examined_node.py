@@ -47,12 +47,7 @@ MODULE = "rallypoint.cli.doctor.examined_node"
 
 
 class ExaminedNode:
-    """Carries out orders.
-
-    Args:
-        surroundings: the environment that is recognised around this node.
-        has_token: whether it was given the job's token; otherwise RALLYPOINT_TOKEN decides.
-    """
+    """Carries out orders. Unless `has_token`, RALLYPOINT_TOKEN says whether it has the job's."""
 
     def __init__(self, surroundings: Surroundings = NOWHERE, *, has_token: bool = False) -> None:
         self._surroundings = surroundings
@@ -118,8 +113,8 @@ class ExaminedNode:
     ) -> dict[str, Any]:
         """Measure how well this node reaches the others and the meeting points."""
         others = [from_json(Target, each) for each in targets]
-        places = [(str(host), int(port)) for host, port in endpoints]
-        at_endpoints = probe_endpoints(self._number, places)
+        pairs = [(str(host), int(port)) for host, port in endpoints]
+        at_endpoints = probe_endpoints(self._number, pairs)
         probes = probe_all(self._number, others, bytes.fromhex(secret))
         return {"probes": to_json(probes), "endpoints": to_json(at_endpoints)}
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
@@ -26,6 +26,8 @@ from rallypoint.doctor.cluster_facts import (
 )
 from rallypoint.doctor.collect import LookOrder, begin
 from rallypoint.doctor.probe import Target
+
+T = TypeVar("T")
 
 _CLOCK_S = 10.0
 _LOOK_S = 30.0
@@ -68,8 +70,7 @@ def end_all(links: Sequence[OrderLink]) -> None:
 class Examiner:
     """Examines the nodes at the other ends of `links`, and numbers them in that order.
 
-    Args:
-        is_host: this process listens at the first endpoint, and the first link is its own.
+    `is_host`: this process listens at the first endpoint, and the first link is its own.
     """
 
     def __init__(
@@ -105,49 +106,49 @@ class Examiner:
     def _clocks(self) -> dict[int, float]:
         """How far each node's clock is ahead of ours, from the quickest of several questions."""
 
-        def ask(_: int, link: OrderLink) -> dict[str, Any]:
+        def ask(_: int, link: OrderLink) -> float:
             best = (float("inf"), 0.0)
             for _try in range(_CLOCK_TRIES):
                 began = time.time()
-                answer = link.ask({"do": "clock"}, _CLOCK_S)
+                answer = _answer(link, {"do": "clock"}, _CLOCK_S)
                 ended = time.time()
                 best = min(best, (ended - began, answer["time_s"] - (began + ended) / 2))
-            return {"ahead_s": best[1]}
+            return best[1]
 
-        found = self._ask_all(ask, _silent)
-        return {number: each["ahead_s"] for number, each in found.items()}
+        return self._ask_all(ask, _silent)
 
     def _look(self) -> tuple[NodeFacts, ...]:
         request = self._request
 
-        def ask(number: int, link: OrderLink) -> dict[str, Any]:
+        def ask(number: int, link: OrderLink) -> NodeFacts:
             free = request.endpoints[1:] if self._is_host else request.endpoints
             order = look_order(request, number, link.name, endpoints=free, secret=self._secret)
-            return link.ask({"do": "look", "order": to_json(order)}, _LOOK_S)
+            answer = _answer(link, {"do": "look", "order": to_json(order)}, _LOOK_S)
+            return from_json(NodeFacts, answer["facts"])
 
-        found = self._ask_all(ask, _silent)
-        return tuple(from_json(NodeFacts, each["facts"]) for _, each in sorted(found.items()))
+        return tuple(self._ask_all(ask, _silent).values())
 
     def _probe(
         self, nodes: tuple[NodeFacts, ...]
     ) -> tuple[tuple[Probe, ...], tuple[EndpointProbe, ...]]:
         targets = [_target(node) for node in nodes if node.probe_port]
 
-        def ask(number: int, link: OrderLink) -> dict[str, Any]:
+        def ask(number: int, link: OrderLink) -> tuple[list[Probe], list[EndpointProbe]]:
             others = [each for each in targets if each.number != number]
             order = {"do": "probe", "targets": to_json(others), "secret": self._secret}
             # A loopback endpoint means a different machine on each node.
-            places = [each for each in self._request.endpoints if not is_loopback(each[0])]
-            return link.ask({**order, "endpoints": places}, _PROBE_S)
+            shared = [each for each in self._request.endpoints if not is_loopback(each[0])]
+            answer = _answer(link, {**order, "endpoints": shared}, _PROBE_S)
+            return (
+                [from_json(Probe, each) for each in answer["probes"]],
+                [from_json(EndpointProbe, each) for each in answer["endpoints"]],
+            )
 
         if len(nodes) < 2 and not self._request.endpoints:
             return (), ()
-        found = sorted(self._ask_all(ask, _silent).items())
-        probes = [from_json(Probe, each) for _, answer in found for each in answer["probes"]]
-        at_endpoints = [
-            from_json(EndpointProbe, each) for _, answer in found for each in answer["endpoints"]
-        ]
-        return tuple(probes), tuple(at_endpoints)
+        found = self._ask_all(ask, _silent).values()
+        probes = tuple(each for one, _ in found for each in one)
+        return probes, tuple(each for _, one in found for each in one)
 
     def _hosts(self, nodes: tuple[NodeFacts, ...]) -> Mapping[str, int]:
         """The numbers of the nodes known by name."""
@@ -159,39 +160,44 @@ class Examiner:
 
     def _ask_all(
         self,
-        ask: Callable[[int, OrderLink], dict[str, Any]],
+        ask: Callable[[int, OrderLink], T],
         absence: Callable[[OrderLink, str], Absence],
-    ) -> dict[int, dict[str, Any]]:
-        """The answers of all nodes, asked at once; a node that fails to answer is not asked
-        again.
-        """
-        links = list(self._links.items())
+    ) -> dict[int, T]:
+        """The answers of all nodes, asked at once; one that fails to answer is not asked again."""
 
-        def answer(number: int, link: OrderLink) -> dict[str, Any]:
+        def answer(number: int, link: OrderLink) -> T | HostError:
             try:
                 return ask(number, link)
             except HostError as error:
-                return {"error": str(error)}
+                return error
 
+        links = list(self._links.items())
         answers = begin([partial(answer, *each) for each in links], None)()
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, T] = {}
         for position, told in sorted(answers.items()):
             number, link = links[position]
-            if "error" in told:
+            if isinstance(told, HostError):
                 del self._links[number]
-                self._absences.append(absence(link, str(told["error"])))
+                self._absences.append(absence(link, str(told)))
             else:
                 found[number] = told
         return found
 
 
-def _greet(_: int, link: OrderLink) -> dict[str, Any]:
+def _answer(link: OrderLink, order: Mapping[str, object], wait_s: float) -> dict[str, Any]:
+    """The answer of a node that has carried out the order."""
+    answer = link.ask(order, wait_s)
+    if "error" in answer:
+        raise HostError(str(answer["error"]))
+    return answer
+
+
+def _greet(_: int, link: OrderLink) -> None:
     """Wait until the program that ssh starts there answers; other nodes have answered already."""
     if isinstance(link, ShellLink):
         link.greet(GREETING)
         if trouble := version_trouble(link.found):
             raise HostError(trouble)
-    return {}
 
 
 def look_order(
@@ -202,12 +208,7 @@ def look_order(
     endpoints: Sequence[tuple[str, int]],
     secret: str,
 ) -> LookOrder:
-    """The order for a node to gather its facts.
-
-    Args:
-        name: what others call it; empty: use its host name.
-        endpoints, secret: as in LookOrder.
-    """
+    """The order for a node to gather its facts; `name` is what others call it, if anything."""
     others = [host.address for host in request.hosts if host.address != name]
     own = request.hosts[number].workers if number < len(request.hosts) else ""
     return replace(
@@ -247,9 +248,7 @@ def _silent(link: OrderLink, why: str) -> Absence:
 
 
 def _target(node: NodeFacts) -> Target:
-    """The addresses at which others should reach it: the one that it gives to others, or else those
-    of other interfaces.
-    """
+    """The addresses at which others should reach it: first the one that it gives to others."""
     address = node.choice.address
     others = tuple(
         each

@@ -1,17 +1,32 @@
-"""The Ray cluster: calls to it and facts from it; nothing is decided here."""
+"""The Ray cluster: calls to it, facts from it, and both ends of an actor; nothing is decided here.
+
+The starter's end of an actor is a `Connection` to remote_node.py, which Shell starts.
+
+    link --> stdin  --thread--> Shell.write          one call after the other, so in order
+    link <-- stdout, stderr <--thread-- Shell.read   the next one when these were taken
+
+Two threads wait for Ray, so that nothing else has to. They end with the actor, or with the link.
+When the actor ends, however it ends, remote_node.py reaches the end of its input and ends its
+launcher. Ray does not end an actor whose raylet was killed, so this one ends itself then.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import IO, Any
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.process_end import ProcessEnd
 from rallypoint.cli.options import is_whole
-from rallypoint.cli.ray.channel import Channel, Shell, first_line
 from rallypoint.cli.ray.placement import AgentRequest, Need, RayFacts, RayNode
 
 ADDRESS = "RAY_ADDRESS"
@@ -20,12 +35,14 @@ _HOW = (
     "run this on one of its nodes, or have Ray run it there: ray job submit --address"
     " http://HEAD:8265 --working-dir . -- rallypoint run --on ray ..."
 )
+_READ_BYTES = 64 << 10  # small enough that Ray sends it within a reply
+_THREADS = "OMP_NUM_THREADS"
+_RAYLET = "RAY_RAYLET_PID"
+_DEBUGGER = "PYTHONBREAKPOINT"
 
 
 class Cluster:
-    """A connection to the cluster; what runs there for us ends with this connection, or with this
-    process.
-    """
+    """A connection to the cluster; what runs there for us ends with it, or with this process."""
 
     def __init__(self) -> None:
         self._ray = _import_ray()
@@ -100,9 +117,7 @@ class Cluster:
         return actor
 
     def why_hopeless(self, error: BaseException) -> str:
-        """The reason why no actor can ever run there; empty if only its node, or only this actor,
-        was lost.
-        """
+        """Why no actor can ever run there; empty if only its node, or only this actor, was lost."""
         errors = self._ray.exceptions
         if "No module named 'rallypoint" in str(error):
             return "install Rallypoint there as well, for the Python that runs Ray"
@@ -121,9 +136,7 @@ class Cluster:
         self._ray.kill(actor)
 
     def working_dir(self) -> str:
-        """The working directory of the Ray job that runs this, as Ray names its copies; empty if it
-        has none.
-        """
+        """The working directory of the Ray job that runs this, as Ray names its copies, if any."""
         return str(self._ray.get_runtime_context().runtime_env.get("working_dir") or "")
 
 
@@ -170,3 +183,178 @@ def directory_on_node(mine: str, theirs: str, working_dir: str) -> str:
     if not copy or not found:
         return mine
     return os.path.join(theirs, below).rstrip("/")
+
+
+# An actor.
+
+
+class Channel:
+    """See Connection. `actor` is Ray's handle of a running Shell, where `module` is to run."""
+
+    def __init__(self, actor: Any, ray: Any, module: str) -> None:
+        self._actor = actor
+        self._ray = ray
+        orders, self.stdin = os.pipe()
+        self.stdout, out = os.pipe()
+        self.stderr, err = os.pipe()
+        self.ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._lost = ""  # the reason why the actor cannot be reached
+        self._started = self._call("orders", "start", module)
+        self.threads = (
+            threading.Thread(target=self._carry_orders, args=(orders,), daemon=True),
+            threading.Thread(target=self._carry_output, args=(out, err), daemon=True),
+        )
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the actor ended, rather than the program that it runs."""
+        return bool(self._lost)
+
+    def end(self) -> None:
+        """See Connection."""
+        self._ray.kill(self._actor)
+        self._has_ended()
+
+    def close(self) -> None:
+        """See Connection."""
+        with self._lock:
+            self._is_closed = True
+            os.close(self.ended)
+        self._ray.kill(self._actor)
+
+    def why(self, said: str) -> str:
+        """See Connection."""
+        if "No module named" in said:
+            return "install Rallypoint there as well, for the Python that runs Ray"
+        return self._lost or "the program there exited before it answered"
+
+    def _carry_orders(self, orders: int) -> None:
+        try:
+            self._ray.get(self._started)
+            while data := os.read(orders, _READ_BYTES):
+                self._ray.get(self._call("orders", "write", data))
+            self._ray.get(self._call("orders", "end_input"))
+        except self._ray.exceptions.RayError:
+            pass  # the other thread reports it
+        finally:
+            os.close(orders)
+
+    def _carry_output(self, out: int, err: int) -> None:
+        try:
+            self._ray.get(self._started)
+            while any(found := self._ray.get(self._call("output", "read"))):
+                for fd, data in zip((out, err), found, strict=True):
+                    _write(fd, data)
+        except self._ray.exceptions.RayError as error:
+            self._lost = first_line(error)
+        except BrokenPipeError:
+            pass  # the link is closed
+        finally:
+            os.close(out)
+            os.close(err)
+            self._has_ended()
+
+    def _call(self, group: str, method: str, *arguments: object) -> Any:
+        return getattr(self._actor, method).options(concurrency_group=group).remote(*arguments)
+
+    def _has_ended(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                os.eventfd_write(self.ended, 1)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of Ray's message, which may be a page long, without its full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0].rstrip(".")
+
+
+class Shell:
+    """The actor: a program on its node, and the program's three streams.
+
+    Ray calls its methods; `read` blocks, so it and the orders each need a thread of their own.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._poll = select.poll()
+        self._raylet: ProcessEnd | None = None
+        # By descriptor, what is read: 0 is stdout, 1 is stderr.
+        self._open: dict[int, tuple[int, IO[bytes]]] = {}
+
+    def look(self) -> str:
+        """The working directory that Ray gave this actor."""
+        return os.getcwd()
+
+    def start(self, module: str) -> None:
+        """Start that module of ours as a program."""
+        with open("/proc/self/environ", "rb") as file:
+            given = {os.fsdecode(word.partition(b"=")[0]) for word in file.read().split(b"\0")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=without_ray(os.environ, given),
+            bufsize=0,
+            start_new_session=True,
+        )
+        for number, stream in enumerate((self._process.stdout, self._process.stderr)):
+            assert stream is not None
+            self._open[stream.fileno()] = (number, stream)
+            self._poll.register(stream.fileno(), select.POLLIN)
+        with contextlib.suppress(OSError, ValueError):  # the raylet is not visible from a container
+            self._raylet = ProcessEnd(int(os.environ.get(_RAYLET, "")))
+            self._poll.register(self._raylet, select.POLLIN)
+
+    def write(self, data: bytes) -> None:
+        """Write all of this to the program's input."""
+        while data:
+            data = data[os.write(self._stdin.fileno(), data) :]
+
+    def end_input(self) -> None:
+        """Close the program's input; it then ends by itself."""
+        self._stdin.close()
+
+    def read(self) -> tuple[bytes, bytes]:
+        """The program's output on stdout and stderr; waits for some. Both empty: it has ended."""
+        found = [b"", b""]
+        while self._open and not any(found):
+            for fd, _ in self._poll.poll():
+                if self._raylet is not None and fd == self._raylet.fileno():
+                    os._exit(1)
+                data = os.read(fd, _READ_BYTES)
+                number, stream = self._open[fd]
+                found[number] = data
+                if not data:
+                    self._poll.unregister(fd)
+                    del self._open[fd]
+                    stream.close()
+        if not any(found) and self._process is not None:
+            self._process.wait()
+        return found[0], found[1]
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+
+def without_ray(environ: Mapping[str, str], given: set[str]) -> dict[str, str]:
+    """The environment without what Ray has set: `given` is what the process was started with."""
+    kept = dict(environ)
+    if _THREADS not in given:  # Ray derives it from the actor's CPUs, which all workers share
+        kept.pop(_THREADS, None)
+    if kept.get(_DEBUGGER, "").startswith("ray."):
+        del kept[_DEBUGGER]
+    return kept

@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any
 
 from rallypoint.cli.flags import RunOptions
-from rallypoint.cli.ray.channel import Channel
-from rallypoint.cli.ray.cluster import Cluster, directory_on_node
+from rallypoint.cli.ray.cluster import Channel, Cluster, directory_on_node
 from rallypoint.cli.ray.placement import (
     AgentRequest,
     Need,

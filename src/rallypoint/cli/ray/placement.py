@@ -50,11 +50,7 @@ class Need(Record):
 
 
 def read_need(options: RunOptions, nodes: Sequence[Mapping[str, float]]) -> Need:
-    """Read the flags.
-
-    Args:
-        nodes: the resources of each live Ray node.
-    """
+    """Read the flags, where the live Ray nodes have these resources."""
     cpus_of, gpus_of = (
         sorted(int(node[name]) for node in nodes if node.get(name, 0) >= 1)
         for name in ("CPU", "GPU")
@@ -90,13 +86,7 @@ def read_need(options: RunOptions, nodes: Sequence[Mapping[str, float]]) -> Need
 
 
 class RayNode(Record):
-    """A node that Ray reports as alive.
-
-    Attributes:
-        node_id: Ray's identifier.
-        address: the address by which others know it.
-        resources: everything it has, free or not.
-    """
+    """A node that Ray reports as alive, with all its resources, free or not."""
 
     node_id: str
     address: str
@@ -107,7 +97,6 @@ class RayAgent(Record):
     """An agent that was requested.
 
     Attributes:
-        node_id: the node where it runs.
         bundle: its part of the placement group; None if it has none.
         ended_at: when it was lost, or ended; None if it has not.
         is_hopeless: whether it could not be started there, and no other agent could.
@@ -127,12 +116,7 @@ class AgentRequest(Record):
 
 
 class RayFacts(Record):
-    """Ray's facts at one moment.
-
-    Attributes:
-        nodes: the live nodes.
-        bundles: for each bundle of the placement group, its node; "" if it has none yet.
-    """
+    """Ray's live nodes at one moment, and the node of each bundle, or empty if it has none yet."""
 
     nodes: Sequence[RayNode]
     bundles: Mapping[int, str]
@@ -141,12 +125,7 @@ class RayFacts(Record):
 def requests(
     facts: RayFacts, agents: Sequence[RayAgent], need: Need, *, most: int, now: float
 ) -> list[AgentRequest]:
-    """The agents to start now.
-
-    Args:
-        agents: all agents that were ever requested.
-        most: the maximum number that may run at once.
-    """
+    """The agents to start now, if `most` may run at once; `agents` are all ever requested."""
     living = [agent for agent in agents if agent.ended_at is None]
     taken = {agent.node_id for agent in living} | _resting(agents, now)
     room = max(0, most - len(living))
@@ -170,9 +149,7 @@ def requests(
 def shortage(
     facts: RayFacts, agents: Sequence[RayAgent], need: Need, *, fewest: int, now: float
 ) -> str:
-    """What is missing while fewer than the minimum of nodes have an agent; empty if enough have
-    one.
-    """
+    """What is missing while too few nodes have an agent; empty if enough have one."""
     living = {agent.node_id for agent in agents if agent.ended_at is None}
     missing = fewest - len(living)
     if missing <= 0:

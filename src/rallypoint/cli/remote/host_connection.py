@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.cli.remote.remote_node import GREETING
 from rallypoint.cluster.remote_shell import read_greeting, version_trouble
-from rallypoint.launch.output.lines import Outlet
+from rallypoint.launch.output.lines import MAX_LINE_BYTES, Outlet, StreamReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,24 +56,14 @@ if TYPE_CHECKING:
             """Release everything here, after the connection has ended."""
 
         def why(self, said: str) -> str:
-            """The reason why it ended before remote_node.py answered; `said`: what it printed
-            instead.
-            """
+            """Why it ended before remote_node.py answered; `said`: what it printed instead."""
 
 
-_READ_BYTES = 64 << 10
-_MAX_LINE_BYTES = 1 << 20  # longer lines are split, so that memory is bounded
 _MAX_SAID = 1 << 16
 
 
-class RemoteOutput:
-    """A stream from a host, on its way to one of the starter's own.
-
-    Args:
-        fd: the descriptor to read from; closed here.
-        outlet: where the lines go.
-        look: called with each block of whole lines; its result is passed on.
-    """
+class RemoteOutput(StreamReader):
+    """A stream from a host to one of the starter's own; `look` says what is shown of lines."""
 
     def __init__(
         self,
@@ -82,75 +72,30 @@ class RemoteOutput:
         selector: selectors.BaseSelector,
         look: Callable[[bytes], bytes],
     ) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-        self._outlet = outlet
-        self._selector = selector
         self._look = look
         self._partial = b""
-        self._is_open = True
-        self._is_listening = False
-        outlet.readers.append(self)
-        self._listen(True)
+        super().__init__(fd, outlet, selector)
 
-    def pause(self, paused: bool) -> None:
-        """See Reader."""
-        self._listen(self._is_open and not paused)
-
-    def finish(self) -> None:
-        """No more will be written: take what is left."""
-        while self._is_open:
-            if not self._read():
-                self._close()
-
-    def _read(self) -> bool:
-        """Read once; returns whether there was data, or the end."""
-        if not self._is_open:  # it may have been closed by another event of the same moment
-            return True
-        try:
-            data = os.read(self._fd, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._close()
-            return True
+    def _take(self, data: bytes) -> None:
         data = self._partial + data
         # A carriage return ends a line, too; otherwise a progress bar would appear only at its end.
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if len(data) - cut > _MAX_LINE_BYTES:
-            cut = len(data) - _MAX_LINE_BYTES // 2
+        if len(data) - cut > MAX_LINE_BYTES:
+            cut = len(data) - MAX_LINE_BYTES // 2
         self._partial = data[cut:]
         self._give(data[:cut])
-        return True
 
-    def _close(self) -> None:
-        self._listen(False)
-        self._is_open = False
-        self._outlet.readers.remove(self)
-        os.close(self._fd)
-        self._give(self._partial)
+    def _rest(self) -> bytes:
+        return self._partial
 
-    def _give(self, lines: bytes) -> None:
-        shown = self._look(lines) if lines else b""
-        if shown:
-            self._outlet.write(shown)
-
-    def _listen(self, wanted: bool) -> None:
-        if wanted and not self._is_listening:
-            self._selector.register(self._fd, selectors.EVENT_READ, self._read)
-        elif self._is_listening and not wanted:
-            self._selector.unregister(self._fd)
-        self._is_listening = wanted
+    def _give(self, block: bytes) -> None:
+        super()._give(self._look(block) if block else b"")
 
 
 class HostConnection:
-    """The connection to one host.
+    """The connection to one host, which the listener knows by this number.
 
-    Args:
-        number: the host's number, for the listener.
-        connection: leads to remote_node.py there.
-        order: the first order.
-        outlets: the starter's stdout and stderr.
+    `connection` leads to remote_node.py there, which gets `order` first. The outlets are ours.
     """
 
     def __init__(

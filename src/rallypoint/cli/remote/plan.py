@@ -38,12 +38,7 @@ _COUNTED_THERE = ("auto", "cpu", "gpu", "xpu")
 
 
 class RemoteHost(Record):
-    """One host.
-
-    Attributes:
-        name: the name for ssh; may begin with `user@`.
-        workers: as for --nproc-per-node; empty if that flag applies.
-    """
+    """One host: its name for ssh, perhaps with `user@`; its --nproc-per-node, if it has one."""
 
     name: str
     workers: str = ""
@@ -60,10 +55,7 @@ class Plan(Record, kw_only=True, secret=("environ",)):
     Attributes:
         hosts: the hosts by node rank; empty if they are found while the job runs.
         fewest, most: the number of hosts that the job needs, and may have.
-        rsh: the command that starts another on a host.
         workers: --nproc-per-node for hosts that specify nothing else.
-        options, command: the command line.
-        run_id: the job's name.
         environ: variables that all launchers get, including the token.
         job: the job as a launcher on this machine would read it from the flags.
     """
@@ -235,9 +227,7 @@ def read_hosts(options: JobOptions) -> tuple[RemoteHost, ...]:
 
 
 def _read_host(text: str, source: str) -> RemoteHost:
-    """Parse ``"HOST"``, ``"HOST:N"`` or ``"USER@HOST:N"``; an IPv6 address followed by N needs
-    brackets.
-    """
+    """Parse ``"USER@HOST:N"``, whose parts but HOST may be missing; IPv6 with N needs brackets."""
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
         address, _, tail = rest[1:].partition("]")

@@ -108,22 +108,14 @@ def _look(order: dict[str, Any]) -> tuple[socket.socket | None, dict[str, object
             "error": f"{text}; start the job in a directory that has the same files on all hosts"
         }
     try:
-        held = _hold_port()
+        held = bind_free(_bind)
     except (RallypointError, OSError) as error:
         return None, {"error": f"found no port to meet at: {error}"}
     return held, {"port": held.getsockname()[1]}
 
 
-def _hold_port() -> socket.socket:
-    """A free port for the launcher to listen at.
-
-    It stays bound, so the system gives it to nobody else; as nobody listens there, the launcher
-    still can.
-    """
-    return bind_free(_bind)
-
-
 def _bind(port: int) -> socket.socket:
+    """Hold a port: nobody else is given it, and as nobody listens there, the launcher still can."""
     is_dual = socket.has_dualstack_ipv6()
     held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
     try:

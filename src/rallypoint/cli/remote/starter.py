@@ -164,13 +164,7 @@ class Starter:
 
 
 class ShellConnection:
-    """A connection to a host through a process: ssh, or the command that --rsh names, which runs
-    remote_node.py there.
-
-    Args:
-        name: of the host.
-        command: runs remote_node.py there.
-    """
+    """A connection to a host through a process, such as ssh, that runs remote_node.py there."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self._command = command

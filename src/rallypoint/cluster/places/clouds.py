@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.variables import (
+from rallypoint.cluster.places import (
     MOST_ENDPOINTS,
     PORT,
     HostFacts,
@@ -120,9 +120,7 @@ def _sagemakers_hosts(text: str, me: str) -> list[str]:
 
 
 def _indexed(environ: Mapping[str, str], host: HostFacts) -> Reading:
-    """With a headless Service, the pod's own entry in /etc/hosts has its full name,
-    JOB-INDEX.SERVICE....; the others' names differ in the index only.
-    """
+    """With a headless Service, /etc/hosts has the pod's full name, JOB-INDEX.SERVICE...."""
     index = whole(environ, _INDEX)
     stem = host.name.removesuffix(f"-{index}")
     lines = [line.partition("#")[0].split() for line in host.table.splitlines()]

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.cluster.places import (
+    ENV,
+    HostFacts,
+    LaunchedProcess,
+    Reading,
+    derived_port,
+    numbered,
+    whole,
+)
 from rallypoint.cluster.places.hostlist import MOST_HOSTS, expand
-from rallypoint.cluster.places.process import ENV, LaunchedProcess
-from rallypoint.cluster.places.variables import HostFacts, Reading, derived_port, numbered, whole
 
 _LIST, _TASKS, _STEP = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
 _ATTEMPT = "SLURM_RESTART_COUNT"  # not set until the job is requeued

@@ -6,7 +6,7 @@
 
 srun passes on no messages. There, rank 0 takes the first free port of a few that are derived from
 the step, and the others try them all. Processes meet once; all their groups form at that store,
-which lives as long as rank 0. places/process.py determines the rank of a process.
+which lives as long as rank 0. cluster/places determines the rank of a process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from typing import Any
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import HostError, InvalidArgumentError, StoreConnectionError
-from rallypoint.cluster.interface import chosen_address, own_addresses
-from rallypoint.cluster.network import addresses_of, can_bind
-from rallypoint.cluster.places.process import LaunchedProcess, find_process
-from rallypoint.cluster.pmi.waiting import Waiting
+from rallypoint.cluster.network import addresses_of, can_bind, chosen_address, own_addresses
+from rallypoint.cluster.places import LaunchedProcess, find_process
+from rallypoint.cluster.pmi import Waiting
 from rallypoint.store.client import TCPStore
 from rallypoint.store.init_method import JoinedStore, await_ranks
 from rallypoint.store.server import StoreServer
@@ -38,7 +37,7 @@ _MOST_TEXT = 900  # PMI limits values to 1024 characters
 _PAUSE_S = 0.05
 _FIRST_TRY_S, _LONGEST_TRY_S = 0.5, 8.0
 
-Place = tuple[str, int]
+HostAndPort = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +138,14 @@ def _meet(
     token = _token(process, environ)
     server = _serve(process, token) if process.rank == 0 else None
     try:
-        places = [(_LOOPBACK, server.port)] if server else _resolved(process.endpoints)
+        addresses = [(_LOOPBACK, server.port)] if server else _resolved(process.endpoints)
         if process.size > 1 and not process.endpoints:
             text = _invitation(server, token, process, environ) if server else ""
             told, token = _read(_pass_on(process, text, waiting, environ))
-            places = places if server else told
+            addresses = addresses if server else told
             if not environ.get(_TOKEN):
                 environ[_TOKEN] = os.fsdecode(token)  # connections between ranks require it as well
-        store = _find(process, places, token, waiting)
+        store = _find(process, addresses, token, waiting)
         try:
             address = _gather(process, store, waiting)
         except BaseException:
@@ -160,9 +159,7 @@ def _meet(
 
 
 def _token(process: LaunchedProcess, environ: Mapping[str, str]) -> bytes:
-    """The token by which a store is recognised as this job's; it is not secret if only the job's
-    name is known.
-    """
+    """What a store of this job knows; no secret if it is made of the job's name alone."""
     own = environ.get(_TOKEN, "")
     if process.endpoints:
         return os.fsencode(f"{own}/{process.run_id}")
@@ -175,7 +172,7 @@ def _serve(process: LaunchedProcess, token: bytes) -> StoreServer:
     if not process.endpoints or process.size == 1:
         return StoreServer(host, token=token)
     refusal: StoreConnectionError | None = None
-    for _, port in map(_place, process.endpoints):
+    for _, port in map(_host_and_port, process.endpoints):
         try:
             # Other jobs may try this port, and are turned away: that need not be logged.
             return StoreServer(host, port, token=token, log_fd=-1)
@@ -206,7 +203,7 @@ def _invitation(
     return ",".join(words)
 
 
-def _read(text: str) -> tuple[list[Place], bytes]:
+def _read(text: str) -> tuple[list[HostAndPort], bytes]:
     """Parse an invitation."""
     try:
         port, token, *addresses = text.split(",")
@@ -252,16 +249,16 @@ def _initialized_mpi(process: LaunchedProcess) -> Any:  # noqa: ANN401 - of mpi4
 
 
 def _find(
-    process: LaunchedProcess, places: Sequence[Place], token: bytes, waiting: Waiting
+    process: LaunchedProcess, addresses: Sequence[HostAndPort], token: bytes, waiting: Waiting
 ) -> TCPStore:
-    """Connect to the first of these places whose server knows the token."""
-    listed = ", ".join(endpoint_of(host, port) for host, port in places)
+    """Connect to the first of these addresses whose server knows the token."""
+    listed = ", ".join(endpoint_of(host, port) for host, port in addresses)
     left = timedelta(seconds=max(waiting.left_s, 0.001))
     looking = Waiting(left, f"rank 0's store at {listed}", speaks=process.rank == 1)
     patience_s = _FIRST_TRY_S
     why = "nothing listens there"
     while True:
-        for host, port in places:
+        for host, port in addresses:
             if not _listens(host, port, patience_s):
                 continue
             try:
@@ -274,7 +271,7 @@ def _find(
             raise StoreConnectionError(
                 f"rank {process.rank} could not reach rank 0's store at {listed} ({why}); look for"
                 " rank 0's first error, and for a firewall between the machines",
-                endpoint=endpoint_of(*places[0]),
+                endpoint=endpoint_of(*addresses[0]),
                 operation="init_process_group",
             )
         looking.check()
@@ -309,13 +306,13 @@ def _listens(host: str, port: int, timeout_s: float) -> bool:
     return True
 
 
-def _resolved(endpoints: Sequence[str]) -> list[Place]:
-    """The places to try, as addresses."""
-    places = [_place(endpoint) for endpoint in endpoints]
-    addresses = {host: addresses_of(host) for host in dict.fromkeys(host for host, _ in places)}
-    return [(address, port) for host, port in places for address in addresses[host]]
+def _resolved(endpoints: Sequence[str]) -> list[HostAndPort]:
+    """The addresses to try."""
+    named = [_host_and_port(endpoint) for endpoint in endpoints]
+    found = {host: addresses_of(host) for host in dict.fromkeys(host for host, _ in named)}
+    return [(address, port) for host, port in named for address in found[host]]
 
 
-def _place(endpoint: str) -> Place:
+def _host_and_port(endpoint: str) -> HostAndPort:
     host, _, port = endpoint.rpartition(":")
     return host.strip("[]"), int(port)

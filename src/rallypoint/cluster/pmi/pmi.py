@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rallypoint.base.errors import HostError
-from rallypoint.cluster.pmi.waiting import Waiting
+from rallypoint.base.worker_hook import identity_of
+from rallypoint.cluster.pmi import Waiting
 
 _KEY = "rallypoint-meeting"
 _FAREWELL_S = 2.0
@@ -34,9 +35,7 @@ _cut_short: set[int] = set()  # descriptors whose next line may be an earlier re
 
 
 def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
-    """Return rank 0's text on all ranks; only its `text` is not empty. All processes of the job
-    call it.
-    """
+    """Return rank 0's text, which is empty on the others. All processes of the job call it."""
     fd = _descriptor(environ)
     if fd in _cut_short:
         raise _trouble("an earlier exchange was interrupted")
@@ -54,7 +53,7 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
     wire.ask("barrier_in", "barrier_out")
     told = wire.ask(f"get kvsname={space} key={_KEY}", "get_result").get("value", "")
     _cut_short.discard(fd)
-    atexit.register(_end, fd, _identity(fd), os.getpid())
+    atexit.register(_end, fd, identity_of(fd), os.getpid())
     return told
 
 
@@ -64,22 +63,14 @@ def _end(fd: int, identity: object, pid: int) -> None:
     Hydra regards a rank that leaves without ending the session as dead, and kills the others.
     """
     with contextlib.suppress(OSError):  # the descriptor is closed: MPI has ended the session
-        if os.getpid() == pid and _identity(fd) == identity and not mpi_runs():
+        if os.getpid() == pid and identity_of(fd) == identity and not mpi_runs():
             os.write(fd, b"cmd=finalize\n")
             if select.select((fd,), (), (), _FAREWELL_S)[0]:
                 os.read(fd, _MOST_LINE)
 
 
-def _identity(fd: int) -> tuple[int, int]:
-    """Identifies what a descriptor refers to, to detect that its number was reused."""
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
-
-
 def mpi_runs() -> bool:
-    """Whether MPI is initialised in this process and not finalised, as any loaded libmpi
-    reports.
-    """
+    """Whether MPI is initialised in this process and not finalised, as a loaded libmpi reports."""
     paths = {
         line.split(maxsplit=5)[5]
         for line in Path("/proc/self/maps").read_text().splitlines()
@@ -106,9 +97,7 @@ class _Wire:
         self._poll.register(fd, select.POLLIN)
 
     def ask(self, request: str, expected: str) -> dict[str, str]:
-        """Send a request; returns the fields of the answer, which must be of the kind `expected`
-        and report success.
-        """
+        """Send a request; returns the fields of the answer, which must be as `expected`."""
         self._send(f"cmd={request}\n".encode("ascii"))
         line = self._receive()
         answer = dict(word.split("=", 1) for word in line.split() if "=" in word)

@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 
-    from rallypoint.cluster.pmi.waiting import Waiting
+    from rallypoint.cluster.pmi import Waiting
 
 _NAME = "libpmix.so.2"
 _FAREWELL_S = 2.0
@@ -42,9 +42,7 @@ _PAUSES_S = (0.02, 0.5)  # pauses between requests: the first and the longest
 
 
 def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
-    """Return rank 0's text on all ranks; only its `text` is not empty. All processes of the job
-    call it.
-    """
+    """Return rank 0's text, which is empty on the others. All processes of the job call it."""
     import subprocess
 
     from rallypoint.base.errors import HostError
@@ -98,9 +96,7 @@ def _line_of(child: subprocess.Popen[bytes], waiting: Waiting) -> bytes:
 
 
 def _end(child: subprocess.Popen[bytes], pid: int) -> None:
-    """Let the child end when this process ends, but not when forked children do, which hold the
-    pipe too.
-    """
+    """Let the child end with this process, but not with forked ones, which hold the pipe too."""
     import subprocess
 
     if os.getpid() != pid:
@@ -114,9 +110,7 @@ def _end(child: subprocess.Popen[bytes], pid: int) -> None:
 
 
 def libraries(environ: Mapping[str, str]) -> list[str]:
-    """Paths where the library may be: beside the mpirun that started this process, or in the
-    system.
-    """
+    """Where the library may be: beside the mpirun that started this process, or in the system."""
     import ctypes.util
     import shutil
 
@@ -202,9 +196,7 @@ def _passed_on(pmix: ctypes.CDLL, key: bytes, text: bytes) -> bytes:
 
 
 def _look_up(pmix: ctypes.CDLL, key: bytes) -> bytes:
-    """Look the key up repeatedly; the process that started this program ends it after its time
-    limit.
-    """
+    """Look the key up until it is there; the parent process ends this one after its time limit."""
     pause_s, longest_s = _PAUSES_S
     found, one, none = _Found(key=key), ctypes.c_size_t(1), ctypes.c_size_t(0)
     while (status := pmix.PMIx_Lookup(ctypes.byref(found), one, None, none)) == _NOT_FOUND:

@@ -7,9 +7,11 @@ pairs of nodes are already explained.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
+from typing import Any
 
-from rallypoint.doctor.check_result import Finding, Pair, collapse
-from rallypoint.doctor.checks import addresses, one_machine, pairs, same_everywhere
+from rallypoint.base.json_records import to_json
+from rallypoint.doctor.check_result import Finding, Pair, Severity, collapse
+from rallypoint.doctor.checks import addresses, nodes, pairs
 from rallypoint.doctor.cluster_facts import ClusterFacts
 
 Check = Callable[[ClusterFacts, Set[Pair]], Iterator[Finding]]
@@ -44,18 +46,18 @@ _ORDER: tuple[Check, ...] = (
     pairs.large_messages,
     pairs.slow_links,
     addresses.differences,
-    same_everywhere.versions,
-    same_everywhere.paths,
-    same_everywhere.clocks,
-    same_everywhere.devices,
-    one_machine.surroundings,
-    one_machine.token,
-    one_machine.bad_settings,
-    one_machine.limits,
-    one_machine.disks,
-    one_machine.network,
-    one_machine.congestion_control,
-    one_machine.other_jobs,
+    nodes.versions,
+    nodes.paths,
+    nodes.clocks,
+    nodes.devices,
+    nodes.surroundings,
+    nodes.token,
+    nodes.bad_settings,
+    nodes.limits,
+    nodes.disks,
+    nodes.network,
+    nodes.congestion_control,
+    nodes.other_jobs,
 )
 
 
@@ -68,3 +70,34 @@ def diagnose(cluster: ClusterFacts) -> list[Finding]:
             found.append(finding)
             explained |= finding.explains
     return collapse(found)
+
+
+def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
+    """All findings, as JSON."""
+    findings = diagnose(cluster)
+    worst: dict[int, Severity] = {}
+    for each in findings:
+        worst[each.check] = max(worst.get(each.check, Severity.GREEN), each.level)
+    return {
+        "level": max((each.level for each in findings), default=Severity.GREEN).word,
+        "nodes": [node.name for node in cluster.nodes],
+        "seconds": round(seconds, 1),
+        "findings": [_as_json(each, cluster.count) for each in findings],
+        "checks": [
+            {"number": number, "title": title, "level": worst.get(number, Severity.GREEN).word}
+            for number, title in TITLES.items()
+        ],
+        "facts": to_json(cluster, with_defaults=True),
+    }
+
+
+def _as_json(finding: Finding, nodes: int) -> dict[str, Any]:
+    return {
+        "level": finding.level.word,
+        "check": finding.check,
+        "title": TITLES[finding.check],
+        "where": list(finding.where),
+        "what": finding.what,
+        "advice": finding.advice,
+        "text": finding.text(nodes),
+    }

@@ -47,9 +47,7 @@ def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 
 
 def _endpoints_that_differ(cluster: ClusterFacts) -> Iterator[Finding]:
-    """Endpoints, such as an etcd server, whose addresses on different nodes have nothing in common,
-    and are not all one examined node's.
-    """
+    """Endpoints that are different machines to different nodes, and not one examined node."""
     for host in dict.fromkeys(host for host, _ in cluster.endpoints):
         found = [
             (node.name, lookup.addresses)
@@ -98,9 +96,7 @@ def _name_of_another(cluster: ClusterFacts, node: NodeFacts, lookup: Lookup) -> 
 def _loopback(
     cluster: ClusterFacts, node: NodeFacts, lookup: Lookup, explains: frozenset[Pair] = frozenset()
 ) -> Finding:
-    """A name that leads to loopback; worded alike for all nodes, as they often share one
-    /etc/hosts.
-    """
+    """A name that leads to loopback; worded alike for all nodes, as they often share a file."""
     host, address = lookup.host, lookup.addresses[0]
     what = (
         f"the name {host} resolves to {address}, a loopback address, which other nodes cannot reach"
@@ -187,9 +183,7 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
 
 
 def _is_misled(cluster: ClusterFacts, probe: EndpointProbe) -> bool:
-    """Whether the endpoint's name leads to the probing node itself, which is a finding of its
-    own.
-    """
+    """Whether the endpoint's name leads to the probing node itself: a finding of its own."""
     return any(
         lookup.host == probe.host and _is_loopback(lookup)
         for node in cluster.nodes
@@ -218,9 +212,7 @@ def _advice(cluster: ClusterFacts, probe: EndpointProbe) -> str:
 
 
 def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
-    """Check 4: missing addresses, and addresses that others cannot reach although they reach
-    another one.
-    """
+    """Check 4: missing addresses, and those that nobody reaches, although another is reached."""
     for node in cluster.nodes:
         choice, advice = node.choice, _choose_another(node, "")
         if choice.error:
@@ -240,12 +232,7 @@ def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Fi
 
 
 def another_interface(node: NodeFacts, routed: str, hosts: Sequence[str]) -> Finding | None:
-    """A variable that selects a different interface from the one that leads to the others.
-
-    Args:
-        routed: the interface that the routes select.
-        hosts: where the others are, or where all meet.
-    """
+    """A variable selects another interface than `routed`, the one that leads to `hosts`."""
     choice = node.choice
     if not choice.by or not choice.interface or routed in ("", choice.interface):
         return None

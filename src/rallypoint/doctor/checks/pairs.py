@@ -23,6 +23,18 @@ class Shape(Enum):
     SOME = "some that call one node"
 
 
+_UNCONNECTED = {
+    Shape.AROUND: "it cannot connect to any other node, nor they to it",
+    Shape.INTO: "no other node can connect to it",
+    Shape.OUT: "it cannot connect to any other node",
+}
+_DIRECTIONS = {
+    Shape.AROUND: "between it and the others",
+    Shape.INTO: "to it",
+    Shape.OUT: "from it",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairGroup:
     """Pairs with one cause; `node` is the one that they share."""
@@ -105,18 +117,15 @@ def _why(outcome: ConnectOutcome, detail: str) -> str:
 def _unconnected(
     cluster: ClusterFacts, group: PairGroup, failed: Set[Pair]
 ) -> tuple[tuple[str, ...], str]:
+    where = _where(cluster, group)
+    if len(where) == 2 and group.shape is Shape.AROUND:
+        return where, "neither can connect to the other"
+    if group.shape in _UNCONNECTED:
+        return where, _UNCONNECTED[group.shape]
     name = cluster.name(group.node)
-    if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
-        return tuple(node.name for node in cluster.nodes), "neither can connect to the other"
-    if group.shape is Shape.AROUND:
-        return (name,), "it cannot connect to any other node, nor they to it"
-    if group.shape is Shape.INTO:
-        return (name,), "no other node can connect to it"
-    if group.shape is Shape.OUT:
-        return (name,), "it cannot connect to any other node"
     back = [source for source in group.sources if (group.node, source) not in failed]
     one_way = f", though {name} can connect the other way" if back == group.sources else ""
-    return _names(cluster, group.sources), f"cannot connect to {name}{one_way}"
+    return where, f"cannot connect to {name}{one_way}"
 
 
 def _advice(cluster: ClusterFacts, group: PairGroup, outcome: ConnectOutcome) -> str:
@@ -141,11 +150,11 @@ def large_messages(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Find
     """Check 5: small messages arrive, large ones do not."""
     pairs = {probe.pair for probe in cluster.probes if probe.stalls and probe.pair not in explained}
     for group in grouped(pairs, [node.number for node in cluster.nodes], is_loose=True):
-        where, way = _way(cluster, group)
+        where, direction = _direction(cluster, group)
         interfaces = [each.choice.interface for each in cluster.nodes if each.number == group.node]
         what = (
-            f"messages {way} that are larger than a packet of the network get lost, while small"
-            " ones arrive"
+            f"messages {direction} that are larger than a packet of the network get lost, while"
+            " small ones arrive"
         )
         advice = (
             "some link carries only packets smaller than the MTU: lower the MTU on all nodes (ip"
@@ -169,9 +178,9 @@ def slow_links(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]
         if 0 < probe.mbit_s < min(SLOW_MBIT_S, _SLOW_SHARE * usual)
     }
     for group in grouped(slow, [node.number for node in cluster.nodes], is_loose=True):
-        where, way = _way(cluster, group)
+        where, direction = _direction(cluster, group)
         rate = min(slow[pair] for pair in group.pairs)
-        what = f"data {way} moves at {_rate(rate)}, while other links reach {_rate(usual)}"
+        what = f"data {direction} moves at {_rate(rate)}, while other links reach {_rate(usual)}"
         advice = (
             "check the cable, the switch port, the negotiated speed (ethtool) and limits on that"
             " link (tc qdisc), or leave that node out"
@@ -201,28 +210,31 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
         if probe.latency_us > max(_LATE_US, _LATE_TIMES * usual)
     }
     for group in grouped(late, [node.number for node in cluster.nodes], is_loose=True):
-        where, way = _way(cluster, group)
+        where, direction = _direction(cluster, group)
         most = max(late[pair] for pair in group.pairs)
         what = (
-            f"a small message {way} and its answer take {most / 1e3:.0f} ms, while others take"
-            f" {usual / 1e3:.1f} ms"
+            f"a small message {direction} and its answer take {most / 1e3:.0f} ms, while others"
+            f" take {usual / 1e3:.1f} ms"
         )
         advice = "check whether that node is in another place, or busy"
         yield Finding(Severity.YELLOW, 6, where, what, advice)
 
 
-def _way(cluster: ClusterFacts, group: PairGroup) -> tuple[tuple[str, ...], str]:
+def _direction(cluster: ClusterFacts, group: PairGroup) -> tuple[tuple[str, ...], str]:
     """The nodes that a finding is about, and the direction."""
-    name = cluster.name(group.node)
+    where = _where(cluster, group)
+    if len(where) == 2 and group.shape is Shape.AROUND:
+        return where, "between them"
+    return where, _DIRECTIONS.get(group.shape, f"to {cluster.name(group.node)}")
+
+
+def _where(cluster: ClusterFacts, group: PairGroup) -> tuple[str, ...]:
+    """The nodes to name: the one that its pairs share, both of two, or those that call it."""
     if len(cluster.nodes) == 2 and group.shape is Shape.AROUND:
-        return tuple(node.name for node in cluster.nodes), "between them"
-    if group.shape is Shape.AROUND:
-        return (name,), "between it and the others"
-    if group.shape is Shape.INTO:
-        return (name,), "to it"
-    if group.shape is Shape.OUT:
-        return (name,), "from it"
-    return _names(cluster, group.sources), f"to {name}"
+        return tuple(node.name for node in cluster.nodes)
+    if group.shape is Shape.SOME:
+        return _names(cluster, group.sources)
+    return (cluster.name(group.node),)
 
 
 def _names(cluster: ClusterFacts, numbers: list[int]) -> tuple[str, ...]:

@@ -33,17 +33,17 @@ def write_call(
             "the script starts processes when it is imported, which each of these does; put that"
             ' call below `if __name__ == "__main__":`'
         )
-    place = None if name else getattr(main, "__file__", None)
-    place = os.path.abspath(place) if place and os.path.exists(place) else None
+    script = None if name else getattr(main, "__file__", None)
+    script = os.path.abspath(script) if script and os.path.exists(script) else None
     try:
-        data = _pickled((function, tuple(args), with_number), has_main=bool(name or place))
+        data = _pickled((function, tuple(args), with_number), has_main=bool(name or script))
     except Exception as error:
         raise InvalidArgumentError(
             f"{getattr(function, '__qualname__', function)!s} or its arguments cannot be passed "
             f"to other processes: {text_of(error)}"
         ) from error
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        pickle.dump((sys.path, name, place), file)
+        pickle.dump((sys.path, name, script), file)
         file.write(data)
 
 
@@ -118,14 +118,14 @@ def _read_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
 
 def _load_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
     with open(path, "rb") as file:
-        search_path, name, place = pickle.load(file)
+        search_path, name, script = pickle.load(file)
         sys.path[:] = search_path
-        if name or place:
+        if name or script:
             try:
-                _run_main(name, place)
+                _run_main(name, script)
             except (ImportError, SyntaxError) as error:
                 raise UnreadableCallError(
-                    f"the caller's main module {name or place} cannot be imported: {error}"
+                    f"the caller's main module {name or script} cannot be imported: {error}"
                 ) from error
         try:
             call: tuple[Callable[..., Any], Sequence[object], bool] = pickle.load(file)
@@ -137,15 +137,15 @@ def _load_call(path: str) -> tuple[Callable[..., Any], Sequence[object], bool]:
     return call
 
 
-def _run_main(name: str | None, place: str | None) -> None:
+def _run_main(name: str | None, script: str | None) -> None:
     """As multiprocessing's spawn does: the script's definitions, but not its main part."""
     from multiprocessing import spawn
 
     main: dict[str, str] = {}
     if name:
         main["init_main_from_name"] = name
-    elif place and os.path.exists(place):
-        main["init_main_from_path"] = place
+    elif script and os.path.exists(script):
+        main["init_main_from_path"] = script
     spawn.prepare(main)
 
 

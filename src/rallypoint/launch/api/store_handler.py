@@ -28,8 +28,8 @@ from rallypoint.base.errors import (
     RendezvousStateError,
     StoreError,
 )
-from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.interface_choice import NetworkChoice
+from rallypoint.cluster.network import choose_network, own_addresses
 from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.launch.rounds.store_host import listen, listening_address
@@ -246,12 +246,12 @@ class DynamicRendezvousHandler(NodeHandler):
     def _enter(self, node: ProgramNode, seat: Seat, deadline: float) -> RendezvousInfo | None:
         del node, deadline
         prefix = f"{self._root}/{seat.number}/store"
-        place = RendezvousStoreInfo(seat.store.host, seat.store.port)
+        address = RendezvousStoreInfo(seat.store.host, seat.store.port)
         if seat.node_rank == 0:  # for programs that look for it there, as torch's nodes do
             keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
-            values = [place.master_addr, str(place.master_port)]
+            values = [address.master_addr, str(address.master_port)]
             PrefixStore(prefix, self._own).multi_set(keys, values)
-        return RendezvousInfo(PrefixStore(prefix, self._store), seat.node_rank, seat.nodes, place)
+        return RendezvousInfo(PrefixStore(prefix, self._store), seat.node_rank, seat.nodes, address)
 
     def _raise_if_lost(self, node: ProgramNode) -> None:
         if node.error is not None:

@@ -22,8 +22,8 @@ import time
 from collections.abc import Mapping
 from itertools import islice
 
+from rallypoint.base.files import open_regular
 from rallypoint.base.record import Record
-from rallypoint.base.regular_file import open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -29,11 +29,7 @@ _IDLE_S = 1.0
 
 
 class FileWork:
-    """The thread and its queue of jobs. For use by one other thread, which runs the loop.
-
-    Args:
-        selector: that calls `_run_done` when jobs have ended.
-    """
+    """The thread and its queue of jobs, for one other thread, which runs the selector's loop."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector

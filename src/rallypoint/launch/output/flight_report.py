@@ -37,11 +37,7 @@ def _without_memfd(size: int, why: OSError | AttributeError) -> int:
 
 
 class FlightRecords:
-    """The memory that the workers of one round on this node write; read once.
-
-    Attributes:
-        seen_ns: when it was read (time.monotonic_ns); 0 if it was not.
-    """
+    """The memory that the workers of one round on this node write; read once, at `seen_ns`."""
 
     def __init__(self, workers: int) -> None:
         self._copied: dict[int, Copied] = {}  # by rank

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _READ_BYTES = 64 << 10
-_MAX_LINE_BYTES = 1 << 20  # longer lines are split, so that memory is bounded
+MAX_LINE_BYTES = 1 << 20  # longer lines are split, so that memory is bounded
 _MAX_PIPE_BYTES = 1 << 20  # the kernel's limit for ordinary users
 _FULL_BYTES = 256 << 10
 _LOW_BYTES = 64 << 10
@@ -147,7 +147,7 @@ class Lines:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         cut = data.rfind(b"\n") + 1
         self._partial = data[cut:] + self._partial
-        if len(self._partial) > _MAX_LINE_BYTES:
+        if len(self._partial) > MAX_LINE_BYTES:
             return data[:cut] + self.rest()
         return data[:cut]
 
@@ -157,23 +157,21 @@ class Lines:
         return rest + b"\n" if rest else b""
 
 
-class LineReader:
-    """The agent's end of one worker's stdout or stderr, whose lines get a prefix."""
+class StreamReader:
+    """Reads a descriptor as far as its outlet has room. Subclasses give the outlet whole lines."""
 
-    def __init__(self, outlet: Outlet, prefix: str, selector: selectors.BaseSelector) -> None:
-        self._fd, self.worker_fd = os.pipe()
-        os.set_blocking(self._fd, False)
+    def __init__(self, fd: int, outlet: Outlet, selector: selectors.BaseSelector) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
         self._outlet = outlet
-        self.prefix = prefix
         self._selector = selector
-        self._lines = Lines()
         self._is_open = True
         self._is_listening = False
         outlet.readers.append(self)
         self._listen(True)
 
     def read(self) -> None:
-        """Read what the worker has written."""
+        """Read what has been written."""
         try:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
@@ -203,7 +201,7 @@ class LineReader:
         self._is_open = False
         os.close(self._fd)
         self._outlet.readers.remove(self)
-        self._give(self._lines.rest())
+        self._give(self._rest())
 
     def _take_or_close(self, data: bytes) -> None:
         if data:
@@ -212,11 +210,15 @@ class LineReader:
             self.close()
 
     def _take(self, data: bytes) -> None:
-        self._give(self._lines.take(data))
+        raise NotImplementedError
+
+    def _rest(self) -> bytes:
+        """The unfinished last line."""
+        raise NotImplementedError
 
     def _give(self, block: bytes) -> None:
         if block:
-            self._outlet.write(with_prefix(block, os.fsencode(self.prefix)))
+            self._outlet.write(block)
 
     def _listen(self, wanted: bool) -> None:
         if wanted and not self._is_listening:
@@ -224,6 +226,26 @@ class LineReader:
         elif self._is_listening and not wanted:
             self._selector.unregister(self._fd)
         self._is_listening = wanted
+
+
+class LineReader(StreamReader):
+    """The agent's end of one worker's stdout or stderr, whose lines get a prefix."""
+
+    def __init__(self, outlet: Outlet, prefix: str, selector: selectors.BaseSelector) -> None:
+        fd, self.worker_fd = os.pipe()
+        self.prefix = prefix
+        self._lines = Lines()
+        super().__init__(fd, outlet, selector)
+
+    def _take(self, data: bytes) -> None:
+        self._give(self._lines.take(data))
+
+    def _rest(self) -> bytes:
+        return self._lines.rest()
+
+    def _give(self, block: bytes) -> None:
+        if block:
+            self._outlet.write(with_prefix(block, os.fsencode(self.prefix)))
 
 
 def with_prefix(block: bytes, prefix: bytes) -> bytes:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter:
-    """Reports the events that the agent passes to it.
-
-    Attributes:
-        wake_at: when to call `tick` at the latest; None: there is no status line.
-    """
+    """Reports the agent's events. `tick` is due at `wake_at`; None: there is no status line."""
 
     def __init__(self, job: Job, now: float) -> None:
         self._job = job

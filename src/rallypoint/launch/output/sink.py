@@ -31,10 +31,7 @@ def _note(lost: int) -> bytes:
 
 
 class Sink:
-    """The descriptor, which remains the caller's.
-
-    Args:
-        gap: the text for a gap of that many bytes.
+    """The descriptor, which remains the caller's; `gap` makes the text for that many lost bytes.
 
     Attributes:
         pending: how many bytes wait.

@@ -16,7 +16,7 @@ from functools import partial
 
 from rallypoint.base.errors import HostError
 from rallypoint.launch.job import Job
-from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Way
+from rallypoint.launch.log_spec import NAMES, STDERR, STDOUT, Destination
 from rallypoint.launch.output.file_work import FileWork
 from rallypoint.launch.output.terminal import STATUS, say
 from rallypoint.rendezvous.job.round import Placement
@@ -154,13 +154,7 @@ FULL = "its file system is full, so output may be missing"
 
 
 class Streams:
-    """Stdout and stderr of one worker.
-
-    Attributes:
-        descriptors: those for the worker.
-        error_file: where it can record its error; None if it cannot.
-        files: for what is done with the error file.
-    """
+    """Stdout and stderr of one worker, and where it can record its error, if anywhere."""
 
     def __init__(
         self, error_file: str | None, files: FileWork, prefix_of: Callable[[Placement], str]
@@ -273,21 +267,21 @@ class Output:
         self._filtered.clear()
 
     def _open(self, streams: Streams, place: Placement, stream: int, directory: str) -> int:
-        way = self._job.logs.way_of(place.local_rank, stream)
-        if way is Way.INHERITED:
+        destination = self._job.logs.destination_of(place.local_rank, stream)
+        if destination is Destination.INHERITED:
             return stream
         path = f"{directory}/{NAMES[stream]}.log"
         try:
-            if way in (Way.FILE, Way.TEE) and not directory:
+            if destination in (Destination.FILE, Destination.TEE) and not directory:
                 raise OSError(errno.ENOENT, "its directory could not be created")
-            if way is Way.DROPPED:
+            if destination is Destination.DROPPED:
                 fd = os.open(os.devnull, os.O_WRONLY)
-            elif way is Way.FILE:
+            elif destination is Destination.FILE:
                 from rallypoint.launch.output.tee import open_log
 
                 fd = self._files.call(lambda: open_log(path))
             else:
-                reader = self._reader(place, stream, path if way is Way.TEE else "")
+                reader = self._reader(place, stream, path if destination is Destination.TEE else "")
                 streams.readers.append(reader)
                 fd = reader.worker_fd
         except OSError as error:

@@ -21,10 +21,15 @@ from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import HostError
 from rallypoint.base.record import Record
 from rallypoint.base.worker_env import MOST_SILENCE_S, read_silence
-from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.names import in_thread
-from rallypoint.cluster.network import UnknownHostError, is_here, is_own_name
+from rallypoint.cluster.network import (
+    UnknownHostError,
+    choose_network,
+    is_here,
+    is_own_name,
+    own_addresses,
+)
 from rallypoint.launch.job import Job, Rendezvous, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import LinkedRounds

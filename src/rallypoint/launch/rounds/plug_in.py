@@ -23,7 +23,7 @@ from contextlib import suppress
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import InvalidArgumentError, RendezvousClosedError
 from rallypoint.base.record import Record
-from rallypoint.cluster.interface import choose_network, own_addresses
+from rallypoint.cluster.network import choose_network, own_addresses
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members

@@ -19,11 +19,10 @@ from random import SystemRandom
 
 from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.files import open_regular
 from rallypoint.base.record import Record
-from rallypoint.base.regular_file import open_regular
-from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.interface_choice import NetworkChoice
-from rallypoint.cluster.network import can_bind
+from rallypoint.cluster.network import can_bind, choose_network
 from rallypoint.launch.job import Job, Rendezvous, Verbosity
 from rallypoint.launch.rounds.elastic import (
     ElasticRounds,

@@ -18,9 +18,8 @@ from functools import partial
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import HostError, StoreConnectionError, StoreError
-from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.interface_choice import NetworkChoice
-from rallypoint.cluster.network import UnknownHostError, can_bind
+from rallypoint.cluster.network import UnknownHostError, can_bind, choose_network, own_addresses
 from rallypoint.launch.job import Job, Nodes, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.linked import CHECK_RESULT_S, LinkedRounds

@@ -30,8 +30,8 @@ from rallypoint.base.errors import (
     SystemCallError,
 )
 from rallypoint.base.refusals import tells_refusals
-from rallypoint.cluster.interface import host_identity, machine_of
 from rallypoint.cluster.interface_choice import NetworkChoice
+from rallypoint.cluster.network import host_identity, machine_of
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.recording import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment

@@ -21,9 +21,8 @@ from rallypoint.base.errors import (
     StoreRefusedError,
 )
 from rallypoint.base.worker_env import LOCAL_ADDR
-from rallypoint.cluster.interface import choose_network
 from rallypoint.cluster.interface_choice import NetworkChoice
-from rallypoint.cluster.network import IFNAME_VARIABLES
+from rallypoint.cluster.network import IFNAME_VARIABLES, choose_network
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.store import Store
 

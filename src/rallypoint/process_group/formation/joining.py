@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, RallypointError
 from rallypoint.base.wording import brief
-from rallypoint.cluster.interface import host_identity
+from rallypoint.cluster.network import host_identity
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
 from rallypoint.process_group.delegated.backends import ENGINES, connect, parse_backend, why_absent

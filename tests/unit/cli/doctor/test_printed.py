@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from rallypoint.cli.doctor.printed import as_json, as_text, exit_status, report_of
+from rallypoint.cli.doctor import as_text, exit_status
+from rallypoint.doctor.checks import report_of
 from rallypoint.doctor.cluster_facts import (
     Absence,
     ClusterFacts,
@@ -58,7 +59,7 @@ def test_a_node_that_is_absent_counts() -> None:
 
 
 def test_json() -> None:
-    report = json.loads(as_json(report_of(cluster(somaxconn=5), 1.0)))
+    report = json.loads(json.dumps(report_of(cluster(somaxconn=5), 1.0)))
     assert (report["level"], report["nodes"]) == ("yellow", ["n0"])
     (finding,) = report["findings"]
     assert (finding["check"], finding["title"]) == (14, "the kernel's network")

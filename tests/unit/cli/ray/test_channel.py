@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.ray.actors import Actor, ray
 
-from rallypoint.cli.ray.channel import Channel, Shell
+from rallypoint.cli.ray.cluster import Channel, Shell
 
 MODULE = "a.program"
 
@@ -151,7 +151,7 @@ print("end of input", file=sys.stderr)
 # An actor that passes on what it reads, until it is ended.
 ACTOR = """
 import os
-from rallypoint.cli.ray.channel import Shell
+from rallypoint.cli.ray.cluster import Shell
 shell = Shell()
 shell.start("copy_input")
 while True:

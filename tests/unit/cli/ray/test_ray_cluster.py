@@ -7,8 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from rallypoint.base.errors import HostError
-from rallypoint.cli.ray.channel import first_line, without_ray
-from rallypoint.cli.ray.cluster import Cluster, directory_on_node
+from rallypoint.cli.ray.cluster import Cluster, directory_on_node, first_line, without_ray
 
 HERE, THERE = "/tmp/ray/s1/working_dir_files/_ray_pkg_a1", "/scratch/s2/files/_ray_pkg_a1"
 PACKAGE = "gcs://_ray_pkg_a1.zip"

@@ -20,7 +20,7 @@ from rallypoint.launch.api.handler import create_handler
 from rallypoint.launch.api.launch_config import cpus_of
 from rallypoint.launch.api.spawn import spawn
 from rallypoint.launch.api.store_handler import DynamicRendezvousHandler
-from rallypoint.launch.log_spec import Way, translate_template
+from rallypoint.launch.log_spec import Destination, translate_template
 from rallypoint.rendezvous import RendezvousParameters
 from rallypoint.store.local_store import HashStore
 
@@ -58,8 +58,14 @@ def test_torchs_arguments_make_a_job(tmp_path: Path) -> None:
     assert (job.nodes.count, job.nodes.node_rank, job.nodes.join_timeout_s) == (2, 1, 60.0)
     assert (job.nodes.master_addr, job.nodes.master_port) == ("host", 1234)
     assert job.stop_signals == ("SIGTERM", "SIGUSR1")
-    assert [job.logs.way_of(0, stream) for stream in (1, 2)] == [Way.FILE, Way.FILE]
-    assert [job.logs.way_of(1, stream) for stream in (1, 2)] == [Way.TEE, Way.INHERITED]
+    assert [job.logs.destination_of(0, stream) for stream in (1, 2)] == [
+        Destination.FILE,
+        Destination.FILE,
+    ]
+    assert [job.logs.destination_of(1, stream) for stream in (1, 2)] == [
+        Destination.TEE,
+        Destination.INHERITED,
+    ]
     assert job.logs.prefix_of(rank=3, local_rank=1, role="r", host="h") == "h:3 "
     assert dict(job.logs.filters) == {1: ("loss",)}
     assert job.logs.directory == str(tmp_path)

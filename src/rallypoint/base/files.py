@@ -1,0 +1,29 @@
+"""Opens and reads files that may be missing, or not be regular files, without ever waiting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
+    """A descriptor of a regular file at a path that somebody else may have chosen.
+
+    Opening a pipe waits for its other end, and so for ever if there is none. `directory` is the one
+    below which `path` is. A file that this makes is its user's alone.
+    """
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return fd
+
+
+def read_text(path: str) -> str:
+    """The text of a file of the kernel or the system; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - imports less
+            return file.read()
+    except OSError:
+        return ""
