@@ -88,7 +88,7 @@ class WorkerEnv(Record, kw_only=True):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
-        """Read the variables; an empty one counts as not set."""
+        """Read the variables; an empty number counts as not set."""
         missing = [name for name in _REQUIRED if not environ.get(name)]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
@@ -97,11 +97,11 @@ class WorkerEnv(Record, kw_only=True):
                 " `rallypoint run` (or another launcher), or set"
                 " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
             )
-        values: dict[str, Any] = {
-            field: _read(name, environ[name], cls.__annotations__[field])
-            for name, field in _FIELDS.items()
-            if environ.get(name)
-        }
+        values: dict[str, Any] = {}
+        for name, field in _FIELDS.items():
+            hint = cls.__annotations__[field]
+            if environ.get(name) or ("str" in hint and name in environ):
+                values[field] = _read(name, environ[name], hint)
         return cls(**values)
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.unit.cluster.pmi_server import PmiServer
 
 from rallypoint.base.errors import HostError, StoreTimeoutError
+from rallypoint.base.worker_hook import identity_of
 from rallypoint.cluster.pmi import Waiting, pmi
 
 TEXT = "40001,6162,10.0.0.1,fd77::1"
@@ -74,14 +75,14 @@ def test_the_session_ends_with_the_process_unless_mpi_ends_it() -> None:
         fd = server.fd(0)
         for identity, pid, runs in (
             ((0, 0), os.getpid(), False),  # another descriptor has its number now
-            (pmi._identity(fd), 1, False),  # a forked child
-            (pmi._identity(fd), os.getpid(), True),
+            (identity_of(fd), 1, False),  # a forked child
+            (identity_of(fd), os.getpid(), True),
         ):
             with patch.object(pmi, "mpi_runs", return_value=runs):
                 pmi._end(fd, identity, pid)
         pass_on(fd, TEXT)  # an earlier request would have been answered before
         assert "cmd=finalize" not in server.asked
-        pmi._end(fd, pmi._identity(fd), os.getpid())
+        pmi._end(fd, identity_of(fd), os.getpid())
         assert server.asked[-1] == "cmd=finalize"
     pmi._end(fd, (0, 0), os.getpid())  # closed
 

@@ -1,4 +1,4 @@
-"""Checks 7 to 16, apart from the network between nodes. Pure.
+"""Checks 7 to 16, of nodes compared with each other, and of each by itself. Pure.
 
 What must agree on all nodes: versions, devices, clocks and paths. What a node runs out of, where
 the job was started on it, its token, and harmful variables.

@@ -339,14 +339,10 @@ class NodeHandler(RendezvousHandler):
                     break
                 node.changed.wait(deadline - now)
             missing = node.missing or "nodes of the previous round have not rejoined"
-        self._let_go(node)
+        self._node = None
+        node.withdraw()
+        node.join(self._close_s)
         raise RendezvousTimeoutError(
             f"no round of {self._run_id!r} began within {self._join_s:g} s: {missing}; check the "
             "other nodes, or allow more time with join_timeout."
         )
-
-    def _let_go(self, node: ProgramNode) -> bool:
-        """Give up the node's place; returns whether its thread has ended."""
-        self._node = None
-        node.withdraw()
-        return node.join(self._close_s)
