@@ -23,6 +23,7 @@ from rallypoint.base.json_records import from_json, to_json
 from rallypoint.doctor import collect as look_module
 from rallypoint.doctor import paths, quick
 from rallypoint.doctor.cluster_facts import (
+    DRIVER,
     ClusterFacts,
     ConnectOutcome,
     Disk,
@@ -34,7 +35,6 @@ from rallypoint.doctor.cluster_facts import (
     Usage,
 )
 from rallypoint.doctor.collect import (
-    DRIVER,
     NAME_S,
     LookOrder,
     choose,
