@@ -61,7 +61,7 @@ def read_interfaces() -> tuple[Interface, ...]:
     """All interfaces of this network namespace; empty if the kernel does not say."""
     try:
         with _open() as kernel:
-            links = [_Link(body) for body in _dump(kernel, _GETLINK, bytes(_LINK.size))]
+            links = [_read_link(body) for body in _dump(kernel, _GETLINK, bytes(_LINK.size))]
             addresses = map(_read_address, _dump(kernel, _GETADDR, bytes(_ADDRESS.size)))
             owned = [each for each in addresses if each is not None]
     except OSError:
@@ -144,9 +144,9 @@ def _asked_route(kernel: socket.socket, address: str) -> tuple[int, bool]:
 class _Link:
     """One interface as the kernel describes it, without its addresses."""
 
-    def __init__(self, body: bytes) -> None:
-        _, self.hardware, self.index, flags, _ = _LINK.unpack_from(body)
-        told = dict(_attributes(body[_LINK.size :]))
+    def __init__(self, index: int, hardware: int, flags: int, told: dict[int, bytes]) -> None:
+        self.index = index
+        self.hardware = hardware
         self.name = told.get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
         self.mtu = _number(told.get(_IFLA_MTU, b""))
         self.master = _number(told.get(_IFLA_MASTER, b""))
@@ -155,6 +155,11 @@ class _Link:
         self.is_up = bool(flags & _IFF_UP) and told.get(_IFLA_CARRIER) != b"\0"
         info = dict(_attributes(told.get(_IFLA_INFO, b"")))
         self.driver = info.get(_INFO_KIND, b"").rstrip(b"\0").decode(errors="replace")
+
+
+def _read_link(body: bytes) -> _Link:
+    _, hardware, index, flags, _ = _LINK.unpack_from(body)
+    return _Link(index, hardware, flags, dict(_attributes(body[_LINK.size :])))
 
 
 def _read_address(body: bytes) -> tuple[int, Address] | None:
