@@ -199,7 +199,7 @@ def encode(message: Known) -> bytes:
     """One packet of at most MAX_MESSAGE_BYTES; long texts lose their middle."""
     import json
 
-    fields = {_KEYS.get(name, name): getattr(message, name) for name in message._fields}
+    fields = {_KEYS.get(name, name): getattr(message, name) for name in type(message)._fields}
     head = {"v": VERSION, "kind": _NAMES_OF_KINDS[type(message)]}
     for limit in _MAX_TEXT_CHARS:
         if isinstance(message, WorkerError):
