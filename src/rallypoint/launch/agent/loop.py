@@ -56,8 +56,7 @@ from rallypoint.launch.output.streams import Output
 from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import WorkerExit, signal_name
-from rallypoint.rendezvous.job.decision import assert_never
-from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
+from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop, assert_never
 from rallypoint.rendezvous.job.round import Seat
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms

@@ -28,9 +28,8 @@ from rallypoint.rendezvous.consensus.participant import Part
 from rallypoint.rendezvous.consensus.peers import refusal_reason
 from rallypoint.rendezvous.consensus.register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
-from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.gathering import Limits
-from rallypoint.rendezvous.job.reports import Join
+from rallypoint.rendezvous.job.reports import NOTHING, Decision, Join
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import (
     Timeouts,

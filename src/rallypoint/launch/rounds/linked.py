@@ -34,8 +34,8 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.job.decision import Decision, assert_never
 from rallypoint.rendezvous.job.reports import (
+    Decision,
     Finish,
     Join,
     NodeReport,
@@ -44,6 +44,7 @@ from rallypoint.rendezvous.job.reports import (
     Refuse,
     Start,
     Stop,
+    assert_never,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.lease_clock import lease_time

@@ -27,11 +27,11 @@ from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members
-from rallypoint.rendezvous.api.registry import rendezvous_handler_registry
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    rendezvous_handler_registry,
 )
 from rallypoint.rendezvous.job.reports import Finish, NodeReport, Order, Outcome, Start, Stop
 from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge

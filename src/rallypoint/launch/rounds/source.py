@@ -18,8 +18,16 @@ from rallypoint.launch.job import Job, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
 from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
-from rallypoint.rendezvous.job.decision import assert_never
-from rallypoint.rendezvous.job.reports import Finish, NodeReport, Notice, Order, Refuse, Start, Stop
+from rallypoint.rendezvous.job.reports import (
+    Finish,
+    NodeReport,
+    Notice,
+    Order,
+    Refuse,
+    Start,
+    Stop,
+    assert_never,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Round
 
 TYPE_CHECKING = False

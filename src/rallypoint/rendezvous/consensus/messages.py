@@ -16,9 +16,17 @@ from collections.abc import Iterable
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.gathering import Limits
-from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Refuse, Start, Stop
+from rallypoint.rendezvous.job.reports import (
+    Decision,
+    Finish,
+    Join,
+    NodeReport,
+    Notice,
+    Refuse,
+    Start,
+    Stop,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
 

@@ -43,8 +43,15 @@ from rallypoint.rendezvous.consensus.peers import EndedAgents
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.consensus.voter import OwnStore, Voter
-from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Outcome, Refuse
+from rallypoint.rendezvous.job.reports import (
+    Decision,
+    Finish,
+    Join,
+    NodeReport,
+    Notice,
+    Outcome,
+    Refuse,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 

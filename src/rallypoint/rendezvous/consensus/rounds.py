@@ -24,8 +24,8 @@ from rallypoint.rendezvous.consensus.peers import EndedAgents, Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, JobStage, OpenRound
-from rallypoint.rendezvous.job.decision import NOTHING, assert_never
 from rallypoint.rendezvous.job.reports import (
+    NOTHING,
     Finish,
     NodeReport,
     Notice,
@@ -33,6 +33,7 @@ from rallypoint.rendezvous.job.reports import (
     Refuse,
     Start,
     Stop,
+    assert_never,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member, Round
 

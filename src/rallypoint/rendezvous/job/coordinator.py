@@ -15,9 +15,10 @@ from enum import Enum
 
 from rallypoint.base.record import Record
 from rallypoint.base.wording import brief
-from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.gathering import Flapping, Gathering, Limits, ShortLives
 from rallypoint.rendezvous.job.reports import (
+    NOTHING,
+    Decision,
     Ending,
     Finish,
     NodeReport,
