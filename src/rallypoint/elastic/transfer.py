@@ -47,12 +47,17 @@ from rallypoint.process_group.calls.point_to_point import irecv, isend, recv, se
 from rallypoint.process_group.groups.default import get_rank
 from rallypoint.process_group.groups.group import ProcessGroup
 
+_PIECE = 8 << 20  # bytes
+_SMALL = 64 << 10
+_UNDER_WAY = 8  # pieces of each source
 _STRETCH = 32 << 20  # bytes that a thread copies at once; between two of them Ctrl-C is served
 _MOST_THREADS = 8  # of a newcomer
 _NOBODY = -1
 _WORD_BYTES = 8  # of an address
 
 Readers = dict[int, int]
+Piece = list[Bytes]
+Item = TypeVar("Item")
 
 
 def find_readers(settlement: Settlement, group: ProcessGroup) -> Readers:
@@ -109,14 +114,14 @@ def _copy(
     arrays: list[Bytes], addresses: bytes, source: int, readers: Readers, group: ProcessGroup
 ) -> bool:
     communicator = group.communicator
-    place = group.group_rank(source, "source")
+    group_rank = group.group_rank(source, "source")
 
     def take(bounds: tuple[int, int]) -> bool:
         begin, end = bounds
         words = addresses[begin * _WORD_BYTES : end * _WORD_BYTES]
         if communicator.gone():
             return False
-        return communicator.native.read_memory(place, words, arrays[begin:end])
+        return communicator.native.read_memory(group_rank, words, arrays[begin:end])
 
     sharers = sum(group.group_rank(reader, "reader") in communicator.here for reader in readers)
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // sharers)
@@ -136,14 +141,6 @@ def _stretches(arrays: Sequence[Bytes]) -> Iterator[tuple[int, int]]:
             cuts.append(end)
             size = 0
     return pairwise(cuts)
-
-
-_PIECE = 8 << 20  # bytes
-_SMALL = 64 << 10
-_UNDER_WAY = 8  # pieces of each source
-
-Piece = list[Bytes]
-Item = TypeVar("Item")
 
 
 def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGroup) -> None:
@@ -324,13 +321,13 @@ def _exchange(
 def _exchange_messages(
     pieces: Sequence[Piece], sources: Sequence[int], newcomers: Sequence[int], group: ProcessGroup
 ) -> None:
-    """Send, receive, or neither."""
     me = get_rank()
     are_here = len(group.communicator.here) == group.size()
     if are_here:
         sources = sources[:1]  # more would compete for the same memory and cores
     if len(sources) == 1 and len(newcomers) == group.size() - 1:
-        _broadcast(pieces, sources[0], group)
+        source = sources[0]
+        _move(pieces, lambda data: broadcast(data, source, group), is_source=me == source)
     elif are_here and len(newcomers) == 1:
         _hand_over(pieces, sources[0], newcomers[0])
     elif me in newcomers:
@@ -345,11 +342,6 @@ def _hand_over(pieces: Sequence[Piece], source: int, newcomer: int) -> None:
         _move(pieces, lambda data: send(data, newcomer), is_source=True)
     elif me == newcomer:
         _move(pieces, lambda data: recv(data, source), is_source=False)
-
-
-def _broadcast(pieces: Sequence[Piece], source: int, group: ProcessGroup) -> None:
-    is_source = get_rank() == source
-    _move(pieces, lambda data: broadcast(data, source, group), is_source=is_source)
 
 
 def _move(

@@ -301,7 +301,7 @@ def restore(value: Any, tree: Any) -> Any:
     kept: list[Any] = []
     outline(read(value), own)
     drawn = copy.deepcopy(outline(tree, kept))
-    if [_kind_of(each) for each in own] != [_kind_of(each) for each in kept]:
+    if list(map(spec_of, own)) != list(map(spec_of, kept)):
         return write(value, copied(tree))
     for array, source in zip(own, kept, strict=True):
         if _is_numpy(array):
@@ -309,8 +309,3 @@ def restore(value: Any, tree: Any) -> Any:
         else:
             array.detach().copy_(source.detach())
     return write(value, fill(drawn.tree, iter(own)))
-
-
-def _kind_of(array: Any) -> tuple[Any, ...]:
-    placements = getattr(array, "placements", None)  # of a DTensor
-    return _is_numpy(array), placements, array.dtype, tuple(array.shape)

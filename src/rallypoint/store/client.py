@@ -96,7 +96,6 @@ class TCPStore(Store):
         return self._beside._session
 
     def _post(self, operation: str, key: str | None, request: bytes) -> None:
-        """Send a request that has no reply."""
         session = self._session
         session.post(operation, key, request)
         if session is not self._own:  # it is to be served before what follows there

@@ -144,7 +144,7 @@ class LinkedRounds(RoundSource, Receiver):
     @property
     def fence_at(self) -> float | None:
         fence_at = self._core.follower.fence_at
-        return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.kill_s
+        return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.timeouts.kill_s
 
     def open(self, selector: selectors.BaseSelector) -> None:
         self._watch(selector)

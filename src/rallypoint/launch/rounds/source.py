@@ -28,7 +28,7 @@ from rallypoint.rendezvous.job.reports import (
     Stop,
     assert_never,
 )
-from rallypoint.rendezvous.job.round import Endpoint, Round
+from rallypoint.rendezvous.job.round import Endpoint, seats_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,10 +178,9 @@ class LocalRounds(RoundSource):
             match action:
                 case OpenRound():
                     store = self._open_store()
-                    opened = Round(number=action.number, members=action.members, store=store)
-                    seat = opened.seats()[self.key]
+                    seats = seats_of(action.members, number=action.number, store=store)
                     start = Start(
-                        seat=seat,
+                        seat=seats[self.key],
                         because=action.because,
                         is_urgent=action.is_urgent,
                         may_replace=action.may_replace,

@@ -40,9 +40,8 @@ from rallypoint.rendezvous.consensus.messages import (
     Unknown,
 )
 from rallypoint.rendezvous.consensus.peers import EndedAgents
-from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.register import OwnStore, Register, Voter
 from rallypoint.rendezvous.consensus.search import Search
-from rallypoint.rendezvous.consensus.voter import OwnStore, Voter
 from rallypoint.rendezvous.job.reports import (
     Decision,
     Finish,
@@ -266,7 +265,9 @@ class Participant:
                     self._search.saw(message.ballot)
                 answer = self._voter.prepare(message, now)
                 if isinstance(answer, Refused) and self._has_leader():
-                    answer = answer.__replace__(leader=self._leading_member())
+                    is_ours = self._leader is not None
+                    leader = self.setup.me if is_ours else self.follower.leader
+                    answer = answer.__replace__(leader=leader)
                 self._send(sender, answer)
             case Promise():
                 self._promised(message, now)
@@ -351,7 +352,8 @@ class Participant:
             return
         if message.leader.key in self._gone:
             return
-        if self._is_other_job(message) and not self._give_way(sender, message, now):
+        is_other_job = self.job not in ("", message.host)
+        if is_other_job and not self._give_way(sender, message, now):
             self._tell_who_leads(sender, now)  # that one gives way
             return
         self._voter.job_exists(message.host)
@@ -368,7 +370,6 @@ class Participant:
             self._ask_to_join(message.leader)
 
     def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
-        """A coordinator that is ours has sent a message."""
         self._search.saw(ballot)
         self.follower.follow(ballot, leader, now)
         if ballot.candidate != self._key and self.part is not Part.FOLLOWING:
@@ -432,7 +433,6 @@ class Participant:
     # Without a coordinator.
 
     def _lose(self, why: str, now: float) -> None:
-        """The coordinator is lost."""
         self._search.why = why
         was_leading = self._leader is not None
         self._leader = None
@@ -475,9 +475,6 @@ class Participant:
 
     # Other jobs.
 
-    def _is_other_job(self, message: Led) -> bool:
-        return self.job not in ("", message.host)
-
     def _give_way(self, sender: str, message: Led, now: float) -> bool:
         """Of two jobs of one name, the more advanced one wins. Whether we give way to it.
 
@@ -507,9 +504,6 @@ class Participant:
 
     def _has_leader(self) -> bool:
         return self.part in (Part.FOLLOWING, Part.LEADING)
-
-    def _leading_member(self) -> Member | None:
-        return self.setup.me if self._leader is not None else self.follower.leader
 
     def _send(self, key: str, message: Message) -> None:
         leader = self.follower.leader

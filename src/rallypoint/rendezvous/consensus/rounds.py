@@ -35,7 +35,7 @@ from rallypoint.rendezvous.job.reports import (
     Stop,
     assert_never,
 )
-from rallypoint.rendezvous.job.round import Endpoint, Member, Round
+from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 
 
 class Orders:
@@ -63,7 +63,7 @@ class Orders:
         self, agreed: Agreement, store: Endpoint, voters: tuple[Member, ...], now: float
     ) -> tuple[str, ...]:
         """That round is agreed; returns the keys of its members."""
-        opened = Round(number=agreed.round, members=agreed.members, store=store)
+        seats = seats_of(agreed.members, number=agreed.round, store=store)
         keep = {member.key for member in agreed.members if member.taking_part > 0}
         self.round, self._sent_at = agreed.round, now
         self._orders = {
@@ -81,7 +81,7 @@ class Orders:
                 ),
                 voters=voters,
             )
-            for key, seat in opened.seats().items()
+            for key, seat in seats.items()
         }
         self._unsent.clear()
         return tuple(self._orders)

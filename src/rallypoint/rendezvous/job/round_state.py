@@ -37,11 +37,7 @@ class RoundState:
         is_taken_over: bool = False,
         has_newcomers: bool = False,
     ) -> None:
-        """Begin.
-
-        Args:
-            is_taken_over: another coordinator began it.
-        """
+        """Begin; `is_taken_over`: another coordinator began it."""
         self.has_newcomers = has_newcomers
         self.members = members
         self._by_key = {member.key: member for member in members}

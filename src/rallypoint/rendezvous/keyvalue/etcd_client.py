@@ -53,7 +53,6 @@ class EtcdClient(KeyValueClient):
             self._connection = None
 
     def read(self, prefix: str) -> Snapshot:
-        """Return all pairs whose keys start with `prefix`, as the cluster's majority has them."""
         answer, _ = self._call("read", "kv/range", _under(prefix), prefix)
         return Snapshot(tuple(map(_pair, answer.get("kvs", ()))), _revision(answer))
 
@@ -81,13 +80,11 @@ class EtcdClient(KeyValueClient):
         return None
 
     def grant(self, ttl_s: int) -> int:
-        """Return a new lease, which ends with its keys `ttl_s` after it was last kept alive."""
         # A grant whose answer was lost leaves a lease that nobody renews: it expires.
         answer, _ = self._call("grant", "lease/grant", {"TTL": str(ttl_s)})
         return int(answer["ID"])
 
     def keep_alive(self, lease: int) -> bool:
-        """Restart the lease's time; False if it has ended."""
         answer, _ = self._call("keep_alive", "lease/keepalive", {"ID": str(lease)})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 

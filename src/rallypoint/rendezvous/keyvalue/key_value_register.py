@@ -28,9 +28,8 @@ from rallypoint.rendezvous.consensus.messages import (
     SendMessage,
     Setup,
 )
-from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.register import Register, before_all
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER, MAX_VOTERS, Rules
-from rallypoint.rendezvous.consensus.voter import before_all
 from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")

@@ -130,7 +130,6 @@ class StoreClient(KeyValueClient):
         return self._perform(self._value.transact(request))
 
     def grant(self, ttl_s: int) -> int:
-        del ttl_s
         return 0
 
     def keep_alive(self, lease: int) -> bool:

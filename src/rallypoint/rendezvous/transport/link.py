@@ -193,7 +193,6 @@ class Link:
     # Bytes.
 
     def _watch(self) -> None:
-        """Update the events that the selector waits for."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         if events == self._watched:
             return

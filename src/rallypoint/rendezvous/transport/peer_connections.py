@@ -347,7 +347,6 @@ class PeerConnections(ConnectionListener):
             self._receiver.failed(link.peer, what)
 
     def _drop(self, link: Link) -> None:
-        """End only this connection."""
         self._forget(link)
         link.drop()
 
