@@ -44,7 +44,6 @@ _IS_HOST, _QUORUM = "is_host", "quorum"
 _QUORUMS = ("members", "host")
 _MOST_BEATS_PER_S = 1000  # for all members of a round together
 _KILL_SHARE, _KILL_LEAST_S, _KILL_MOST_S = 0.2, 0.2, 1.0  # of the silence; see `kill_s`
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 class Timeouts(Record, kw_only=True):
@@ -119,9 +118,16 @@ def read_is_host(configuration: Mapping[str, str]) -> bool | None:
     text = configuration.get(_IS_HOST)
     if text is None:
         return None
-    if text.lower() not in (*_TRUE, *_FALSE):
+    is_host = read_bool(text)
+    if is_host is None:
         raise InvalidArgumentError(f"--rdzv-conf: is_host is {text!r}; it must be true or false.")
-    return text.lower() in _TRUE
+    return is_host
+
+
+def read_bool(text: str) -> bool | None:
+    """What the text says, as torch reads it; None: neither true nor false."""
+    is_true = text.lower() in ("1", "true", "t", "yes", "y")
+    return is_true if is_true or text.lower() in ("0", "false", "f", "no", "n") else None
 
 
 def read_quorum(configuration: Mapping[str, str]) -> str:

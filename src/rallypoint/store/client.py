@@ -18,7 +18,6 @@ from functools import partial
 
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import (
-    InvalidArgumentError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
@@ -27,7 +26,14 @@ from rallypoint.store import wire
 from rallypoint.store.connection import Connection, connect
 from rallypoint.store.server import StoreServer
 from rallypoint.store.session import Session, Watch
-from rallypoint.store.store import DEFAULT_TIMEOUT, Store, empty_queue, first_of, seconds_of
+from rallypoint.store.store import (
+    DEFAULT_TIMEOUT,
+    Store,
+    check_values,
+    empty_queue,
+    first_of,
+    seconds_of,
+)
 from rallypoint.store.wire import pack_count, pack_key, pack_keys, pack_number, pack_value
 
 _I64 = struct.Struct("<q")
@@ -202,10 +208,7 @@ class TCPStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
-        if len(keys) != len(values):
-            raise InvalidArgumentError(
-                f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
-            )
+        check_values(keys, values)
         parts = [pack_key(k) + pack_value(k, v) for k, v in zip(keys, values, strict=True)]
         request = b"\x0b" + pack_count(parts) + b"".join(parts)
         self._post("multi_set", first_of(keys), request)

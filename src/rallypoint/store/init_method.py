@@ -27,8 +27,8 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store
 
 REPORT_EVERY = timedelta(seconds=10)
-_LOOK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
-_LOOK_AGAIN_S = 0.05
+_CHECK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
+_CHECK_AGAIN_S = 0.05
 _MOST_S = 2.0  # to read a verdict
 _ALL, _LOST = "all ", "lost "  # what rank 0 says: its answer follows, or a rank
 _NAMED = 16  # how many missing ranks a line names
@@ -70,10 +70,10 @@ def open_store(
         case "env":
             return _open_env(rank, world_size, timeout, environ)
         case "tcp":
-            _check_place(rank, world_size, url)
+            _check_rank(rank, world_size, url)
             return _open_tcp(url, rank, world_size, timeout)
         case "file":
-            _check_place(rank, world_size, url)
+            _check_rank(rank, world_size, url)
             from rallypoint.store.file import FileStore  # hardly any rank meets in a file
 
             store = FileStore(_path(url), world_size, timeout=timeout, run_id=_run_id(environ))
@@ -110,7 +110,7 @@ def await_ranks(
     say_here(store, presence.key(rank))
     awaited = [presence.key(r) for r in range(world_size)] if rank == 0 else [done]
     reported_s = 0.0
-    for wait in _waits(store, awaited, timeout, _LOOK_EVERY):
+    for wait in _waits(store, awaited, timeout, _CHECK_EVERY):
         is_time = wait.is_last or wait.waited_s - reported_s >= REPORT_EVERY.total_seconds()
         lost = presence.look(range(world_size) if rank == 0 or is_time else (0,))
         came = presence.there | presence.gone
@@ -283,7 +283,7 @@ class Presence:
         until = time.monotonic() + _MOST_S
         others = [self.key(r) for r in range(len(self._names)) if r != rank]
         while time.monotonic() < until and any(self._store.check([key]) for key in others):
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_CHECK_AGAIN_S)
 
     def check_all(self) -> None:
         """Once all have come."""
@@ -323,7 +323,7 @@ class Presence:
                     return None
                 gone = self._names.index(suspect)
             if gone is None:
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_CHECK_AGAIN_S)
             else:
                 self._store.compare_set(lost, "", str(gone))
         return lost_while_forming(self._names[int(self._store.get(lost))])
@@ -331,7 +331,7 @@ class Presence:
     def wait(self, keys: Sequence[str], deadline: float) -> None:
         """Wait until there are keys that other ranks set, once all have come."""
         timeout = timedelta(seconds=deadline - time.monotonic())
-        for wait in _waits(self._store, keys, timeout, _LOOK_EVERY):
+        for wait in _waits(self._store, keys, timeout, _CHECK_EVERY):
             self.check_all()
             if wait.is_last:
                 raise wait.error
@@ -388,9 +388,11 @@ def _waits(
     while True:
         left = timeout - timedelta(seconds=time.monotonic() - started)
         try:
-            return store.wait(keys, max(min(left, every), timedelta(milliseconds=1)))
+            store.wait(keys, max(min(left, every), timedelta(milliseconds=1)))
         except StoreTimeoutError as error:
             late = error
+        else:
+            return
         yield _Wait(late, time.monotonic() - started, left <= every)
 
 
@@ -446,7 +448,7 @@ def _queried(query: dict[str, list[str]], name: str, url: SplitResult) -> int:
     return int(values[-1])
 
 
-def _check_place(rank: int, world_size: int, url: SplitResult) -> None:
+def _check_rank(rank: int, world_size: int, url: SplitResult) -> None:
     if not 0 <= rank < world_size:
         raise InvalidArgumentError(
             f"init_method={url.geturl()!r} needs rank and world_size, with rank below world_size; "

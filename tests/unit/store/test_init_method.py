@@ -87,7 +87,7 @@ def test_what_is_wrong_is_named(method: str, words: str) -> None:
 
 
 def test_missing_ranks_are_named_once_by_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REPORT_EVERY", "_LOOK_EVERY"):
+    for name in ("REPORT_EVERY", "_CHECK_EVERY"):
         monkeypatch.setattr(init_method, name, timedelta(milliseconds=20))
     monkeypatch.setattr(
         init_method,

@@ -32,6 +32,7 @@ from rallypoint.cluster.interface import choose_network, own_addresses
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
+from rallypoint.launch.rounds.linked import lease_time
 from rallypoint.launch.rounds.network_place import listening_place
 from rallypoint.launch.rounds.store_host import listen
 from rallypoint.rendezvous.api.rendezvous_handler import (
@@ -238,7 +239,7 @@ class DynamicRendezvousHandler(NodeHandler):
             setup,
             listener,
             self._token,
-            keeper=KeyValueLink(setup, client, StoreRules, is_needed=True),
+            keeper=KeyValueLink(setup, client, lease_time, StoreRules, is_needed=True),
             place=self._place,
             speak=_keep_silent,
         )

@@ -20,7 +20,7 @@ from rallypoint.base.worker_env import MOST_SILENCE_S, read_silence
 from rallypoint.cluster.interface import own_addresses
 from rallypoint.launch.job import Job, Rendezvous, Verbosity
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.linked import LinkedRounds
+from rallypoint.launch.rounds.linked import LinkedRounds, lease_time
 from rallypoint.launch.rounds.network_place import NetworkPlace, find_place
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members
 from rallypoint.rendezvous.consensus.messages import Action, Message, Over, Setup
@@ -126,9 +126,9 @@ def _etcd(setup: Setup, configuration: Mapping[str, str]) -> KeyValueLink:
     from rallypoint.rendezvous.keyvalue.etcd_client import EtcdClient, read_tls  # http: only here
     from rallypoint.rendezvous.keyvalue.key_value_link import KeyValueLink
 
-    places = [(each.host, each.port) for each in setup.endpoints]
-    client = EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=read_tls(configuration))
-    return KeyValueLink(setup, client)
+    endpoints = [(each.host, each.port) for each in setup.endpoints]
+    client = EtcdClient(endpoints, timeout_s=setup.timeouts.read_s, tls=read_tls(configuration))
+    return KeyValueLink(setup, client, lease_time)
 
 
 class ElasticRounds(LinkedRounds):

@@ -47,7 +47,6 @@ from rallypoint.rendezvous.job.reports import (
     assert_never,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.lease_clock import lease_time
 from rallypoint.rendezvous.transport.codec import decode, encode
 from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
 from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
@@ -61,6 +60,14 @@ _GUARD_SHARE = 0.2
 _FIRST_EXAMINATION_S = 1.0  # after the start: nodes that are started together have met
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
 CHECK_RESULT_S = 0.1  # for what was found
+
+
+def lease_time() -> float:
+    """The clock of leases: seconds since the machine was started, while it is suspended as well.
+
+    The guardian uses the same clock, so leases that expired meanwhile end workers on waking.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LinkedRounds(RoundSource, Receiver):

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rallypoint.base.errors import InvalidArgumentError, RendezvousError
 from rallypoint.base.port_range import bind_free
+from rallypoint.rendezvous.timeouts import read_bool
 from rallypoint.store.store import Store
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
 class RendezvousParameters:
@@ -79,12 +78,12 @@ class RendezvousParameters:
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
-        text = str(value).lower()
-        if not isinstance(value, int | str) or text not in (*_TRUE, *_FALSE):
+        found = read_bool(str(value)) if isinstance(value, int | str) else None
+        if found is None:
             raise InvalidArgumentError(
                 f"the rendezvous option {key} is {value!r}; it must be true or false."
             )
-        return text in _TRUE
+        return found
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return an integer option.

@@ -6,8 +6,8 @@
        +--at the endpoint, or has a vote--> CAMPAIGNING    LEADING <---a quorum promised----+
     any of them ---the job is over, or this agent left---> DONE
 
-register.py: who leads, and what was agreed. rules.py: what each may do. leader.py, follower.py,
-search.py: this agent's part with its own, another's and no ballot. job/coordinator.py: the job
+register.py: who leads, and what was agreed. rules.py: what each may do. leader.py, follower.py:
+this agent's part with its own ballot, and with another's or none. job/coordinator.py: the job
 itself. No socket, clock or process here.
 """
 
@@ -18,7 +18,7 @@ from math import inf
 from random import Random
 
 from rallypoint.rendezvous.consensus.ballot import Campaign
-from rallypoint.rendezvous.consensus.follower import Follower
+from rallypoint.rendezvous.consensus.follower import Follower, Search
 from rallypoint.rendezvous.consensus.leader import Leader
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
@@ -41,7 +41,6 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.peers import EndedAgents
 from rallypoint.rendezvous.consensus.register import OwnStore, Register, Voter
-from rallypoint.rendezvous.consensus.search import Search
 from rallypoint.rendezvous.job.reports import (
     Decision,
     Finish,
@@ -353,7 +352,7 @@ class Participant:
         if message.leader.key in self._gone:
             return
         is_other_job = self.job not in ("", message.host)
-        if is_other_job and not self._give_way(sender, message, now):
+        if is_other_job and not self._join_other_job(sender, message, now):
             self._tell_who_leads(sender, now)  # that one gives way
             return
         self._voter.job_exists(message.host)
@@ -475,7 +474,7 @@ class Participant:
 
     # Other jobs.
 
-    def _give_way(self, sender: str, message: Led, now: float) -> bool:
+    def _join_other_job(self, sender: str, message: Led, now: float) -> bool:
         """Of two jobs of one name, the more advanced one wins. Whether we give way to it.
 
         The one that is older has had more coordinators: a second job begins where the first has
@@ -483,10 +482,10 @@ class Participant:
         """
         round_number = self.follower.last_round if self._leader is None else self._leader.round
         mine = self.follower.ballot.term, round_number, self.job
-        is_told = sender == self.follower.ballot.candidate or (
+        must_join = sender == self.follower.ballot.candidate or (
             self.follower.round < 0 and not self._has_leader()
         )
-        if not is_told and (message.ballot.term, message.round, message.host) <= mine:
+        if not must_join and (message.ballot.term, message.round, message.host) <= mine:
             return False
         self._out.add((), f"joins the job that {message.leader.host} coordinates instead")
         if self._leader is not None:

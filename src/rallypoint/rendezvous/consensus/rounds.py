@@ -252,9 +252,9 @@ class Rounds:
         job, key = self.job, heartbeat.key
         assert job is not None
         # An agent that only waits for its node rank has no place yet that it could lose.
-        has_place = key in job.gathering.here or key in self._gone
+        was_admitted = key in job.gathering.here or key in self._gone
         self.perform(job.reported(key, heartbeat.report, now), now)
-        if key not in job.gathering.here and (has_place or heartbeat.report.leaves):
+        if key not in job.gathering.here and (was_admitted or heartbeat.report.leaves):
             self._gone.add(key)
             if all(member.key != key for member in self._agreements.newest.members):
                 self._peers.send(key, Over(finish=LEFT))

@@ -42,8 +42,8 @@ class KeyValueRules(Rules):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        places = ", ".join(map(str, setup.endpoints))
-        host = f"{self.keeper} at {places}" if places else self.keeper
+        endpoints = ", ".join(map(str, setup.endpoints))
+        host = f"{self.keeper} at {endpoints}" if endpoints else self.keeper
         self._keeper = Member(key=KEEPER, host=host, local_world_size=0)
 
     def voters(self, agreement: Agreement) -> tuple[Member, ...]:
