@@ -82,7 +82,9 @@ class TCPStore(Store):
         self._token = token
         self._round: tuple[str, int] | None = None
         if is_master:
-            self._server = _start_server(host_name, port, multi_tenant, master_listen_fd, token)
+            self._server = _start_server(
+                host_name, port, master_listen_fd, token, is_shared=multi_tenant
+            )
             port = self._server.port if self._server else port
         self.host: str = host_name
         self.port: int = port
@@ -331,10 +333,10 @@ _shared: weakref.WeakValueDictionary[int, StoreServer] = weakref.WeakValueDictio
 
 
 def _start_server(
-    host: str, port: int, multi_tenant: bool, listen_fd: int | None, token: bytes | None
+    host: str, port: int, listen_fd: int | None, token: bytes | None, *, is_shared: bool
 ) -> StoreServer | None:
     """Start the server, or leave it to the launcher's agent if that has the port (torch's rule)."""
-    if multi_tenant and (shared := _shared.get(port)) is not None:
+    if is_shared and (shared := _shared.get(port)) is not None:
         return shared
     try:
         server = StoreServer(_listen_host(host), port, listen_fd=listen_fd, token=token)
@@ -343,7 +345,7 @@ def _start_server(
         if agent_has_it and os.environ.get("MASTER_PORT") == str(port):
             return None
         raise
-    if multi_tenant:
+    if is_shared:
         _shared[server.port] = server
     return server
 
