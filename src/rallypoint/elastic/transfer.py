@@ -327,8 +327,7 @@ def _exchange_messages(
     if are_here:
         sources = sources[:1]  # more would compete for the same memory and cores
     if len(sources) == 1 and len(newcomers) == group.size() - 1:
-        source = sources[0]
-        _move(pieces, lambda data: broadcast(data, source, group), is_source=me == source)
+        _broadcast(pieces, sources[0], group)
     elif are_here and len(newcomers) == 1:
         _hand_over(pieces, sources[0], newcomers[0])
     elif me in newcomers:
@@ -343,6 +342,11 @@ def _hand_over(pieces: Sequence[Piece], source: int, newcomer: int) -> None:
         _move(pieces, lambda data: send(data, newcomer), is_source=True)
     elif me == newcomer:
         _move(pieces, lambda data: recv(data, source), is_source=False)
+
+
+def _broadcast(pieces: Sequence[Piece], source: int, group: ProcessGroup) -> None:
+    is_source = get_rank() == source
+    _move(pieces, lambda data: broadcast(data, source, group), is_source=is_source)
 
 
 def _move(
