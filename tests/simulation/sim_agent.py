@@ -26,8 +26,8 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.rules import KEEPER
-from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.reports import (
+    Decision,
     Ending,
     Finish,
     NodeReport,

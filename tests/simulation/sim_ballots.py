@@ -24,8 +24,8 @@ from rallypoint.rendezvous.consensus.messages import (
     SendMessage,
     Setup,
 )
+from rallypoint.rendezvous.consensus.register import Voter
 from rallypoint.rendezvous.consensus.rules import Rules
-from rallypoint.rendezvous.consensus.voter import Voter
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
 

@@ -56,7 +56,7 @@ class SimCluster:
         self.loop = SimLoop()
         self.network = SimNetwork(self.loop, self.random)
         self.keeper = None if keeper is None else keeper(self.loop, self.random)
-        self.kill_s, self.grace_s = timeouts.end_s, 0.1
+        self.kill_s, self.grace_s = timeouts.kill_s, 0.1
         self.works_for_s: float | None = None  # the time after which workers succeed
         self.agents: dict[str, SimAgent] = {}  # by name, the latest of each node
         self.witness = Witness(self.loop, f"seed {seed}")

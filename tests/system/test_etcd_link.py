@@ -25,7 +25,7 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Setup,
 )
-from rallypoint.rendezvous.consensus.voter import before_all
+from rallypoint.rendezvous.consensus.register import before_all
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member
@@ -52,7 +52,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def _link(setup: Setup, tls: ssl.SSLContext | None = None) -> KeyValueLink:
     places = [(each.host, each.port) for each in setup.endpoints]
-    return KeyValueLink(setup, EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=tls))
+    client = EtcdClient(places, timeout_s=setup.timeouts.read_s, tls=tls)
+    return KeyValueLink(setup, client, time.monotonic)
 
 
 class Agent:

@@ -352,7 +352,8 @@ def read_place(options: JobOptions, token: bytes | None = None) -> LaunchPlace:
 
 def _check_plug_in(backend: str) -> None:
     """Refuse a backend that neither this package nor another one provides."""
-    from rallypoint.rendezvous.api.registry import plug_ins  # slow, and only for others' names
+    # Slow, and only for others' names.
+    from rallypoint.rendezvous.api.rendezvous_handler import plug_ins
 
     names = dict.fromkeys([*BACKENDS, *sorted(plug_ins())])
     if backend not in names:

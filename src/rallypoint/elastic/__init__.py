@@ -13,7 +13,7 @@ docs/guides/in-place-recovery.md explains it.
 """
 
 from rallypoint.base.errors import MembershipChangedError, StateLostError, TooFewPeersError
-from rallypoint.elastic.replicas import Replicas
+from rallypoint.elastic.membership import Replicas
 from rallypoint.elastic.running import run
 from rallypoint.elastic.sampler import Sampler
 from rallypoint.elastic.state import State

@@ -240,8 +240,6 @@ _ONLY_MEMORY = (
     "a call within state.update(): the block may only change this rank's memory; communicate "
     "before it, or use state.commit()"
 )
-
-
 _WITHIN = "an update cannot be within another one of the same state"
 _HALF_DONE = (
     "the last state.update() ended with {}, so this rank's state is only half updated; do what can "

@@ -46,13 +46,19 @@ from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
 from rallypoint.process_group.calls.point_to_point import irecv, isend, recv, send
 from rallypoint.process_group.groups.default import get_rank
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.work import Work
 
+_PIECE = 8 << 20  # bytes
+_SMALL = 64 << 10
+_UNDER_WAY = 8  # pieces of each source
 _STRETCH = 32 << 20  # bytes that a thread copies at once; between two of them Ctrl-C is served
 _MOST_THREADS = 8  # of a newcomer
 _NOBODY = -1
 _WORD_BYTES = 8  # of an address
 
 Readers = dict[int, int]
+Piece = list[Bytes]
+Item = TypeVar("Item")
 
 
 def find_readers(settlement: Settlement, group: ProcessGroup) -> Readers:
@@ -109,14 +115,14 @@ def _copy(
     arrays: list[Bytes], addresses: bytes, source: int, readers: Readers, group: ProcessGroup
 ) -> bool:
     communicator = group.communicator
-    place = group.group_rank(source, "source")
+    group_rank = group.group_rank(source, "source")
 
     def take(bounds: tuple[int, int]) -> bool:
         begin, end = bounds
         words = addresses[begin * _WORD_BYTES : end * _WORD_BYTES]
         if communicator.gone():
             return False
-        return communicator.native.read_memory(place, words, arrays[begin:end])
+        return communicator.native.read_memory(group_rank, words, arrays[begin:end])
 
     sharers = sum(group.group_rank(reader, "reader") in communicator.here for reader in readers)
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // sharers)
@@ -136,14 +142,6 @@ def _stretches(arrays: Sequence[Bytes]) -> Iterator[tuple[int, int]]:
             cuts.append(end)
             size = 0
     return pairwise(cuts)
-
-
-_PIECE = 8 << 20  # bytes
-_SMALL = 64 << 10
-_UNDER_WAY = 8  # pieces of each source
-
-Piece = list[Bytes]
-Item = TypeVar("Item")
 
 
 def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGroup) -> None:
@@ -213,7 +211,7 @@ def _unpack(data: bytes) -> tuple[dict[str, Outline], list[Spec]]:
 
 
 def _check(
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     mine: Mapping[str, Outline],
     my_specs: Sequence[Spec],
     theirs: Mapping[str, Outline],
@@ -230,8 +228,8 @@ def _check(
         )
     own, others = _by_name(mine, my_specs), _by_name(theirs, specs)
     for name, value in values.items():
-        here = _fixed(name, mine[name].tree, own[name], is_model(value))
-        there = _fixed(name, theirs[name].tree, others[name], is_model(value))
+        here = _fixed(name, mine[name].tree, own[name], is_deep=is_model(value))
+        there = _fixed(name, theirs[name].tree, others[name], is_deep=is_model(value))
         for place in dict.fromkeys((*here, *there)):
             here_is, there_is = here.get(place, "no array"), there.get(place, "no array")
             if here_is != there_is and str(here_is) != str(there_is):
@@ -247,7 +245,7 @@ def _by_name(drawn: Mapping[str, Outline], items: Iterable[Item]) -> dict[str, l
     return {name: list(islice(every, each.size)) for name, each in drawn.items()}
 
 
-def _fixed(name: str, tree: Any, specs: Sequence[Spec], is_deep: bool) -> dict[str, Spec]:
+def _fixed(name: str, tree: Any, specs: Sequence[Spec], *, is_deep: bool) -> dict[str, Spec]:
     """What must be alike: a value that is an array, and the arrays of a model, by their names.
 
     A single number may be one of Python's or an array without dimensions, as a loss is.
@@ -266,7 +264,7 @@ def _fixed(name: str, tree: Any, specs: Sequence[Spec], is_deep: bool) -> dict[s
 
 def _room(
     mine: Mapping[str, Outline],
-    own: Sequence[Any],
+    own: Sequence[object],
     my_specs: Sequence[Spec],
     theirs: Mapping[str, Outline],
     specs: Sequence[Spec],
@@ -324,7 +322,6 @@ def _exchange(
 def _exchange_messages(
     pieces: Sequence[Piece], sources: Sequence[int], newcomers: Sequence[int], group: ProcessGroup
 ) -> None:
-    """Send, receive, or neither."""
     me = get_rank()
     are_here = len(group.communicator.here) == group.size()
     if are_here:
@@ -363,11 +360,11 @@ def _move(
 
 
 def _send(pieces: Sequence[Piece], newcomers: Sequence[int]) -> None:
-    under_way: list[tuple[Any, Bytes]] = []  # with what must stay until it is sent
+    under_way: list[tuple[Work, Bytes]] = []  # with what must stay until it is sent
     for piece in pieces:
         data = _joined(piece)
         for newcomer in newcomers:
-            under_way.append((isend(data, newcomer), data))
+            under_way.append((_begun(isend(data, newcomer)), data))
         while len(under_way) > _UNDER_WAY * len(newcomers):
             under_way.pop(0)[0].wait()
     for work, _ in under_way:
@@ -375,17 +372,23 @@ def _send(pieces: Sequence[Piece], newcomers: Sequence[int]) -> None:
 
 
 def _receive(pieces: Sequence[Piece], sources: Sequence[int]) -> None:
-    under_way: list[tuple[Any, Piece, Bytes]] = []
+    under_way: list[tuple[Work, Piece, Bytes]] = []
     for number, piece in enumerate(pieces):
         data = _buffer(piece)
-        under_way.append((irecv(data, sources[number % len(sources)]), piece, data))
+        work = _begun(irecv(data, sources[number % len(sources)]))
+        under_way.append((work, piece, data))
         if len(under_way) >= _UNDER_WAY * len(sources):
             _finish(*under_way.pop(0))
     for each in under_way:
         _finish(*each)
 
 
-def _finish(work: Any, piece: Piece, data: Bytes) -> None:
+def _begun(work: Work | None) -> Work:
+    assert work is not None  # this rank is in the default group
+    return work
+
+
+def _finish(work: Work, piece: Piece, data: Bytes) -> None:
     work.wait()
     _spread(piece, data)
 

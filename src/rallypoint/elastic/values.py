@@ -78,7 +78,7 @@ class Spec(NamedTuple):
     library: str
     dtype: str
     shape: tuple[int, ...]
-    whole: tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]] | None = None
+    whole: tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...]] | None = None
 
     def __str__(self) -> str:
         dtype = numpy.dtype(self.dtype).name if self.library == "numpy" else self.dtype
@@ -137,12 +137,12 @@ def _numpy_spec(dtype: numpy.dtype[Any], shape: tuple[int, ...]) -> Spec:
     return Spec("numpy", dtype.str, shape)
 
 
-def _own_part(value: Any) -> Any:
+def _own_part(value: object) -> Any:
     """A tensor, or this rank's part of a DTensor."""
     return getattr(value, "_local_tensor", value)
 
 
-def leaf_of(value: Any, *, is_room: bool = False) -> Leaf:
+def leaf_of(value: object, *, is_room: bool = False) -> Leaf:
     """The bytes of an array, or of a tensor on any device.
 
     Args:
@@ -171,7 +171,7 @@ def _copy(array: Any, whole: Any) -> None:
     array[...] = whole
 
 
-def empty(spec: Spec, mesh: Any = None) -> Any:
+def empty(spec: Spec, mesh: object = None) -> Any:
     """A new array; of a DTensor, this rank's part on that mesh."""
     if spec.library == "numpy":
         return numpy.empty(spec.shape, spec.dtype)
@@ -185,7 +185,7 @@ def empty(spec: Spec, mesh: Any = None) -> Any:
     return kind.from_local(part, mesh, placements, run_check=False, shape=size, stride=strides)
 
 
-def mesh_of(arrays: Sequence[Any]) -> Any:
+def mesh_of(arrays: Sequence[object]) -> object:
     """The mesh of the DTensors among them."""
     return next((each.device_mesh for each in arrays if hasattr(each, "device_mesh")), None)
 
@@ -226,10 +226,10 @@ def write(value: Any, tree: Any) -> Any:
     return value
 
 
-def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+def mapped(tree: object, is_leaf: Callable[[object], bool], change: Callable[[Any], object]) -> Any:
     """The tree of dicts, lists and tuples with its leaves changed."""
 
-    def of(each: Any) -> Any:
+    def of(each: Any) -> object:
         if is_leaf(each):
             return change(each)
         kind = type(each)
@@ -245,18 +245,18 @@ def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], An
     return of(tree)
 
 
-def _like(tree: Any, copy: dict[Any, Any]) -> Any:
+def _like(tree: Any, copy: dict[object, object]) -> object:
     try:
         return type(tree)(copy)  # an OrderedDict, a defaultdict without its function
     except TypeError:
         return copy
 
 
-def outline(tree: Any, arrays: list[Any]) -> Outline:
+def outline(tree: object, arrays: list[Any]) -> Outline:
     """The tree without its arrays, which are appended."""
     before = len(arrays)
 
-    def take(array: Any) -> _Mark:
+    def take(array: object) -> _Mark:
         arrays.append(array)
         return ARRAY
 
@@ -267,19 +267,19 @@ def _is_mark(value: object) -> bool:
     return value is ARRAY
 
 
-def fill(tree: Any, arrays: Iterator[Any]) -> Any:
+def fill(tree: object, arrays: Iterator[object]) -> Any:
     """The tree of an outline with these arrays."""
     return mapped(tree, _is_mark, lambda _: next(arrays))
 
 
-def count_arrays(tree: Any) -> int:
+def count_arrays(tree: object) -> int:
     """How many arrays a part of an outline's tree has."""
-    found: list[Any] = []
+    found: list[object] = []
     mapped(tree, _is_mark, found.append)
     return len(found)
 
 
-def copied(tree: Any) -> Any:
+def copied(tree: object) -> Any:
     """A copy that later changes do not touch."""
     import copy
 
@@ -293,7 +293,7 @@ def _is_numpy(value: object) -> bool:
     return isinstance(value, numpy.ndarray)
 
 
-def restore(value: Any, tree: Any) -> Any:
+def restore(value: Any, tree: object) -> Any:
     """As `write`, but the tree stays a copy, and arrays keep their memory if they are alike."""
     import copy
 
@@ -301,7 +301,7 @@ def restore(value: Any, tree: Any) -> Any:
     kept: list[Any] = []
     outline(read(value), own)
     drawn = copy.deepcopy(outline(tree, kept))
-    if [_kind_of(each) for each in own] != [_kind_of(each) for each in kept]:
+    if list(map(spec_of, own)) != list(map(spec_of, kept)):
         return write(value, copied(tree))
     for array, source in zip(own, kept, strict=True):
         if _is_numpy(array):
@@ -309,8 +309,3 @@ def restore(value: Any, tree: Any) -> Any:
         else:
             array.detach().copy_(source.detach())
     return write(value, fill(drawn.tree, iter(own)))
-
-
-def _kind_of(array: Any) -> tuple[Any, ...]:
-    placements = getattr(array, "placements", None)  # of a DTensor
-    return _is_numpy(array), placements, array.dtype, tuple(array.shape)

@@ -2,7 +2,7 @@
 
 A store may outlive a group: torchrun keeps one across restarts, and init_process_group after
 destroy_process_group uses it again. So the members first agree on keys that no earlier group has
-used (store/fresh_round.py).
+used (store/init_method.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rallypoint.process_group.formation.connecting import GroupRequest, form_com
 from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
-from rallypoint.store.fresh_round import fresh_round
+from rallypoint.store.init_method import fresh_round
 from rallypoint.store.store import Store, empty_queue
 
 

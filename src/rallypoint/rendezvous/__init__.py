@@ -19,19 +19,17 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
     )
     from rallypoint.launch.api.store_handler import DynamicRendezvousHandler, create_handler
-    from rallypoint.rendezvous.api.registry import (
-        RendezvousHandlerCreator,
-        RendezvousHandlerRegistry,
-        get_rendezvous_handler,
-        register,
-        rendezvous_handler_registry,
-    )
     from rallypoint.rendezvous.api.rendezvous_handler import (
         RendezvousHandler,
+        RendezvousHandlerCreator,
+        RendezvousHandlerRegistry,
         RendezvousInfo,
         RendezvousParameters,
         RendezvousStoreInfo,
         RendezvousTimeout,
+        get_rendezvous_handler,
+        register,
+        rendezvous_handler_registry,
     )
     from rallypoint.rendezvous.api.static import StaticTCPRendezvous
 
@@ -61,11 +59,8 @@ __all__ = [
 _MODULES = {
     "rendezvous.api.rendezvous_handler": (
         "RendezvousHandler RendezvousInfo RendezvousStoreInfo RendezvousParameters "
-        "RendezvousTimeout"
-    ),
-    "rendezvous.api.registry": (
-        "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler register "
-        "rendezvous_handler_registry"
+        "RendezvousTimeout RendezvousHandlerCreator RendezvousHandlerRegistry "
+        "get_rendezvous_handler register rendezvous_handler_registry"
     ),
     "rendezvous.api.static": "StaticTCPRendezvous",
     "launch.api.store_handler": "DynamicRendezvousHandler create_handler",

@@ -43,8 +43,7 @@ _MUST_BE_POSITIVE = ("keep_alive_interval", "keep_alive_max_attempt", "read_time
 _IS_HOST, _QUORUM = "is_host", "quorum"
 _QUORUMS = ("members", "host")
 _MOST_BEATS_PER_S = 1000  # for all members of a round together
-_END_SHARE, _END_LEAST_S, _END_MOST_S = 0.2, 0.2, 1.0  # of the silence; see `end_s`
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+_KILL_SHARE, _KILL_LEAST_S, _KILL_MOST_S = 0.2, 0.2, 1.0  # of the silence; see `kill_s`
 
 
 class Timeouts(Record, kw_only=True):
@@ -69,13 +68,13 @@ class Timeouts(Record, kw_only=True):
         return self.heartbeat_s * self.missed_heartbeats
 
     @property
-    def end_s(self) -> float:
+    def kill_s(self) -> float:
         """The time within which an agent has stopped its workers once nobody hears it any more.
 
         Others wait for it after the silence, before they go on without that agent. It is short
         where the silence is: whoever sets a short one wants to go on soon.
         """
-        return min(_END_MOST_S, max(_END_LEAST_S, _END_SHARE * self.silence_s))
+        return min(_KILL_MOST_S, max(_KILL_LEAST_S, _KILL_SHARE * self.silence_s))
 
     def heartbeat_of(self, nodes: int) -> float:
         """The interval of heartbeats of each of that many members.
@@ -89,7 +88,7 @@ class Timeouts(Record, kw_only=True):
 
 
 def read_timeouts(configuration: Mapping[str, str], backend: str = "c10d") -> Timeouts:
-    """Read it."""
+    """The timeouts in --rdzv-conf."""
     is_etcd = backend == "etcd"
     names = {n: to for n, to in _NAMES.items() if is_etcd or n not in _ETCD_ONLY}
     others = _ETCD_NAMES if is_etcd else (_IS_HOST, _QUORUM)
@@ -119,9 +118,16 @@ def read_is_host(configuration: Mapping[str, str]) -> bool | None:
     text = configuration.get(_IS_HOST)
     if text is None:
         return None
-    if text.lower() not in (*_TRUE, *_FALSE):
+    is_host = read_bool(text)
+    if is_host is None:
         raise InvalidArgumentError(f"--rdzv-conf: is_host is {text!r}; it must be true or false.")
-    return text.lower() in _TRUE
+    return is_host
+
+
+def read_bool(text: str) -> bool | None:
+    """What the text says, as torch reads it; None: neither true nor false."""
+    is_true = text.lower() in ("1", "true", "t", "yes", "y")
+    return is_true if is_true or text.lower() in ("0", "false", "f", "no", "n") else None
 
 
 def read_quorum(configuration: Mapping[str, str]) -> str:

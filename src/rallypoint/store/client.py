@@ -18,7 +18,6 @@ from functools import partial
 
 from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import (
-    InvalidArgumentError,
     StoreConnectionError,
     StoreError,
     StoreTimeoutError,
@@ -27,7 +26,14 @@ from rallypoint.store import wire
 from rallypoint.store.connection import Connection, connect
 from rallypoint.store.server import StoreServer
 from rallypoint.store.session import Session, Watch
-from rallypoint.store.store import DEFAULT_TIMEOUT, Store, empty_queue, first_of, seconds_of
+from rallypoint.store.store import (
+    DEFAULT_TIMEOUT,
+    Store,
+    check_values,
+    empty_queue,
+    first_of,
+    seconds_of,
+)
 from rallypoint.store.wire import pack_count, pack_key, pack_keys, pack_number, pack_value
 
 _I64 = struct.Struct("<q")
@@ -76,7 +82,9 @@ class TCPStore(Store):
         self._token = token
         self._round: tuple[str, int] | None = None
         if is_master:
-            self._server = _start_server(host_name, port, multi_tenant, master_listen_fd, token)
+            self._server = _start_server(
+                host_name, port, master_listen_fd, token, is_shared=multi_tenant
+            )
             port = self._server.port if self._server else port
         self.host: str = host_name
         self.port: int = port
@@ -96,7 +104,6 @@ class TCPStore(Store):
         return self._beside._session
 
     def _post(self, operation: str, key: str | None, request: bytes) -> None:
-        """Send a request that has no reply."""
         session = self._session
         session.post(operation, key, request)
         if session is not self._own:  # it is to be served before what follows there
@@ -203,10 +210,7 @@ class TCPStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """See Store. There is no reply: a failure shows in the next operation."""
-        if len(keys) != len(values):
-            raise InvalidArgumentError(
-                f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
-            )
+        check_values(keys, values)
         parts = [pack_key(k) + pack_value(k, v) for k, v in zip(keys, values, strict=True)]
         request = b"\x0b" + pack_count(parts) + b"".join(parts)
         self._post("multi_set", first_of(keys), request)
@@ -329,10 +333,10 @@ _shared: weakref.WeakValueDictionary[int, StoreServer] = weakref.WeakValueDictio
 
 
 def _start_server(
-    host: str, port: int, multi_tenant: bool, listen_fd: int | None, token: bytes | None
+    host: str, port: int, listen_fd: int | None, token: bytes | None, *, is_shared: bool
 ) -> StoreServer | None:
     """Start the server, or leave it to the launcher's agent if that has the port (torch's rule)."""
-    if multi_tenant and (shared := _shared.get(port)) is not None:
+    if is_shared and (shared := _shared.get(port)) is not None:
         return shared
     try:
         server = StoreServer(_listen_host(host), port, listen_fd=listen_fd, token=token)
@@ -341,7 +345,7 @@ def _start_server(
         if agent_has_it and os.environ.get("MASTER_PORT") == str(port):
             return None
         raise
-    if multi_tenant:
+    if is_shared:
         _shared[server.port] = server
     return server
 

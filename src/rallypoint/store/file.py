@@ -145,7 +145,6 @@ class FileStore(LocalStore):
         self._replayed += start
 
     def _write(self, file: FileIO) -> None:
-        """Append what was changed."""
         changes = self._contents.changes
         if changes:
             record = encode_record(changes)
@@ -199,7 +198,6 @@ class FileStore(LocalStore):
     def _opened(
         self, operation: str, key: str | None, lock: int, *, creates: bool = False
     ) -> Iterator[FileIO]:
-        """Open the file and lock it."""
         with self._lock:
             if self._is_open:  # by this thread, which has the lock
                 raise self._refusal(

@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
+from rallypoint.base.errors import (
+    InvalidArgumentError,
+    PeerLostError,
+    StoreError,
+    StoreTimeoutError,
+)
 from rallypoint.base.wording import printable
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import DEFAULT_TIMEOUT, Store
 
 REPORT_EVERY = timedelta(seconds=10)
-_LOOK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
-_LOOK_AGAIN_S = 0.05
+_CHECK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
+_CHECK_AGAIN_S = 0.05
 _MOST_S = 2.0  # to read a verdict
 _ALL, _LOST = "all ", "lost "  # what rank 0 says: its answer follows, or a rank
 _NAMED = 16  # how many missing ranks a line names
+_LOOK_FOR_ERROR = "look for their first error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +70,10 @@ def open_store(
         case "env":
             return _open_env(rank, world_size, timeout, environ)
         case "tcp":
-            _check_place(rank, world_size, url)
+            _check_rank(rank, world_size, url)
             return _open_tcp(url, rank, world_size, timeout)
         case "file":
-            _check_place(rank, world_size, url)
+            _check_rank(rank, world_size, url)
             from rallypoint.store.file import FileStore  # hardly any rank meets in a file
 
             store = FileStore(_path(url), world_size, timeout=timeout, run_id=_run_id(environ))
@@ -82,8 +90,6 @@ def await_ranks(
     rank: int,
     world_size: int,
     timeout: timedelta,
-    report: Callable[[str], None] | None = None,
-    report_every: timedelta = REPORT_EVERY,
     global_ranks: Sequence[int] | None = None,
     says: str = "",
     answer: Callable[[list[str]], str] | None = None,
@@ -92,9 +98,9 @@ def await_ranks(
 
     Returns what `answer` makes of what all say, by rank; it is called on rank 0.
 
-    While it waits, the lowest rank that is there says every 10 s whom it waits for; `report` gets
-    the line, by default standard error does. It names rank `r` as ``global_ranks[r]``. Rank 0 sees
-    when all have come, or one has come and gone, and tells the others.
+    While it waits, the lowest rank that is there prints every 10 s whom it waits for. It names rank
+    `r` as ``global_ranks[r]``. Rank 0 sees when all have come, or one has come and gone, and tells
+    the others.
     """
     done = f"{name}/all"
     names = range(world_size) if global_ranks is None else global_ranks
@@ -103,44 +109,28 @@ def await_ranks(
         store.set(presence.said_key(rank), says)
     say_here(store, presence.key(rank))
     awaited = [presence.key(r) for r in range(world_size)] if rank == 0 else [done]
-    started = reported = time.monotonic()
-    while True:
-        now = time.monotonic()
-        left = timeout - timedelta(seconds=now - started)
-        try:
-            store.wait(
-                awaited, max(min(left, report_every, _LOOK_EVERY), timedelta(milliseconds=1))
-            )
-        except StoreTimeoutError as error:
-            is_last = left <= min(report_every, _LOOK_EVERY)
-            is_time = is_last or time.monotonic() - reported >= report_every.total_seconds()
-            lost = presence.look(range(world_size) if rank == 0 or is_time else (0,))
-            came = presence.there | presence.gone
-            # At the end, others may have given up a moment earlier because of the ranks that never
-            # came.
-            if lost is not None and (not is_last or len(came) == world_size):
-                if rank == 0:
-                    store.set(done, f"{_LOST}{lost}")
-                    presence.await_leaving(rank)
-                raise lost_while_forming(names[lost]) from None
-            if not is_time:
-                continue
-            reported = time.monotonic()
-            line = f"waited {reported - started:.0f} s for {missing_ranks(came, names)}"
-            if is_last:
-                advice = "look for their first error"
-                if len(came) == world_size:
-                    advice = "give init_process_group a longer timeout"
-                raise StoreTimeoutError(
-                    f"{line}; {advice}",
-                    endpoint=error.endpoint,
-                    operation="await_ranks",
-                    key=name,
-                ) from None
-            if min(presence.there) == rank:
-                (report or to_stderr)(line)
-        else:
-            break
+    reported_s = 0.0
+    for wait in _waits(store, awaited, timeout, _CHECK_EVERY):
+        is_time = wait.is_last or wait.waited_s - reported_s >= REPORT_EVERY.total_seconds()
+        lost = presence.look(range(world_size) if rank == 0 or is_time else (0,))
+        came = presence.there | presence.gone
+        # At the end, others may have given up a moment earlier because of the ranks that never
+        # came.
+        if lost is not None and (not wait.is_last or len(came) == world_size):
+            if rank == 0:
+                store.set(done, f"{_LOST}{lost}")
+                presence.await_leaving(rank)
+            raise lost_while_forming(names[lost])
+        if not is_time:
+            continue
+        reported_s = wait.waited_s
+        what = missing_ranks(came, names)
+        if wait.is_last:
+            has_all = len(came) == world_size
+            advice = "give init_process_group a longer timeout" if has_all else _LOOK_FOR_ERROR
+            raise wait.failed(what, advice, key=name)
+        if min(presence.there) == rank:
+            to_stderr(wait.line(what))
     if rank == 0:
         text = "" if answer is None else answer(presence.said())
         store.set(done, f"{_ALL}{text}")
@@ -149,6 +139,84 @@ def await_ranks(
     if text.startswith(_LOST):
         raise lost_while_forming(names[int(text.removeprefix(_LOST))])
     return text.removeprefix(_ALL)
+
+
+def fresh_round(
+    store: Store, prefix: str, *, rank: int, names: Sequence[int], timeout: timedelta
+) -> str:
+    """A prefix below `prefix` under which nothing has been set, for `len(names)` ranks, at a store
+    that may have outlived many groups (docs/decisions/064).
+
+    All of them call it; `await_ranks` with what it returns must follow. Nothing that the ranks know
+    distinguishes this meeting from earlier ones; a launcher's restart count does not help if each
+    rank has its own launcher. So each counts its arrivals in the store. Rank 0's count becomes the
+    number of the round, and rank 0 answers each arrival by its count:
+
+        rank 0   came/0 += 1 -> n.  For each r with came/r = c > 0: answer/r/c = n
+        rank r   came/r += 1 -> c.  If came/0 = n > 0: n/r = c
+        rank 0   waits for n/r from each r, whose c it answers: answer/r/c = n
+        rank r   waits for answer/r/c, then sets n/r to "" and goes on; answers to it are deleted
+
+    Both count before they look, so at least one of them sees the other. An answer belongs to one
+    arrival of one rank, which rank 0 has seen, so keys left by dead processes are never read.
+
+    Args:
+        names: what the ranks are called in messages.
+    """
+    count = store.add(f"{prefix}/came/{rank}", 1)
+    if rank == 0:
+        _gather(store, prefix, count, names, timeout)
+        return f"{prefix}/{count}"
+    number = store.add(f"{prefix}/came/0", 0)
+    if number:
+        store.set(f"{prefix}/{number}/{rank}", str(count))
+    answer = f"{prefix}/answer/{rank}/{count}"
+    what = f"rank {names[0]}, which gathers {len(names)} ranks"
+    for wait in _waits(store, [answer], timeout, REPORT_EVERY):
+        if wait.is_last:
+            raise wait.failed(what, _LOOK_FOR_ERROR, key=answer)
+        if rank == 1:
+            to_stderr(wait.line(what))
+    answered = store.get(answer).decode()
+    # If rank 0 was quicker, it has taken our previous arrival for this one.
+    left = [answer, f"{prefix}/answer/{rank}/{count - 1}"]
+    if number and str(number) != answered:  # we were quicker: this is its last round, which is over
+        left.append(f"{prefix}/{number}/{rank}")
+    with suppress(StoreError, RuntimeError):  # some of torch's stores cannot
+        for key in left:
+            store.delete_key(key)
+    return f"{prefix}/{answered}"
+
+
+def _gather(
+    store: Store, prefix: str, number: int, names: Sequence[int], timeout: timedelta
+) -> None:
+    """Rank 0's side of `fresh_round`."""
+    here = f"{prefix}/{number}"
+    others = range(1, len(names))
+    answered: set[tuple[int, int]] = set()
+
+    def answer(rank: int, count: int) -> None:
+        if (rank, count) not in answered:  # otherwise it would remain, as nobody reads it again
+            answered.add((rank, count))
+            store.set(f"{prefix}/answer/{rank}/{count}", str(number))
+
+    store.set(f"{here}/0", "")
+    for rank in others:
+        if seen := store.add(f"{prefix}/came/{rank}", 0):
+            answer(rank, seen)
+    keys = [f"{here}/{rank}" for rank in others]
+    if not keys:
+        return
+    for wait in _waits(store, keys, timeout, REPORT_EVERY):
+        there = [rank for rank in range(len(names)) if store.check([f"{here}/{rank}"])]
+        what = missing_ranks(there, names)
+        if wait.is_last:
+            raise wait.failed(what, _LOOK_FOR_ERROR, key=keys[0])
+        to_stderr(wait.line(what))
+    for rank, count in zip(others, store.multi_get(keys), strict=True):
+        if count:  # otherwise it has had its answer
+            answer(rank, int(count))
 
 
 def say_here(store: Store, key: str) -> None:
@@ -215,7 +283,7 @@ class Presence:
         until = time.monotonic() + _MOST_S
         others = [self.key(r) for r in range(len(self._names)) if r != rank]
         while time.monotonic() < until and any(self._store.check([key]) for key in others):
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_CHECK_AGAIN_S)
 
     def check_all(self) -> None:
         """Once all have come."""
@@ -255,24 +323,18 @@ class Presence:
                     return None
                 gone = self._names.index(suspect)
             if gone is None:
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(_CHECK_AGAIN_S)
             else:
                 self._store.compare_set(lost, "", str(gone))
         return lost_while_forming(self._names[int(self._store.get(lost))])
 
     def wait(self, keys: Sequence[str], deadline: float) -> None:
         """Wait until there are keys that other ranks set, once all have come."""
-        while True:
-            left_s = deadline - time.monotonic()
-            most = min(timedelta(seconds=max(left_s, 0.001)), _LOOK_EVERY)
-            try:
-                self._store.wait(keys, most)
-            except StoreTimeoutError:
-                self.check_all()
-                if left_s <= _LOOK_EVERY.total_seconds():
-                    raise
-            else:
-                return
+        timeout = timedelta(seconds=deadline - time.monotonic())
+        for wait in _waits(self._store, keys, timeout, _CHECK_EVERY):
+            self.check_all()
+            if wait.is_last:
+                raise wait.error
 
 
 def lost_while_forming(rank: int) -> PeerLostError:
@@ -296,6 +358,42 @@ def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
 def to_stderr(line: str) -> None:
     """Print a line to the rank's standard error."""
     print(printable(f"rallypoint: {line}"), file=sys.stderr, flush=True)
+
+
+class _Wait(NamedTuple):
+    """A wait for keys that goes on; after `is_last` the timeout is over."""
+
+    error: StoreTimeoutError
+    waited_s: float
+    is_last: bool
+
+    def line(self, what: str) -> str:
+        return f"waited {self.waited_s:.0f} s for {what}"
+
+    def failed(self, what: str, advice: str, *, key: str) -> StoreTimeoutError:
+        """The error after the last one, which names what is missing."""
+        return StoreTimeoutError(
+            f"{self.line(what)}; {advice}",
+            endpoint=self.error.endpoint,
+            operation="await_ranks",
+            key=key,
+        )
+
+
+def _waits(
+    store: Store, keys: Sequence[str], timeout: timedelta, every: timedelta
+) -> Iterator[_Wait]:
+    """Wait for `keys`, with a turn for the caller each time; after the last one it must raise."""
+    started = time.monotonic()
+    while True:
+        left = timeout - timedelta(seconds=time.monotonic() - started)
+        try:
+            store.wait(keys, max(min(left, every), timedelta(milliseconds=1)))
+        except StoreTimeoutError as error:
+            late = error
+        else:
+            return
+        yield _Wait(late, time.monotonic() - started, left <= every)
 
 
 def _open_env(
@@ -350,7 +448,7 @@ def _queried(query: dict[str, list[str]], name: str, url: SplitResult) -> int:
     return int(values[-1])
 
 
-def _check_place(rank: int, world_size: int, url: SplitResult) -> None:
+def _check_rank(rank: int, world_size: int, url: SplitResult) -> None:
     if not 0 <= rank < world_size:
         raise InvalidArgumentError(
             f"init_method={url.geturl()!r} needs rank and world_size, with rank below world_size; "

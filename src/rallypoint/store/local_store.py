@@ -19,10 +19,11 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
-from rallypoint.base.errors import InvalidArgumentError, StoreError
+from rallypoint.base.errors import StoreError
 from rallypoint.store.store import (
     DEFAULT_TIMEOUT,
     Store,
+    check_values,
     empty_queue,
     encode_key,
     encode_value,
@@ -134,17 +135,17 @@ class LocalStore(Store):
         self,
         operation: str,
         keys: Sequence[str],
-        look: Callable[[StoreContents], T | None],
+        read: Callable[[StoreContents], T | None],
         timeout: timedelta | None = None,
         *,
         writes: bool = False,
     ) -> T:
-        """Lend out the contents to `look` until it returns something; return that."""
+        """Lend out the contents to `read` until it returns something; return that."""
         timeout_s = seconds_of(timeout or self._timeout)
         deadline = time.monotonic() + timeout_s
         while True:
             with self._hold(operation, first_of(keys), writes=writes) as contents:
-                if (found := look(contents)) is not None:
+                if (found := read(contents)) is not None:
                     return found
                 count = contents.count
             left_s = deadline - time.monotonic()
@@ -207,10 +208,7 @@ class LocalStore(Store):
         return self._await("get", keys, found)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        if len(keys) != len(values):
-            raise InvalidArgumentError(
-                f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
-            )
+        check_values(keys, values)
         pairs = list(zip(keys, map(encode_value, values), strict=True))
         with self._hold("multi_set", first_of(keys)) as contents:
             for key, value in pairs:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from rallypoint.base.errors import (
@@ -155,12 +154,7 @@ class Store(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -192,6 +186,14 @@ def wait_timed_out(
         operation=operation,
         key=first_of(keys),
     )
+
+
+def check_values(keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+    """Check that `multi_set` got a value for each key."""
+    if len(keys) != len(values):
+        raise InvalidArgumentError(
+            f"multi_set needs as many values as keys, not {len(values)} for {len(keys)}"
+        )
 
 
 def first_of(keys: Sequence[str]) -> str | None:

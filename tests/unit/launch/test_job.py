@@ -9,7 +9,7 @@ import pytest
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
 from rallypoint.launch.job import Job, Nodes, OnHang, Rendezvous, with_silence, worker_environ
-from rallypoint.rendezvous.job.round import Endpoint, Member, Round
+from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
 
@@ -25,8 +25,8 @@ def make_job(*command: str, workers: int = 2, environ: Mapping[str, str] | None 
 
 
 def environ_of(job: Job, error_file: str | None = "/e", local_rank: int = 1) -> dict[str, str]:
-    alone = Round(number=0, members=(job.member.__replace__(node_rank=0),), store=STORE)
-    seat = alone.seats()[job.member.key]
+    seats = seats_of((job.member.__replace__(node_rank=0),), number=0, store=STORE)
+    seat = seats[job.member.key]
     place = seat.placements[local_rank]
     return worker_environ(job, place=place, seat=seat, error_file=error_file)
 
@@ -127,7 +127,6 @@ def test_ranks_count_through_nodes_and_within_roles() -> None:
         Member(key=str(i), node_rank=i, host="h", local_world_size=size, role=role)
         for i, (role, size) in enumerate(nodes)
     )
-    third = Round(number=2, members=members, store=STORE)
     job = Job(
         command=("x",),
         local_world_size=3,
@@ -138,7 +137,7 @@ def test_ranks_count_through_nodes_and_within_roles() -> None:
         environ={},
         nodes=Nodes(count=3, node_rank=2, master_port=1),
     )
-    seat = third.seats()[members[2].key]
+    seat = seats_of(members, number=2, store=STORE)[members[2].key]
     places = seat.placements
     assert [(place.rank, place.local_rank, place.role_rank) for place in places] == [
         (3, 0, 2),
@@ -184,7 +183,7 @@ def test_impossible_jobs_cannot_be_built() -> None:
     with pytest.raises(InvalidArgumentError, match="--master-port is 0"):
         Nodes(count=2)
     with pytest.raises(InvalidArgumentError, match="node ranks must be 0, 1"):
-        Round(number=0, members=(), store=STORE)
+        seats_of((), number=0, store=STORE)
 
 
 @pytest.mark.parametrize(

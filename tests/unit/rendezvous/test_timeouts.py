@@ -25,7 +25,7 @@ def test_small_jobs_beat_more_often() -> None:
 
 def test_a_short_silence_leaves_little_time_to_end_workers() -> None:
     limits = [
-        Timeouts(heartbeat_s=silence_s, missed_heartbeats=1).end_s
+        Timeouts(heartbeat_s=silence_s, missed_heartbeats=1).kill_s
         for silence_s in (0.5, 1, 3, 5, 30)
     ]
     assert limits == pytest.approx([0.2, 0.2, 0.6, 1.0, 1.0])

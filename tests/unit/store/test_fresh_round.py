@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rallypoint.base.errors import StoreTimeoutError
-from rallypoint.store.fresh_round import fresh_round
+from rallypoint.store.init_method import fresh_round
 from rallypoint.store.local_store import HashStore
 
 Values = dict[str, str]

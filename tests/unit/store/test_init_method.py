@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError, PeerLostError, StoreTimeoutError
+from rallypoint.store import init_method
 from rallypoint.store.client import TCPStore
 from rallypoint.store.init_method import (
     Presence,
@@ -85,27 +86,31 @@ def test_what_is_wrong_is_named(method: str, words: str) -> None:
         open_store(method, timeout=TIMEOUT, environ={})
 
 
-def test_missing_ranks_are_named_once_by_the_lowest() -> None:
+def test_missing_ranks_are_named_once_by_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REPORT_EVERY", "_CHECK_EVERY"):
+        monkeypatch.setattr(init_method, name, timedelta(milliseconds=20))
+    monkeypatch.setattr(
+        init_method,
+        "to_stderr",
+        lambda line: lines.put((threading.current_thread().name, line)),
+    )
     store = HashStore(TIMEOUT)
     say_here(store, Presence(store, "init", range(4)).key(3))  # so that rank 1 never misses it
-    lines: queue.Queue[tuple[int, str]] = queue.Queue()
+    lines: queue.Queue[tuple[str, str]] = queue.Queue()
 
     def start(rank: int) -> threading.Thread:
         thread = threading.Thread(
             target=await_ranks,
+            name=f"rank {rank}",
             args=(store.clone(), "init"),
-            kwargs={
-                **{"rank": rank, "world_size": 4, "timeout": TIMEOUT},
-                **{"report_every": timedelta(milliseconds=20)},
-                "report": lambda line: lines.put((rank, line)),
-            },
+            kwargs={"rank": rank, "world_size": 4, "timeout": TIMEOUT},
         )
         thread.start()
         return thread
 
     def expect(rank: int, words: str) -> None:
         reporter, line = lines.get(timeout=60)
-        assert reporter == rank
+        assert reporter == f"rank {rank}"
         assert words in line
 
     threads = [start(1)]

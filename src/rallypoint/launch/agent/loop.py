@@ -54,8 +54,7 @@ from rallypoint.launch.rounds import rounds_of
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import allow_many_connections, make_room
 from rallypoint.launch.worker_group import WorkerExit, signal_name
-from rallypoint.rendezvous.job.decision import assert_never
-from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop
+from rallypoint.rendezvous.job.reports import Finish, Notice, Outcome, Start, Stop, assert_never
 from rallypoint.rendezvous.job.round import Seat
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms

@@ -23,8 +23,16 @@ from rallypoint.base.control_message import WorkerError
 from rallypoint.base.record import Record
 from rallypoint.base.wording import name_ranks
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
-from rallypoint.rendezvous.job.decision import NOTHING, Decision
-from rallypoint.rendezvous.job.reports import Ending, Finish, NodeReport, Notice, Outcome, Stop
+from rallypoint.rendezvous.job.reports import (
+    NOTHING,
+    Decision,
+    Ending,
+    Finish,
+    NodeReport,
+    Notice,
+    Outcome,
+    Stop,
+)
 from rallypoint.rendezvous.job.restart_policy import RankFailure
 
 SIGINT, SIGKILL, SIGTERM, SIGCONT = 2, 9, 15, 18

@@ -31,8 +31,7 @@ from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousInfo,
     RendezvousTimeout,
 )
-from rallypoint.rendezvous.job.decision import assert_never
-from rallypoint.rendezvous.job.reports import Finish, NodeReport, Outcome, Start, Stop
+from rallypoint.rendezvous.job.reports import Finish, NodeReport, Outcome, Start, Stop, assert_never
 from rallypoint.rendezvous.job.round import Seat
 
 CLOSED = "the rendezvous was closed by "

@@ -32,6 +32,7 @@ from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.cluster.network import choose_network, own_addresses
 from rallypoint.launch.api.program_node import NodeHandler, ProgramNode
 from rallypoint.launch.rounds.elastic import ElasticRounds
+from rallypoint.launch.rounds.linked import lease_time
 from rallypoint.launch.rounds.store_host import listen, listening_address
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousInfo,
@@ -237,7 +238,7 @@ class DynamicRendezvousHandler(NodeHandler):
             setup,
             listener,
             self._token,
-            keeper=KeyValueLink(setup, client, StoreRules, is_needed=True),
+            keeper=KeyValueLink(setup, client, lease_time, StoreRules, is_needed=True),
             store_address=self._place,
             speak=_keep_silent,
         )

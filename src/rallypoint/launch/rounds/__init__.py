@@ -1,8 +1,8 @@
 """Where an agent gets its rounds from: itself, a fixed node 0, other agents, or a plug-in.
 
 `source` is the interface, with one file for each variant. A package adds one with an entry point
-(rendezvous/api/registry.py), and is used through `plug_in`; a built-in one has a file here and a
-line in `rounds_of`.
+(rendezvous/api/rendezvous_handler.py), and is used through `plug_in`; a built-in one has a file
+here and a line in `rounds_of`.
 """
 
 from __future__ import annotations

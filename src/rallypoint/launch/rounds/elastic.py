@@ -32,7 +32,7 @@ from rallypoint.cluster.network import (
 )
 from rallypoint.launch.job import Job, Rendezvous, Verbosity
 from rallypoint.launch.output.terminal import say
-from rallypoint.launch.rounds.linked import LinkedRounds
+from rallypoint.launch.rounds.linked import LinkedRounds, lease_time
 from rallypoint.launch.rounds.store_host import (
     ANY,
     StoreHost,
@@ -46,9 +46,8 @@ from rallypoint.rendezvous.consensus.peers import refusal_reason
 from rallypoint.rendezvous.consensus.register import PeerRegister
 from rallypoint.rendezvous.consensus.rules import KEEPER
 from rallypoint.rendezvous.job.coordinator import next_notice
-from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.gathering import Limits
-from rallypoint.rendezvous.job.reports import Join
+from rallypoint.rendezvous.job.reports import NOTHING, Decision, Join
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import (
     Timeouts,
@@ -144,7 +143,7 @@ def _etcd(setup: Setup, configuration: Mapping[str, str]) -> KeyValueLink:
 
     endpoints = [(each.host, each.port) for each in setup.endpoints]
     client = EtcdClient(endpoints, timeout_s=setup.timeouts.read_s, tls=read_tls(configuration))
-    return KeyValueLink(setup, client)
+    return KeyValueLink(setup, client, lease_time)
 
 
 class AgentListener(Record, kw_only=True):

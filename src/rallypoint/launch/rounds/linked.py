@@ -34,8 +34,8 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.job.decision import Decision, assert_never
 from rallypoint.rendezvous.job.reports import (
+    Decision,
     Finish,
     Join,
     NodeReport,
@@ -44,9 +44,9 @@ from rallypoint.rendezvous.job.reports import (
     Refuse,
     Start,
     Stop,
+    assert_never,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.lease_clock import lease_time
 from rallypoint.rendezvous.transport.codec import decode, encode
 from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
 from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
@@ -60,6 +60,14 @@ _GUARD_SHARE = 0.2
 _FIRST_EXAMINATION_S = 1.0  # after the start: nodes that are started together have met
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
 CHECK_RESULT_S = 0.1  # for what was found
+
+
+def lease_time() -> float:
+    """The clock of leases: seconds since the machine was started, while it is suspended as well.
+
+    The guardian uses the same clock, so leases that expired meanwhile end workers on waking.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LinkedRounds(RoundSource, Receiver):
@@ -143,7 +151,7 @@ class LinkedRounds(RoundSource, Receiver):
     @property
     def fence_at(self) -> float | None:
         fence_at = self._core.follower.fence_at
-        return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.kill_s
+        return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.timeouts.kill_s
 
     def open(self, selector: selectors.BaseSelector) -> None:
         self._watch(selector)

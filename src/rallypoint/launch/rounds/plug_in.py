@@ -27,15 +27,15 @@ from rallypoint.cluster.network import choose_network, own_addresses
 from rallypoint.launch.job import Job, Rendezvous
 from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.rounds.store_host import ANY, StoreHost, addresses_of_members
-from rallypoint.rendezvous.api.registry import rendezvous_handler_registry
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    rendezvous_handler_registry,
 )
 from rallypoint.rendezvous.job.reports import Finish, NodeReport, Order, Outcome, Start, Stop
 from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge
-from rallypoint.rendezvous.job.round import Endpoint, Member, Round, Seat
+from rallypoint.rendezvous.job.round import Endpoint, Member, Seat, seats_of
 from rallypoint.rendezvous.transport.codec import decode_record, encode
 
 _CHECK_EVERY_S = 0.2
@@ -209,12 +209,9 @@ class PlugInRounds(RoundSource):
             )
         if self._store is not None and info.rank == 0 and not is_loopback(self._member.address):
             self._store.allow(addresses_of_members(each.member for each in cards))
-        opened = Round(
-            number=max(each.last_round for each in cards) + 1,
-            members=tuple([each.member for each in cards]),
-            store=store,
-        )
-        return opened.seats()[self._member.key]
+        members = tuple([each.member for each in cards])
+        number = max(each.last_round for each in cards) + 1
+        return seats_of(members, number=number, store=store)[self._member.key]
 
     def _open_store(self, info: RendezvousInfo) -> Endpoint:
         if self._store is not None:

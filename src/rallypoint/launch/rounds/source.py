@@ -18,9 +18,17 @@ from rallypoint.launch.job import Job, Verbosity
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.store_host import StoreHost
 from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, OpenRound
-from rallypoint.rendezvous.job.decision import assert_never
-from rallypoint.rendezvous.job.reports import Finish, NodeReport, Notice, Order, Refuse, Start, Stop
-from rallypoint.rendezvous.job.round import Endpoint, Round
+from rallypoint.rendezvous.job.reports import (
+    Finish,
+    NodeReport,
+    Notice,
+    Order,
+    Refuse,
+    Start,
+    Stop,
+    assert_never,
+)
+from rallypoint.rendezvous.job.round import Endpoint, seats_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -171,10 +179,9 @@ class LocalRounds(RoundSource):
             match action:
                 case OpenRound():
                     store = self._open_store()
-                    opened = Round(number=action.number, members=action.members, store=store)
-                    seat = opened.seats()[self.key]
+                    seats = seats_of(action.members, number=action.number, store=store)
                     start = Start(
-                        seat=seat,
+                        seat=seats[self.key],
                         because=action.because,
                         is_urgent=action.is_urgent,
                         may_replace=action.may_replace,

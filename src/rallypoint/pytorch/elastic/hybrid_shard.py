@@ -23,7 +23,7 @@ from rallypoint.base.errors import (
     InvalidArgumentError,
     RallypointError,
 )
-from rallypoint.elastic.replicas import Replicas
+from rallypoint.elastic.membership import Replicas
 from rallypoint.elastic.values import UpdateParticipant
 from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.calls.collectives import all_reduce

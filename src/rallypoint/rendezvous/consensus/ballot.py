@@ -181,12 +181,10 @@ class Agreements:
 
     def renew(self, now: float) -> list[Action]:
         """Report that this coordinator is alive; agents confirm it with their heartbeats."""
-        del now
         return []
 
     def counted(self, known: Collection[str]) -> Collection[str]:
         """Of these agents, those that determine how long this one may continue by hearing it."""
-        del known
         return self.voters
 
     def remind(self, now: float) -> Propose:

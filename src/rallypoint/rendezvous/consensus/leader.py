@@ -49,14 +49,7 @@ class Leader:
         out: Outbox,
         now: float,
     ) -> None:
-        """Begin.
-
-        Args:
-            campaign: the one that was won.
-            gone: agents that are known to have ended.
-            done: members that may have ended after their workers had succeeded.
-            out: this agent's actions and messages.
-        """
+        """Begin, with the won campaign; `gone` have ended, `done` may have, as they succeeded."""
         setup, rules, ballot = register.setup, register.rules, campaign.ballot
         self.deposed = ""
         self.finish: Finish | None = None
@@ -287,7 +280,6 @@ class Leader:
         )
 
     def _advance(self, now: float) -> None:
-        """Advance agreements as far as possible."""
         rounds = self._rounds
         while True:
             pending = self._agreements.pending
@@ -322,7 +314,6 @@ class Leader:
         return True
 
     def _adopt(self, new: Agreement, now: float) -> None:
-        """An agreement is decided."""
         self._peers.changed()
         if new.finish is not None:
             self._over = Over(finish=new.finish)

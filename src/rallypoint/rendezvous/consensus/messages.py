@@ -16,9 +16,17 @@ from collections.abc import Iterable
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.job.decision import Decision
 from rallypoint.rendezvous.job.gathering import Limits
-from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Refuse, Start, Stop
+from rallypoint.rendezvous.job.reports import (
+    Decision,
+    Finish,
+    Join,
+    NodeReport,
+    Notice,
+    Refuse,
+    Start,
+    Stop,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts
 
@@ -41,7 +49,7 @@ class Agreement(Record, kw_only=True):
 
     Attributes:
         number: of the agreement; one more than that of the agreement that it follows.
-        members: by rank. Only its voters (voter.py) decide on the next agreement.
+        members: by rank. Only its voters (rules.py) decide on the next agreement.
         round: the latest round of workers so far; -1 before the first.
         runs: whether this agreement is that round; otherwise no workers run under it.
         restarts: charged for failures so far.
@@ -330,14 +338,9 @@ class Setup(Record, kw_only=True):
         return self.timeouts.silence_s
 
     @property
-    def kill_s(self) -> float:
-        """The time within which an agent has ended its workers when it must end them at once."""
-        return self.timeouts.end_s
-
-    @property
     def dead_s(self) -> float:
         """This long after an agent was last heard, its workers are certainly dead."""
-        return (self.fence_s + self.kill_s) * (1 + self.drift)
+        return (self.fence_s + self.timeouts.kill_s) * (1 + self.drift)
 
 
 class Outbox:

@@ -6,8 +6,8 @@
        +--at the endpoint, or has a vote--> CAMPAIGNING    LEADING <---a quorum promised----+
     any of them ---the job is over, or this agent left---> DONE
 
-register.py: who leads, and what was agreed. rules.py: what each may do. leader.py, follower.py,
-search.py: this agent's part with its own, another's and no ballot. job/coordinator.py: the job
+register.py: who leads, and what was agreed. rules.py: what each may do. leader.py, follower.py:
+this agent's part with its own ballot, and with another's or none. job/coordinator.py: the job
 itself. No socket, clock or process here.
 """
 
@@ -18,7 +18,7 @@ from math import inf
 from random import Random
 
 from rallypoint.rendezvous.consensus.ballot import Campaign
-from rallypoint.rendezvous.consensus.follower import Follower
+from rallypoint.rendezvous.consensus.follower import Follower, Search
 from rallypoint.rendezvous.consensus.leader import Leader
 from rallypoint.rendezvous.consensus.messages import (
     Accepted,
@@ -40,11 +40,16 @@ from rallypoint.rendezvous.consensus.messages import (
     Unknown,
 )
 from rallypoint.rendezvous.consensus.peers import EndedAgents
-from rallypoint.rendezvous.consensus.register import Register
-from rallypoint.rendezvous.consensus.search import Search
-from rallypoint.rendezvous.consensus.voter import OwnStore, Voter
-from rallypoint.rendezvous.job.decision import Decision
-from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Notice, Outcome, Refuse
+from rallypoint.rendezvous.consensus.register import OwnStore, Register, Voter
+from rallypoint.rendezvous.job.reports import (
+    Decision,
+    Finish,
+    Join,
+    NodeReport,
+    Notice,
+    Outcome,
+    Refuse,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Member
 
 
@@ -259,7 +264,9 @@ class Participant:
                     self._search.saw(message.ballot)
                 answer = self._voter.prepare(message, now)
                 if isinstance(answer, Refused) and self._has_leader():
-                    answer = answer.__replace__(leader=self._leading_member())
+                    is_ours = self._leader is not None
+                    leader = self.setup.me if is_ours else self.follower.leader
+                    answer = answer.__replace__(leader=leader)
                 self._send(sender, answer)
             case Promise():
                 self._promised(message, now)
@@ -344,7 +351,8 @@ class Participant:
             return
         if message.leader.key in self._gone:
             return
-        if self._is_other_job(message) and not self._give_way(sender, message, now):
+        is_other_job = self.job not in ("", message.host)
+        if is_other_job and not self._join_other_job(sender, message, now):
             self._tell_who_leads(sender, now)  # that one gives way
             return
         self._voter.job_exists(message.host)
@@ -361,7 +369,6 @@ class Participant:
             self._ask_to_join(message.leader)
 
     def _follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
-        """A coordinator that is ours has sent a message."""
         self._search.saw(ballot)
         self.follower.follow(ballot, leader, now)
         if ballot.candidate != self._key and self.part is not Part.FOLLOWING:
@@ -425,7 +432,6 @@ class Participant:
     # Without a coordinator.
 
     def _lose(self, why: str, now: float) -> None:
-        """The coordinator is lost."""
         self._search.why = why
         was_leading = self._leader is not None
         self._leader = None
@@ -468,10 +474,7 @@ class Participant:
 
     # Other jobs.
 
-    def _is_other_job(self, message: Led) -> bool:
-        return self.job not in ("", message.host)
-
-    def _give_way(self, sender: str, message: Led, now: float) -> bool:
+    def _join_other_job(self, sender: str, message: Led, now: float) -> bool:
         """Of two jobs of one name, the more advanced one wins. Whether we give way to it.
 
         The one that is older has had more coordinators: a second job begins where the first has
@@ -479,10 +482,10 @@ class Participant:
         """
         round_number = self.follower.last_round if self._leader is None else self._leader.round
         mine = self.follower.ballot.term, round_number, self.job
-        is_told = sender == self.follower.ballot.candidate or (
+        must_join = sender == self.follower.ballot.candidate or (
             self.follower.round < 0 and not self._has_leader()
         )
-        if not is_told and (message.ballot.term, message.round, message.host) <= mine:
+        if not must_join and (message.ballot.term, message.round, message.host) <= mine:
             return False
         self._out.add((), f"joins the job that {message.leader.host} coordinates instead")
         if self._leader is not None:
@@ -500,9 +503,6 @@ class Participant:
 
     def _has_leader(self) -> bool:
         return self.part in (Part.FOLLOWING, Part.LEADING)
-
-    def _leading_member(self) -> Member | None:
-        return self.setup.me if self._leader is not None else self.follower.leader
 
     def _send(self, key: str, message: Message) -> None:
         leader = self.follower.leader

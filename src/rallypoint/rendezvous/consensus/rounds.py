@@ -24,8 +24,8 @@ from rallypoint.rendezvous.consensus.peers import EndedAgents, Peer, Peers
 from rallypoint.rendezvous.consensus.register import Register
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL
 from rallypoint.rendezvous.job.coordinator import Coordinator, JobDecision, JobStage, OpenRound
-from rallypoint.rendezvous.job.decision import NOTHING, assert_never
 from rallypoint.rendezvous.job.reports import (
+    NOTHING,
     Finish,
     NodeReport,
     Notice,
@@ -33,8 +33,9 @@ from rallypoint.rendezvous.job.reports import (
     Refuse,
     Start,
     Stop,
+    assert_never,
 )
-from rallypoint.rendezvous.job.round import Endpoint, Member, Round
+from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 
 
 class Orders:
@@ -62,7 +63,7 @@ class Orders:
         self, agreed: Agreement, store: Endpoint, voters: tuple[Member, ...], now: float
     ) -> tuple[str, ...]:
         """That round is agreed; returns the keys of its members."""
-        opened = Round(number=agreed.round, members=agreed.members, store=store)
+        seats = seats_of(agreed.members, number=agreed.round, store=store)
         keep = {member.key for member in agreed.members if member.taking_part > 0}
         self.round, self._sent_at = agreed.round, now
         self._orders = {
@@ -80,7 +81,7 @@ class Orders:
                 ),
                 voters=voters,
             )
-            for key, seat in opened.seats().items()
+            for key, seat in seats.items()
         }
         self._unsent.clear()
         return tuple(self._orders)
@@ -251,9 +252,9 @@ class Rounds:
         job, key = self.job, heartbeat.key
         assert job is not None
         # An agent that only waits for its node rank has no place yet that it could lose.
-        has_place = key in job.gathering.here or key in self._gone
+        was_admitted = key in job.gathering.here or key in self._gone
         self.perform(job.reported(key, heartbeat.report, now), now)
-        if key not in job.gathering.here and (has_place or heartbeat.report.leaves):
+        if key not in job.gathering.here and (was_admitted or heartbeat.report.leaves):
             self._gone.add(key)
             if all(member.key != key for member in self._agreements.newest.members):
                 self._peers.send(key, Over(finish=LEFT))

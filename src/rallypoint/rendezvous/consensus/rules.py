@@ -133,7 +133,7 @@ class Rules:
         """
         if was_lost:
             return self.setup.dead_s
-        kill_s, drift = self.setup.kill_s, self.setup.drift
+        kill_s, drift = self.setup.timeouts.kill_s, self.setup.drift
         return kill_s * (1 + drift) + self.setup.fence_s * drift
 
     # The end.

@@ -15,9 +15,10 @@ from enum import Enum
 
 from rallypoint.base.record import Record
 from rallypoint.base.wording import brief
-from rallypoint.rendezvous.job.decision import NOTHING, Decision
 from rallypoint.rendezvous.job.gathering import Flapping, Gathering, Limits, ShortLives
 from rallypoint.rendezvous.job.reports import (
+    NOTHING,
+    Decision,
     Ending,
     Finish,
     NodeReport,
@@ -271,8 +272,8 @@ class Coordinator:
         text = self.gathering.text()
         if self.gathering.is_over(now):
             waited_s = self.gathering.limits.join_timeout_s
-            told = f"{text}, after {waited_s:g} s; start it there, or find out why it exited"
-            return self._finish(Outcome.GIVEN_UP, told)
+            advice = "start it there, or find out why it exited"
+            return self._finish(Outcome.GIVEN_UP, f"{text}, after {waited_s:g} s; {advice}")
         notice: JobDecision = NOTHING
         if now >= self._notice_at:
             self._notice_at = next_notice(self._opened_at, now)
@@ -414,10 +415,10 @@ class Coordinator:
         due_at = max(self._began_at + pause_s, now if current.is_complete else now + BATCH_S)
         if due_at <= now:
             return self._admit()
-        is_told = self.wake_at is not None
+        is_announced = self.wake_at is not None
         self._wake_by(due_at)
         text = f"{', '.join(current.joining)} will join in {brief(due_at - now)}"
-        if is_told or due_at <= now + BATCH_S:
+        if is_announced or due_at <= now + BATCH_S:
             return Decision((), text)
         return Decision((Notice(f"{text}, as {self._short_lives.text}"),), text)
 
@@ -435,8 +436,8 @@ class Coordinator:
     def _delay(self, came: str, pause_s: float, now: float) -> JobDecision:
         self._wake_by(now + pause_s)
         text = f"{came}, and waits for {pause_s:.0f} s: {self._flapping.text}"
-        notices = () if self._flapping.has_told else (Notice(text),)
-        self._flapping.has_told = True
+        notices = () if self._flapping.is_reported else (Notice(text),)
+        self._flapping.is_reported = True
         return Decision(notices, text)
 
     def _stop(self, because: str, ending: Ending = Ending.TERMINATE) -> JobDecision:

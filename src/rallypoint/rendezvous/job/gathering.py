@@ -31,11 +31,11 @@ class Flapping:
     after a few such changes new nodes wait, longer each time, and are admitted together.
 
     Attributes:
-        has_told: whether the user knows that new nodes wait.
+        is_reported: whether the user knows that new nodes wait.
     """
 
     def __init__(self) -> None:
-        self.has_told = False
+        self.is_reported = False
         self._changes: list[float] = []  # when rounds ended as nodes came or went
         self._lost_at = -_ONE_LOSS_S  # when the newest of them ended as nodes went
 
@@ -50,7 +50,7 @@ class Flapping:
         """How long a round runs at least before new nodes end it."""
         self._changes = [at for at in self._changes if now - at < MEMORY_S]
         excess = len(self._changes) - FREE_CHANGES
-        self.has_told = self.has_told and excess > 0
+        self.is_reported = self.is_reported and excess > 0
         return min(2.0**excess, _LONGEST_PAUSE_S) if excess > 0 else 0.0
 
     @property

@@ -1,4 +1,6 @@
-"""What agents report to their coordinator, and its orders: frozen data, no decisions."""
+"""What agents report to their coordinator, and its orders; and the decision, which holds what a
+pure state machine here returns for an event. Frozen data.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,22 @@ from enum import Enum
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Member, Seat
+
+TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
+if TYPE_CHECKING:
+    from typing import Generic, Never, NoReturn, TypeVar
+
+    Action_co = TypeVar("Action_co", bound=Record, covariant=True)
+    Other = TypeVar("Other", bound=Record)
+else:
+    Action_co = None
+
+    class Generic:
+        """A word to type checkers only."""
+
+        __slots__ = ()
+        __class_getitem__ = classmethod(lambda cls, _: cls)
+
 
 # What agents report.
 
@@ -162,3 +180,29 @@ class Refuse(Record):
 
     key: str
     why: str
+
+
+# What a state machine returns.
+
+
+class Decision(Record, Generic[Action_co]):
+    """Actions for the driver, in this order; an empty reason: nothing worth reporting happened.
+
+    `Action_co` is the union of the actions of a state machine: its driver performs each.
+    """
+
+    actions: tuple[Action_co, ...] = ()
+    reason: str = ""
+
+    def __add__(self, then: Decision[Other]) -> Decision[Action_co | Other]:
+        """Both, one after the other."""
+        reasons = [text for text in (self.reason, then.reason) if text]
+        return Decision(self.actions + then.actions, "; ".join(reasons))
+
+
+NOTHING: Decision[Never] = Decision()
+
+
+def assert_never(action: Never) -> NoReturn:
+    """The last case of a driver: mypy accepts it only if each action, or order, has one."""
+    raise AssertionError(f"nobody performs {action!r}")

@@ -6,6 +6,7 @@ TORCHELASTIC_RESTART_COUNT. Pure.
 
 from __future__ import annotations
 
+from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
@@ -48,9 +49,7 @@ class Endpoint(Record, kw_only=True):
         return not self.port and self.host.startswith("/")
 
     def __str__(self) -> str:
-        if self.is_directory:
-            return f"file://{self.host}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"file://{self.host}" if self.is_directory else endpoint_of(self.host, self.port)
 
 
 class Member(Record, kw_only=True):
@@ -128,45 +127,36 @@ class Seat(Record, kw_only=True):
         )
 
 
-class Round(Record, kw_only=True):
-    """One agreement on who takes part.
+def seats_of(members: tuple[Member, ...], *, number: int, store: Endpoint) -> dict[str, Seat]:
+    """Each member's seat in a round, by its key.
 
-    Attributes:
+    Args:
         members: by node rank, which is 0, 1, ... without a gap.
         store: the worker store, empty at the start of the round.
     """
-
-    number: int
-    members: tuple[Member, ...]
-    store: Endpoint
-
-    def __post_init__(self) -> None:
-        ranks = [member.node_rank for member in self.members]
-        if not ranks or ranks != list(range(len(ranks))):
-            raise InvalidArgumentError(
-                f"a round's node ranks must be 0, 1, ...; they are {ranks}: check --node-rank."
-            )
-
-    def seats(self) -> dict[str, Seat]:
-        """Each member's seat, by its key."""
-        role_sizes: dict[str, int] = {}
-        for member in self.members:
-            role_sizes[member.role] = role_sizes.get(member.role, 0) + member.size
-        world_size = sum(role_sizes.values())
-        first, firsts_of_roles = 0, dict.fromkeys(role_sizes, 0)
-        seats = {}
-        for member in self.members:
-            seats[member.key] = Seat(
-                number=self.number,
-                store=self.store,
-                node_rank=member.node_rank,
-                nodes=len(self.members),
-                local_world_size=member.size,
-                first_rank=first,
-                world_size=world_size,
-                first_role_rank=firsts_of_roles[member.role],
-                role_world_size=role_sizes[member.role],
-            )
-            first += member.size
-            firsts_of_roles[member.role] += member.size
-        return seats
+    ranks = [member.node_rank for member in members]
+    if not ranks or ranks != list(range(len(ranks))):
+        raise InvalidArgumentError(
+            f"a round's node ranks must be 0, 1, ...; they are {ranks}: check --node-rank."
+        )
+    role_sizes: dict[str, int] = {}
+    for member in members:
+        role_sizes[member.role] = role_sizes.get(member.role, 0) + member.size
+    world_size = sum(role_sizes.values())
+    first, firsts_of_roles = 0, dict.fromkeys(role_sizes, 0)
+    seats = {}
+    for member in members:
+        seats[member.key] = Seat(
+            number=number,
+            store=store,
+            node_rank=member.node_rank,
+            nodes=len(members),
+            local_world_size=member.size,
+            first_rank=first,
+            world_size=world_size,
+            first_role_rank=firsts_of_roles[member.role],
+            role_world_size=role_sizes[member.role],
+        )
+        first += member.size
+        firsts_of_roles[member.role] += member.size
+    return seats

@@ -37,11 +37,7 @@ class RoundState:
         is_taken_over: bool = False,
         has_newcomers: bool = False,
     ) -> None:
-        """Begin.
-
-        Args:
-            is_taken_over: another coordinator began it.
-        """
+        """Begin; `is_taken_over`: another coordinator began it."""
         self.has_newcomers = has_newcomers
         self.members = members
         self._by_key = {member.key: member for member in members}
@@ -121,14 +117,14 @@ class RoundState:
     @property
     def joining(self) -> list[str]:
         """Workers that are ready to take places that are empty, in words."""
-        told = []
+        described = []
         for key, ready in self._ready.items():
             member = self._by_key[key]
             count = min(ready, member.local_world_size - member.size)
             if count > 0 and key in self.present:
                 workers = "a worker" if count == 1 else f"{count} workers"
-                told.append(f"{workers} of {self.name_of(key)}")
-        return told
+                described.append(f"{workers} of {self.name_of(key)}")
+        return described
 
     @property
     def is_complete(self) -> bool:

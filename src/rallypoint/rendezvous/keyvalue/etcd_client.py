@@ -53,14 +53,13 @@ class EtcdClient(KeyValueClient):
             self._connection = None
 
     def read(self, prefix: str) -> Snapshot:
-        """Return all pairs whose keys start with `prefix`, as the cluster's majority has them."""
         answer, _ = self._call("read", "kv/range", _under(prefix), prefix)
         return Snapshot(tuple(map(_pair, answer.get("kvs", ()))), _revision(answer))
 
     def transact(self, request: Transact) -> int | None:
         first, value = next(iter(request.puts.items()))
         leases = {key: str(request.leases.get(key, request.lease)) for key in request.puts}
-        words = {
+        conditions_and_writes: dict[str, object] = {
             "compare": [
                 {"key": _b64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(number)}
                 for key, number in request.revisions.items()
@@ -72,7 +71,7 @@ class EtcdClient(KeyValueClient):
             + [{"request_delete_range": {"key": _b64(key)}} for key in request.deletes],
             "failure": [{"request_range": {"key": _b64(first)}}],
         }
-        answer, retried = self._call("transact", "kv/txn", words, first)
+        answer, retried = self._call("transact", "kv/txn", conditions_and_writes, first)
         if answer.get("succeeded"):
             return _revision(answer)
         found = answer["responses"][0]["response_range"].get("kvs", ())
@@ -81,13 +80,11 @@ class EtcdClient(KeyValueClient):
         return None
 
     def grant(self, ttl_s: int) -> int:
-        """Return a new lease, which ends with its keys `ttl_s` after it was last kept alive."""
         # A grant whose answer was lost leaves a lease that nobody renews: it expires.
         answer, _ = self._call("grant", "lease/grant", {"TTL": str(ttl_s)})
         return int(answer["ID"])
 
     def keep_alive(self, lease: int) -> bool:
-        """Restart the lease's time; False if it has ended."""
         answer, _ = self._call("keep_alive", "lease/keepalive", {"ID": str(lease)})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
@@ -95,7 +92,7 @@ class EtcdClient(KeyValueClient):
         self,
         operation: str,
         path: str,
-        request: dict[str, Any],
+        request: dict[str, object],
         key: str | None = None,
     ) -> tuple[dict[str, Any], bool]:
         """Return the answer, and whether an earlier try may have been carried out as well."""
@@ -184,7 +181,7 @@ def _b64(value: str | bytes) -> str:
     return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
 
 
-def _under(prefix: str) -> dict[str, Any]:
+def _under(prefix: str) -> dict[str, object]:
     # The end is the first key after all that start with the prefix; "/" as the last byte never
     # overflows, which is why a prefix must end so.
     return {"key": _b64(prefix), "range_end": _b64(prefix[:-1] + "0")}

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.keyvalue.keeper import KeyValueClient
 from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister, KeyValueRules
 from rallypoint.rendezvous.keyvalue.key_value_voter import Answer, KeyValueVoter, is_same
-from rallypoint.rendezvous.lease_clock import lease_time
 
 _CLOSING_S = 0.2
 
@@ -26,6 +26,7 @@ class KeyValueLink:
 
     Args:
         client: owned by the link from now on.
+        clock: of leases, in seconds.
         rules: the agent's.
         is_needed: whether the first failure of the client, which `take` then raises, ends the
             agent's part; otherwise the keeper may be unavailable for a while.
@@ -35,6 +36,7 @@ class KeyValueLink:
         self,
         setup: Setup,
         client: KeyValueClient,
+        clock: Callable[[], float],
         rules: type[KeyValueRules] = KeyValueRules,
         *,
         is_needed: bool = False,
@@ -42,6 +44,7 @@ class KeyValueLink:
         self._rules = rules
         self._voter = KeyValueVoter(setup, rules)
         self._client = client
+        self._clock = clock
         self._is_needed = is_needed
         self._awake = threading.Condition()  # guards what follows
         self._waiting: dict[type, Message] = {}
@@ -124,9 +127,9 @@ class KeyValueLink:
 
     def _work(self, message: Message) -> None:
         try:
-            request = self._voter.ask(message, lease_time())
+            request = self._voter.ask(message, self._clock())
             while request is not None:
-                request = self._voter.go_on(self._client.carry_out(request), lease_time())
+                request = self._voter.go_on(self._client.carry_out(request), self._clock())
         except Exception as error:  # the keeper is unavailable, or its data or answer is invalid
             self._voter.failed(str(error))
             if self._is_needed:

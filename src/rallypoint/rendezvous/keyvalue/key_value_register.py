@@ -28,9 +28,8 @@ from rallypoint.rendezvous.consensus.messages import (
     SendMessage,
     Setup,
 )
-from rallypoint.rendezvous.consensus.register import Register
+from rallypoint.rendezvous.consensus.register import Register, before_all
 from rallypoint.rendezvous.consensus.rules import BEFORE_ALL, KEEPER, MAX_VOTERS, Rules
-from rallypoint.rendezvous.consensus.voter import before_all
 from rallypoint.rendezvous.job.round import Member
 
 _NEVER = float("-inf")
@@ -43,8 +42,8 @@ class KeyValueRules(Rules):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        places = ", ".join(map(str, setup.endpoints))
-        host = f"{self.keeper} at {places}" if places else self.keeper
+        endpoints = ", ".join(map(str, setup.endpoints))
+        host = f"{self.keeper} at {endpoints}" if endpoints else self.keeper
         self._keeper = Member(key=KEEPER, host=host, local_world_size=0)
 
     def voters(self, agreement: Agreement) -> tuple[Member, ...]:

@@ -57,11 +57,9 @@ _JOB_TTL_S = 3600  # a job is forgotten this long after its last coordinator's e
 _KEEP_ALIVE_S = 300.0
 
 
-_Steps = Generator[Request, Any, None]
-
-
 # A message to the agent; or why there is none, for `Participant.unreachable`.
 Answer = Message | str
+_Steps = Generator[Request, Any, list[Answer]]  # requests, whose results are sent; the answers
 
 
 class _Vote(Record, kw_only=True):
@@ -89,8 +87,8 @@ class KeyValueVoter:
         self._steps: _Steps | None = None
         self._answers: list[Answer] = []
         # The claim and heartbeat as last read, and when they were first seen.
-        self._seen = (-1, -1)
-        self._seen_at = 0.0
+        self._last_read = (-1, -1)
+        self._unchanged_since = 0.0
         # Our own claim, while it may be valid.
         self._claim: Claim | None = None
         self._revision = 0
@@ -154,13 +152,14 @@ class KeyValueVoter:
             return None
         try:
             return self._steps.send(result)
-        except StopIteration:
+        except StopIteration as end:
             self._steps = None
+            self._answers += end.value
             return None
 
     # What it reads.
 
-    def _look(self) -> Generator[Request, Any, _Vote]:
+    def _read_vote(self) -> Generator[Request, Any, _Vote]:
         """Check who coordinates; record since when nothing has been written."""
         found = {pair.key: pair for pair in (yield Read(prefix=self._keys.vote)).pairs}
         claim, heartbeat = found.get(self._keys.claim), found.get(self._keys.heartbeat)
@@ -171,9 +170,9 @@ class KeyValueVoter:
             beat_revision=0 if heartbeat is None else heartbeat.revision,
             closed="" if closed is None else closed.value.decode(errors="replace"),
         )
-        if self._seen != (vote.revision, vote.beat_revision):
-            self._seen = (vote.revision, vote.beat_revision)
-            self._seen_at = self._now
+        if self._last_read != (vote.revision, vote.beat_revision):
+            self._last_read = (vote.revision, vote.beat_revision)
+            self._unchanged_since = self._now
         return vote
 
     def _read_agreement(self) -> Generator[Request, Any, tuple[Agreement | None, int]]:
@@ -216,34 +215,28 @@ class KeyValueVoter:
     # The requests to it.
 
     def _find(self, join: Join) -> _Steps:
-        vote = yield from self._look()
+        vote = yield from self._read_vote()
         end = yield from self._end_of(join.job, vote)
         if end is not None:
-            self._answers.append(Over(finish=end))
-        elif vote.claim is not None and vote.claim.finish is None:
-            claim = vote.claim
-            led = Led(
-                ballot=claim.ballot, leader=claim.leader, host=claim.host, number=-1, round=-1
-            )
-            self._answers.append(led)
+            return [Over(finish=end)]
+        claim = vote.claim
+        if claim is None or claim.finish is not None:
+            return []
+        return [Led(ballot=claim.ballot, leader=claim.leader, host=claim.host, number=-1, round=-1)]
 
     def _prepare(self, message: Prepare) -> _Steps:
-        vote = yield from self._look()
+        vote = yield from self._read_vote()
         job = message.decided.host
         end = yield from self._end_of(job, vote)
         if end is not None:
-            self._answers.append(Over(finish=end))
-            return
+            return [Over(finish=end)]
         # The remains of a job that was stopped are cleared; another one begins.
         old = vote.claim if vote.claim is None or vote.claim.finish is None else None
         if old is not None:
-            if not self._rules.may_promise(message.ballot, old.ballot):
-                self._refuse(message.ballot, vote)
-                return
-            if self._must_wait(old) > 0:
-                self._refuse(message.ballot, vote)
-                return
-        yield from self._promise(message, vote, old)
+            may_promise = self._rules.may_promise(message.ballot, old.ballot)
+            if not may_promise or self._must_wait(old) > 0:
+                return self._refused(message.ballot, vote)
+        return (yield from self._promise(message, vote, old))
 
     def _must_wait(self, claim: Claim) -> float:
         """At least this long; the agreement, which may require more, is not known here."""
@@ -251,7 +244,7 @@ class KeyValueVoter:
         if candidate == self._setup.me.key or candidate in self._lost:
             return 0.0
         fence_s = self._rules.must_wait_s(candidate, None, ())
-        return self._seen_at + fence_s - self._now
+        return self._unchanged_since + fence_s - self._now
 
     def _promise(self, message: Prepare, vote: _Vote, old: Claim | None) -> _Steps:
         held, held_revision = yield from self._read_agreement()
@@ -262,18 +255,15 @@ class KeyValueVoter:
             forgot = (
                 f"{self._rules.keeper} has lost the job's record; waiting for a node that knows it"
             )
-            self._answers.append(forgot)
-            return
+            return [forgot]
         if held is not None and held.number > message.decided.number:
-            self._refuse(message.ballot, vote, held)  # first learn, then ask again
-            return
-        silent_s = self._now - self._seen_at
+            return self._refused(message.ballot, vote, held)  # first learn, then ask again
+        silent_s = self._now - self._unchanged_since
         was_lost = old is None and job != ""  # it is unknown when the coordinator last wrote
         if old is not None:
             wait_s = self._rules.must_wait_s(leader, held, self._lost)
             if leader != me.key and silent_s < wait_s:
-                self._refuse(message.ballot, vote)
-                return
+                return self._refused(message.ballot, vote)
             # If it is our own claim, we may have made it early as well.
             was_lost = leader == me.key or silent_s < self._rules.must_wait_s(leader, None, ())
         promise = Promise(
@@ -304,16 +294,15 @@ class KeyValueVoter:
                 lease=lease,
             )
             if done is None:
-                self._refuse(message.ballot, (yield from self._look()))
-                return
+                return self._refused(message.ballot, (yield from self._read_vote()))
             self._claim, self._revision, self._kept_at = claim, done, self._now
             self._held, self._held_revision = held, 0 if held is None else held_revision
-        self._answers.append(promise)
+        return [promise]
 
     def _propose(self, message: Propose) -> _Steps:
         claim, new, closed = self._claim, message.agreement, 0
         if claim is None or claim.ballot != message.ballot:
-            return  # from before our latest claim
+            return []  # from before our latest claim
         if new.finish is not None:
             lease = yield Grant(ttl_s=math.ceil(self._setup.timeouts.close_s))
             claim = claim.__replace__(lease=lease, finish=new.finish)
@@ -324,25 +313,24 @@ class KeyValueVoter:
             self._kept_at = self._now
         done = yield self._write(claim, new, closed)
         if done is None:
-            vote = yield from self._look()
+            vote = yield from self._read_vote()
             if vote.ballot != message.ballot or vote.closed:
-                yield from self._tell_deposed(message, vote)
+                answers = yield from self._deposed(message, vote)
                 self._claim = None
-                return
+                return answers
             # An unanswered write of ours was carried out; or, so far, none at all.
             self._revision = vote.revision
             self._held, self._held_revision = yield from self._read_agreement()
             done = yield self._write(claim, new, closed)
             if done is None:
-                return  # it will be asked again
+                return []  # it will be asked again
         if self._is_new(new):
             self._held, self._held_revision = new, done
-        accepted = Accepted(
-            ballot=message.ballot, voter=KEEPER, stamp=message.stamp, number=new.number
-        )
-        self._answers.append(accepted)
         if new.finish is not None:
             self._claim, self._revision = claim, done
+        return [
+            Accepted(ballot=message.ballot, voter=KEEPER, stamp=message.stamp, number=new.number)
+        ]
 
     def _is_new(self, agreement: Agreement) -> bool:
         return self._held is None or agreement.number > self._held.number
@@ -365,15 +353,14 @@ class KeyValueVoter:
             puts[keys.claim], puts[word], leases[word] = pack(claim), pack(claim.finish), closed
         return Transact(revisions=revisions, puts=puts, lease=claim.lease, leases=leases)
 
-    def _tell_deposed(self, message: Propose, vote: _Vote) -> _Steps:
+    def _deposed(self, message: Propose, vote: _Vote) -> _Steps:
         end = yield from self._end_of(message.agreement.host, vote)
         if end is not None:
-            self._answers.append(Over(finish=end))
-        elif vote.claim is None:  # the keeper has lost its data; claim it anew
+            return [Over(finish=end)]
+        if vote.claim is None:  # the keeper has lost its data; claim it anew
             promised = Ballot(message.ballot.term + 1, KEEPER)
-            self._answers.append(Refused(ballot=message.ballot, promised=promised))
-        else:
-            self._refuse(message.ballot, vote)
+            return [Refused(ballot=message.ballot, promised=promised)]
+        return self._refused(message.ballot, vote)
 
     # Its answers.
 
@@ -382,7 +369,9 @@ class KeyValueVoter:
         self._beats += 1
         return f"{self._setup.me.key} {self._beats}".encode()
 
-    def _refuse(self, ballot: Ballot, vote: _Vote, decided: Agreement | None = None) -> None:
+    def _refused(
+        self, ballot: Ballot, vote: _Vote, decided: Agreement | None = None
+    ) -> list[Answer]:
         claim = vote.claim
         refused = Refused(
             ballot=ballot,
@@ -391,15 +380,14 @@ class KeyValueVoter:
             leader=None if claim is None or decided is not None else claim.leader,
             decided=decided,
         )
-        self._answers.append(refused)
-        if claim is not None and decided is None and claim.leader.key != self._setup.me.key:
-            who, silent_s = claim.leader, self._now - self._seen_at
-            at = f"{who.host} ({who.address}:{who.port})"
-            why = (
-                f"{at} coordinates, but does not answer this node; it last wrote {silent_s:.0f} "
-                "s ago"
-            )
-            self._answers.append(why)
+        if claim is None or decided is not None or claim.leader.key == self._setup.me.key:
+            return [refused]
+        who, silent_s = claim.leader, self._now - self._unchanged_since
+        why = (
+            f"{who.host} ({who.address}:{who.port}) coordinates, but does not answer this node; it "
+            f"last wrote {silent_s:.0f} s ago"
+        )
+        return [refused, why]
 
 
 def is_same(message: Message, at_work: Message | None) -> bool:

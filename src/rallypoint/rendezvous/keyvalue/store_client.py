@@ -1,11 +1,11 @@
 """A store as a keeper: all of a job's keys are the value of one key, which is compared and set.
 
-    Read ------> look -----------------------------------------> Snapshot
-    Transact --> check the revisions in what was seen last --> swap --> the new revision
+    Read ------> read the value -------------------------------> Snapshot
+    Transact --> check the revisions in what was read last --> swap --> the new revision
                         ^                                        |
                         +---- another write came in between -----+       (None: they do not hold)
 
-A look is a swap of nothing for nothing: it never waits, as a store's `get` does for a missing key.
+A read is a swap of nothing for nothing: it never waits, as a store's `get` does for a missing key.
 No value comes twice, as its revision grows with each write. Keys of a store do not expire, so there
 are no leases. Swaps are yielded, for StoreClient and for tests to perform: pure but for the store.
 """
@@ -33,28 +33,28 @@ class Swap(Record):
     desired: bytes
 
 
-_LOOK = Swap(b"", b"")
+_READ = Swap(b"", b"")
 
 
 class OneValue:
     """The value as one agent knows it: a second write before any other agent's needs one swap."""
 
     def __init__(self) -> None:
-        self._seen = b""
+        self._known = b""
 
     def read(self, prefix: str) -> Generator[Swap, bytes, Snapshot]:
         """See KeyValueClient."""
-        seen = yield _LOOK
-        revision, pairs = decode_value(seen)
-        self._seen = seen
+        known = yield _READ
+        revision, pairs = decode_value(known)
+        self._known = known
         found = [pair for key, pair in sorted(pairs.items()) if key.startswith(prefix)]
         return Snapshot(tuple(found), revision)
 
     def transact(self, request: Transact) -> Generator[Swap, bytes, int | None]:
         """See KeyValueClient."""
-        seen, is_newest = self._seen, False
+        known, is_newest = self._known, False
         while True:
-            revision, pairs = decode_value(seen)
+            revision, pairs = decode_value(known)
             if _hold(pairs, request.revisions):
                 revision += 1
                 pairs.update(
@@ -62,17 +62,17 @@ class OneValue:
                 )
                 kept = [pair for key, pair in pairs.items() if key not in request.deletes]
                 desired = encode_value(revision, kept)
-                held = yield Swap(seen, desired)
+                held = yield Swap(known, desired)
                 if held == desired:
-                    self._seen = desired
+                    self._known = desired
                     return revision
-                if held == seen:  # it is not there any more: the store lost it
-                    held = yield _LOOK
+                if held == known:  # it is not there any more: the store lost it
+                    held = yield _READ
             elif is_newest:
                 return None
             else:
-                held = yield _LOOK
-            seen, is_newest = held, True
+                held = yield _READ
+            known, is_newest = held, True
 
 
 def _hold(pairs: Mapping[str, Pair], revisions: Mapping[str, int]) -> bool:
@@ -130,7 +130,6 @@ class StoreClient(KeyValueClient):
         return self._perform(self._value.transact(request))
 
     def grant(self, ttl_s: int) -> int:
-        del ttl_s
         return 0
 
     def keep_alive(self, lease: int) -> bool:

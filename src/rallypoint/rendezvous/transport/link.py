@@ -24,6 +24,7 @@ import struct
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from contextlib import suppress
 
 from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
@@ -35,7 +36,6 @@ _LENGTH = struct.Struct("!I")
 _DROPPED = 0xFFFFFFFF
 _CHUNK = 64 << 10
 _NAME_BYTES = 8
-_REFUSED = bytes(PROOF)
 SILENCE_S = 10.0  # without an acknowledgement: end the connection, and make another
 _FRESH_MS = 3000  # a reset after a longer silence may come from a live peer that gave us up
 # Of struct tcp_info: its size, and where tcpi_unacked and tcpi_last_{data,ack}_recv (in ms) are.
@@ -62,7 +62,7 @@ class ConnectionListener(ABC):
         """Something was dropped; the other side is alive."""
 
 
-class Link:
+class Link(ABC):
     """One connection.
 
     Attributes:
@@ -92,13 +92,15 @@ class Link:
         self._listener = listener
         self._token = token
         self._nonce = os.urandom(NONCE)
+        self._handshake = self._steps()
+        _, self._needed = next(self._handshake)
         self._unread = bytearray()
         self._unsent = bytearray()
         self._watched = 0  # the events that the selector reports to `_happened`
         self._is_closed = False
         self._is_dropped = False  # to be closed once everything is sent
         self._breaks = False  # nothing can be sent any more
-        self._has_told_full = False
+        self._has_reported_full = False
         # The time of a send after which nothing has arrived.
         self._unanswered_since: float | None = None
 
@@ -113,8 +115,8 @@ class Link:
                 self, f"a message of {len(payload)} bytes is too long, so it was not sent"
             )
         elif self._unsent and len(self._unsent) + len(payload) > MAX_UNSENT_BYTES:
-            if not self._has_told_full:
-                self._has_told_full = True
+            if not self._has_reported_full:
+                self._has_reported_full = True
                 self._listener.failed(self, "it is not reading; sending resumes when it does")
         else:
             self._write(_LENGTH.pack(len(payload)) + payload)
@@ -180,20 +182,15 @@ class Link:
             self._selector.unregister(self._sock)
         self._sock.close()
 
-    # Methods that the two kinds define.
-
-    def _needed(self) -> int:
-        """The number of bytes for the next step of the handshake."""
-        raise NotImplementedError
-
-    def _step(self, data: bytes) -> str:
-        """One step of the handshake; returns what is wrong with it, if anything."""
-        raise NotImplementedError
+    @abstractmethod
+    def _steps(self) -> Generator[tuple[bytes, int], bytes, bytes]:
+        """The handshake: what to send, and how many bytes must come then; returns the caller's
+        nonce, or raises _RefusedError.
+        """
 
     # Bytes.
 
     def _watch(self) -> None:
-        """Update the events that the selector waits for."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         if events == self._watched:
             return
@@ -218,7 +215,8 @@ class Link:
             return self._broke(error)
         if not data:
             self.was_ended = True
-            return self._fail(self._end_text())
+            early = "it closed the connection during the handshake"
+            return self._fail("its connection closed" if self.is_open else early)
         self._unanswered_since = None
         if self._is_dropped:
             return None
@@ -226,13 +224,6 @@ class Link:
         while not self._is_closed and not self._is_dropped and self._take():
             pass
         return None
-
-    def _end_text(self) -> str:
-        return (
-            "its connection closed"
-            if self.is_open
-            else "it closed the connection during the handshake"
-        )
 
     def _take(self) -> bool:
         """Use the received bytes, if they are enough for something."""
@@ -258,15 +249,24 @@ class Link:
 
     def _go_on(self) -> bool:
         """Take the next step of the handshake, if enough bytes have been received."""
-        needed = self._needed()
+        needed = self._needed
         if len(self._unread) < needed:
             return False
         data = bytes(self._unread[:needed])
         del self._unread[:needed]
-        wrong = self._step(data)
-        if wrong:
-            self._fail(wrong)
-        return not wrong
+        try:
+            answer, self._needed = self._handshake.send(data)
+        except StopIteration as end:
+            self.is_open = True
+            self.name = end.value[:_NAME_BYTES].hex()
+            self._listener.opened(self)
+        except _RefusedError as refusal:
+            self._write(refusal.answer)
+            self._fail(str(refusal))
+            return False
+        else:
+            self._write(answer)
+        return True
 
     def _write(self, data: bytes) -> None:
         if self._breaks:
@@ -281,7 +281,7 @@ class Link:
         except OSError as error:
             return self._broke(error)
         if not self._unsent:
-            self._has_told_full = False
+            self._has_reported_full = False
             if self._is_dropped:
                 self._close_unread()
                 return None
@@ -293,11 +293,6 @@ class Link:
             while self._sock.recv(_CHUNK):
                 pass
         self.close()
-
-    def _opened(self, callers_nonce: bytes) -> None:
-        self.is_open = True
-        self.name = callers_nonce[:_NAME_BYTES].hex()
-        self._listener.opened(self)
 
     def _broke(self, error: OSError) -> None:
         self._breaks = True
@@ -329,9 +324,9 @@ class Link:
         self._listener.closed(self, why)
 
     def _fail(self, why: str) -> None:
-        is_told = self._is_closed or self._is_dropped
+        was_open = not (self._is_closed or self._is_dropped)
         self.close()
-        if not is_told:
+        if was_open:
             self._listener.closed(self, why)
 
 
@@ -349,26 +344,18 @@ class Called(Link):
         super().__init__(sock, selector, listener, token)
         _tend(sock, silence_s)
         self.peer = _plain(sock.getpeername()[0])
-        self._theirs = b""
         self._watch()
 
-    def _needed(self) -> int:
-        return PROOF if self._theirs else len(GREETING) + NONCE
-
-    def _step(self, data: bytes) -> str:
-        if not self._theirs:
-            if data[: len(GREETING)] != GREETING:
-                return "it does not speak this protocol"
-            self._theirs = data[len(GREETING) :]
-            self._write(self._nonce)
-            return ""
-        expected = client_proof(self._token, self._theirs, self._nonce)
-        if not hmac.compare_digest(data, expected):
-            self._write(_REFUSED)
-            return "it does not have the job's token"
-        self._write(server_proof(self._token, self._theirs, self._nonce))
-        self._opened(self._theirs)
-        return ""
+    def _steps(self) -> Generator[tuple[bytes, int], bytes, bytes]:
+        data = yield b"", len(GREETING) + NONCE
+        if data[: len(GREETING)] != GREETING:
+            raise _RefusedError("it does not speak this protocol")
+        theirs = data[len(GREETING) :]
+        proof = yield self._nonce, PROOF
+        if not hmac.compare_digest(proof, client_proof(self._token, theirs, self._nonce)):
+            raise _RefusedError(_NO_TOKEN, answer=bytes(PROOF))
+        yield server_proof(self._token, theirs, self._nonce), 0
+        return theirs
 
 
 class Caller(Link):
@@ -386,7 +373,6 @@ class Caller(Link):
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         super().__init__(sock, selector, listener, token)
         self.peer = address[0]
-        self._theirs = b""
         try:
             _tend(sock, silence_s)
             sock.connect(address)
@@ -406,25 +392,28 @@ class Caller(Link):
             return self._fail(f"it does not answer: {os.strerror(error)}")
         return self._write(GREETING + self._nonce)
 
-    def _needed(self) -> int:
-        return PROOF if self._theirs else NONCE
+    def _steps(self) -> Generator[tuple[bytes, int], bytes, bytes]:
+        theirs = yield b"", NONCE
+        proof = yield client_proof(self._token, self._nonce, theirs), PROOF
+        if proof == bytes(PROOF):
+            raise _RefusedError(TOKEN_REFUSED)
+        if not is_server_proof(proof, self._token, self._nonce, theirs):
+            raise _RefusedError(_NO_TOKEN)
+        return self._nonce
 
-    def _step(self, data: bytes) -> str:
-        if not self._theirs:
-            self._theirs = data
-            self._write(client_proof(self._token, self._nonce, data))
-            return ""
-        if data == _REFUSED:
-            return TOKEN_REFUSED
-        if not is_server_proof(data, self._token, self._nonce, self._theirs):
-            return "it does not have the job's token"
-        self._opened(self._nonce)
-        return ""
+
+class _RefusedError(Exception):
+    """What is wrong with the other side's part of the handshake, and the answer to it."""
+
+    def __init__(self, why: str, *, answer: bytes = b"") -> None:
+        super().__init__(why)
+        self.answer = answer
 
 
 TOKEN_REFUSED = (
     "it has a different token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
 )
+_NO_TOKEN = "it does not have the job's token"
 
 
 def _tend(sock: socket.socket, silence_s: float) -> None:

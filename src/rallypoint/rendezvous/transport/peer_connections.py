@@ -233,8 +233,8 @@ class PeerConnections(ConnectionListener):
         try:
             address = self._names.address_of(at.host)
             if address is not None:
-                place = (address, at.port)
-                call.link = Caller(place, self._selector, self, self._token, self._silence_s)
+                endpoint = (address, at.port)
+                call.link = Caller(endpoint, self._selector, self, self._token, self._silence_s)
         except (OSError, HostError) as error:
             self._names.failed(at.host)
             self._give_up(at, call, str(error))
@@ -347,7 +347,6 @@ class PeerConnections(ConnectionListener):
             self._receiver.failed(link.peer, what)
 
     def _drop(self, link: Link) -> None:
-        """End only this connection."""
         self._forget(link)
         link.drop()
 

@@ -15,8 +15,8 @@ from rallypoint.rendezvous.consensus.messages import (
     SendMessage,
     Setup,
 )
+from rallypoint.rendezvous.consensus.register import before_all, slot_key
 from rallypoint.rendezvous.consensus.rules import Rules
-from rallypoint.rendezvous.consensus.voter import before_all, slot_key
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
 

@@ -14,8 +14,8 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Setup,
 )
+from rallypoint.rendezvous.consensus.register import Voter, before_all, slot_key
 from rallypoint.rendezvous.consensus.rules import Rules
-from rallypoint.rendezvous.consensus.voter import Voter, before_all, slot_key
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member
 from rallypoint.rendezvous.timeouts import Timeouts

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.rendezvous.job.round import Endpoint, Member, Round
+from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 
 NODES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5)), min_size=1, max_size=9)
 
@@ -22,7 +22,7 @@ def test_seats_agree_with_a_count_of_all_workers(nodes: list[tuple[str, int]]) -
         Member(key=f"k{i}", node_rank=i, host="h", local_world_size=size, role=role)
         for i, (role, size) in enumerate(nodes)
     )
-    seats = Round(number=3, members=members, store=Endpoint(host="h", port=1)).seats()
+    seats = seats_of(members, number=3, store=Endpoint(host="h", port=1))
     workers = [(i, role, local) for i, (role, size) in enumerate(nodes) for local in range(size)]
     counted = []
     for i, member in enumerate(members):

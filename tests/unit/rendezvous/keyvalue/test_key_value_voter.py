@@ -22,8 +22,8 @@ from rallypoint.rendezvous.consensus.messages import (
     Refused,
     Setup,
 )
+from rallypoint.rendezvous.consensus.register import before_all
 from rallypoint.rendezvous.consensus.rules import KEEPER
-from rallypoint.rendezvous.consensus.voter import before_all
 from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.reports import Finish, Join, NodeReport, Outcome
 from rallypoint.rendezvous.job.round import Endpoint, Member

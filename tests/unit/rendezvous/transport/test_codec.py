@@ -38,11 +38,11 @@ from rallypoint.rendezvous.job.reports import (
     Stop,
 )
 from rallypoint.rendezvous.job.restart_policy import RankFailure
-from rallypoint.rendezvous.job.round import Endpoint, Member, Round
+from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 from rallypoint.rendezvous.transport.codec import VERSION, decode, decode_record, encode
 
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
-ROUND = Round(number=1, members=(MEMBER,), store=Endpoint(host="a", port=1))
+SEATS = seats_of((MEMBER,), number=1, store=Endpoint(host="a", port=1))
 CAUSE = RankFailure(rank=1, node_rank=0, text="t", is_secondary=True)
 ENDED = NodeReport(
     round=2, has_begun=True, causes=(CAUSE, CAUSE), unkillable=1, leaves="SIGTERM", ready=3
@@ -75,7 +75,7 @@ MESSAGES: list[Message] = [
         sent_at=1.0,
         lease_s=5.0,
         number=1,
-        start=Start(seat=ROUND.seats()[MEMBER.key]),
+        start=Start(seat=SEATS[MEMBER.key]),
         voters=(MEMBER,),
     ),
     Prepare(ballot=BALLOT, stamp=1.0, decided=AGREEMENT, is_trial=True),
