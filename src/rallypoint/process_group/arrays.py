@@ -42,7 +42,9 @@ class DeviceArray:
         self.ndim = len(self.shape)
         self.size: int = tensor.numel()
         self.nbytes = self.size * self.itemsize
-        self.flags = SimpleNamespace(c_contiguous=tensor.is_contiguous(), writeable=True)
+        self.flags = SimpleNamespace(
+            c_contiguous=tensor.is_contiguous(), aligned=True, writeable=True
+        )
 
     def __getitem__(self, part: slice) -> DeviceArray:
         """A part along the first dimension."""
@@ -157,6 +159,37 @@ def address(array: Array) -> int:
     """The address of an array's memory."""
     found: int = array.__array_interface__["data"][0]
     return found
+
+
+def packed(array: Array) -> Array:
+    """The same items in memory that engine and libraries take; the array itself if it is such."""
+    return array if is_packed(array) else copied(array)
+
+
+def is_packed(array: Array) -> bool:
+    """Whether the engine and libraries can take an array's memory as it is."""
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def copied(array: Any) -> Any:  # noqa: ANN401 - an Array, or a DeviceArray
+    """A packed copy of an array."""
+    if isinstance(array, DeviceArray):
+        tensor = array.tensor
+        copy = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+        return DeviceArray(copy, array.dtype)
+    return np.array(array, order="C")
+
+
+def overlap(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    """Whether any source and any target may share memory."""
+
+    def may_share(one: Any, other: Any) -> bool:  # noqa: ANN401 - as above
+        if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
+            storages = [each.tensor.untyped_storage().data_ptr() for each in (one, other)]
+            return bool(storages[0] == storages[1])
+        return isinstance(one, np.ndarray) and np.may_share_memory(one, other)
+
+    return any(may_share(one, other) for one in sources for other in targets)
 
 
 def describe(value: object) -> str:

@@ -33,6 +33,9 @@ from rallypoint.process_group.arrays import (
     address,
     describe,
     dtype_name,
+    is_packed,
+    overlap,
+    packed,
 )
 from rallypoint.process_group.delegated import library_calls
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
@@ -208,18 +211,9 @@ def _as_given(blocks: Blocks, arrays: list[Array]) -> Array | list[Array] | None
     return None if blocks is None else arrays[0] if isinstance(blocks, _ONE) else arrays
 
 
-def packed(array: Array) -> Array:
-    """The same items in memory that the engine can take; the array itself if it already is."""
-    return array if _is_packed(array) else np.array(array, order="C")
-
-
 def room_of(array: Array) -> Array:
     """Engine memory for an array's items; the array itself if its memory qualifies."""
-    return array if _is_packed(array) else np.empty(array.shape, array.dtype)
-
-
-def _is_packed(array: Array) -> bool:
-    return array.flags.c_contiguous and array.flags.aligned
+    return array if is_packed(array) else np.empty(array.shape, array.dtype)
 
 
 def _can_share(
@@ -230,7 +224,7 @@ def _can_share(
     root: int,
 ) -> bool:
     """Whether the engine can take this memory: buffers apart, or one block within another."""
-    if not sources or not targets or not _overlap(sources, targets):
+    if not sources or not targets or not overlap(sources, targets):
         return True
     is_root = group.own_rank == root
     alias = collective.alias(group.own_rank, is_root=is_root)
@@ -242,14 +236,10 @@ def _can_share(
         return False
     if len(sources) == len(targets) == 1:
         return True
-    return not _overlap(
+    return not overlap(
         [array for array in sources if len(sources) == 1 or address(array) != source],
         [array for array in targets if len(targets) == 1 or address(array) != target],
     )
-
-
-def _overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
-    return any(np.may_share_memory(one, other) for one in sources for other in targets)
 
 
 def _block(arrays: Sequence[Array], index: int, blocks: int) -> int:

@@ -16,8 +16,8 @@ from typing import Any, SupportsIndex
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import DTYPES, TOO_MANY
-from rallypoint.process_group.arrays import Array, as_array, describe, dtype_name
-from rallypoint.process_group.calls.call import Form, packed, room_of, short_way
+from rallypoint.process_group.arrays import Array, as_array, describe, dtype_name, packed
+from rallypoint.process_group.calls.call import Form, room_of, short_way
 from rallypoint.process_group.delegated import library_calls
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
 from rallypoint.process_group.delegated.library_group import LibraryGroup

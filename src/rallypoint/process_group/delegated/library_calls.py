@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
@@ -31,7 +29,14 @@ from rallypoint.base.errors import (
     PeerError,
 )
 from rallypoint.engine.engine_work import report
-from rallypoint.process_group.arrays import Array, DeviceArray, dtype_name
+from rallypoint.process_group.arrays import (
+    Array,
+    DeviceArray,
+    copied,
+    dtype_name,
+    overlap,
+    packed,
+)
 from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pending
 from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -244,7 +249,7 @@ def post(
             "another tag"
         )
     sends = operation in ("send", "isend")
-    memory = _contiguous(array)
+    memory = packed(array)
 
     def finish() -> None:
         if not sends and memory is not array:
@@ -270,7 +275,7 @@ def _prepare(
     collective, is_root = call.collective, group.own_rank == call.root
     if collective is Collective.BARRIER:
         return _Prepared([], [])
-    rooms = [_contiguous(array) for array in outputs]
+    rooms = [packed(array) for array in outputs]
 
     def finish() -> None:
         for array, room in zip(outputs, rooms, strict=True):
@@ -279,13 +284,13 @@ def _prepare(
 
     if collective.has_one_block:  # for input and output
         if not outputs:  # a copy, because the library may overwrite it
-            return _Prepared([], [library.adopt(_copied(inputs[0]))])
+            return _Prepared([], [library.adopt(copied(inputs[0]))])
         if inputs and (inputs[0] is not outputs[0] or rooms[0] is not outputs[0]):
             _put_back(rooms[0], inputs[0])
         return _Prepared([], [library.adopt(rooms[0])], finish)
-    sources = [_contiguous(array) for array in inputs]
-    if _overlap(sources, rooms):
-        sources = [_copied(array) for array in sources]
+    sources = [packed(array) for array in inputs]
+    if overlap(sources, rooms):
+        sources = [copied(array) for array in sources]
     ranks = group.size()
     count_in = collective.input_blocks(ranks, is_root=is_root)
     count_out = collective.output_blocks(ranks, is_root=is_root)
@@ -363,31 +368,8 @@ def _by_messages(
     )
 
 
-def _contiguous(array: Array) -> Array:
-    """Contiguous memory with the same items; the array itself if it is contiguous."""
-    return array if array.flags.c_contiguous else _copied(array)
-
-
-def _copied(array: Any) -> Any:  # noqa: ANN401 - an Array, or a DeviceArray
-    if isinstance(array, DeviceArray):
-        tensor = array.tensor
-        copy = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
-        return DeviceArray(copy, array.dtype)
-    return np.array(array, order="C")
-
-
-def _put_back(array: Any, memory: Any) -> None:  # noqa: ANN401 - as above
+def _put_back(array: Any, memory: Any) -> None:  # noqa: ANN401 - an Array, or a DeviceArray
     if isinstance(array, DeviceArray):
         array.tensor.copy_(memory.tensor.reshape(array.tensor.shape))
     else:
         array[...] = memory.reshape(array.shape)
-
-
-def _overlap(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
-    def may(one: Any, other: Any) -> bool:  # noqa: ANN401 - as above
-        if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
-            pair = [each.tensor.untyped_storage().data_ptr() for each in (one, other)]
-            return bool(pair[0] == pair[1])
-        return isinstance(one, np.ndarray) and np.may_share_memory(one, other)
-
-    return any(may(one, other) for one in sources for other in targets)
