@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -74,7 +73,7 @@ def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
     return [whole]
 
 
-def create(options: c10d._DistributedBackendOptions, _: object) -> dist.ProcessGroup:
+def create(options: Any, _: object) -> dist.ProcessGroup:  # noqa: ANN401 - of torch
     """Create a group from the options that PyTorch gives a backend; all members call it."""
     check()
     attach_recorders_ourselves()
@@ -93,7 +92,7 @@ def create(options: c10d._DistributedBackendOptions, _: object) -> dist.ProcessG
     return wrap_group(group, options)
 
 
-def wrap_group(group: ProcessGroup, options: c10d._DistributedBackendOptions) -> dist.ProcessGroup:
+def wrap_group(group: ProcessGroup, options: Any) -> dist.ProcessGroup:  # noqa: ANN401 - of torch
     """PyTorch's group over one of the engine."""
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)

