@@ -25,16 +25,17 @@ from rallypoint.base.preemption import preempted as preempted
 from rallypoint.base.preemption import time_left as time_left
 from rallypoint.engine.communicator import ReduceOp as ReduceOp
 from rallypoint.launch.api.spawn import spawn as spawn
-from rallypoint.process_group.calls.coalesced import _coalescing_manager as _coalescing_manager
-from rallypoint.process_group.calls.coalesced import all_gather_coalesced as all_gather_coalesced
-from rallypoint.process_group.calls.coalesced import all_reduce_coalesced as all_reduce_coalesced
+from rallypoint.process_group.arrays import empty as empty
+from rallypoint.process_group.calls.collectives import _coalescing_manager as _coalescing_manager
 from rallypoint.process_group.calls.collectives import all_reduce as all_reduce
+from rallypoint.process_group.calls.collectives import all_reduce_coalesced as all_reduce_coalesced
 from rallypoint.process_group.calls.collectives import barrier as barrier
 from rallypoint.process_group.calls.collectives import broadcast as broadcast
 from rallypoint.process_group.calls.collectives import monitored_barrier as monitored_barrier
 from rallypoint.process_group.calls.collectives import reduce as reduce
 from rallypoint.process_group.calls.collectives import scan as scan
 from rallypoint.process_group.calls.exchanges import all_gather as all_gather
+from rallypoint.process_group.calls.exchanges import all_gather_coalesced as all_gather_coalesced
 from rallypoint.process_group.calls.exchanges import (
     all_gather_into_tensor as all_gather_into_tensor,
 )
@@ -74,9 +75,11 @@ from rallypoint.process_group.delegated.backends import is_ucc_available as is_u
 from rallypoint.process_group.delegated.backends import is_xccl_available as is_xccl_available
 from rallypoint.process_group.formation.device_mesh import DeviceMesh as DeviceMesh
 from rallypoint.process_group.formation.device_mesh import init_device_mesh as init_device_mesh
-from rallypoint.process_group.formation.init import destroy_process_group as destroy_process_group
-from rallypoint.process_group.formation.init import form_process_group as form_process_group
-from rallypoint.process_group.formation.init import init_process_group as init_process_group
+from rallypoint.process_group.formation.opening import (
+    destroy_process_group as destroy_process_group,
+)
+from rallypoint.process_group.formation.opening import form_process_group as form_process_group
+from rallypoint.process_group.formation.opening import init_process_group as init_process_group
 from rallypoint.process_group.formation.shrinking import SHRINK_ABORT as SHRINK_ABORT
 from rallypoint.process_group.formation.shrinking import SHRINK_DEFAULT as SHRINK_DEFAULT
 from rallypoint.process_group.formation.shrinking import shrink_group as shrink_group
@@ -115,7 +118,6 @@ from rallypoint.process_group.groups.distributed_sampler import (
     DistributedSampler as DistributedSampler,
 )
 from rallypoint.process_group.groups.group import ProcessGroup as ProcessGroup
-from rallypoint.process_group.memory.arena import empty as empty
 from rallypoint.process_group.operators import PremulSum as PremulSum
 from rallypoint.process_group.operators import premul_sum as premul_sum
 from rallypoint.process_group.operators import supports_complex as supports_complex

@@ -119,7 +119,7 @@ def let_peers_read() -> None:
 
 class ShortWay:
     """A function that communicates, and its usual form without Python code; see
-    process_group.calls.short_way.
+    process_group.calls.call.
     """
 
     def __init__(

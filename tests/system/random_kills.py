@@ -24,7 +24,7 @@ import numpy as np
 
 import rallypoint as dist
 from rallypoint.process_group.calls import collectives, exchanges, point_to_point  # noqa: F401
-from rallypoint.process_group.formation import init  # noqa: F401
+from rallypoint.process_group.formation import opening  # noqa: F401
 from rallypoint.store.server import StoreServer
 
 LONGEST_S = 20.0  # without an error, a rank gives up: it would be a hang

@@ -133,7 +133,7 @@ _ERRORS: dict[Trouble, tuple[type[PeerError], str]] = {
 # Those whose messages need what only the reporter knows.
 _DETAILED = Trouble.MISMATCH, Trouble.LENGTHS, Trouble.CIRCLE, Trouble.TIMEOUT
 _MOST_S = 5.0  # calls under way end within milliseconds, unless this process does not run
-_UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
+UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
 
 class PeerMemoryAccess(IntFlag):
@@ -149,68 +149,48 @@ class PeerMemoryAccess(IntFlag):
 
 
 class FarPeer(NamedTuple):
-    """A rank that shares no memory with this one, and descriptors of connections to it.
-
-    Attributes:
-        pid: the rank's process number, on its host.
-        control, mail: the connections for control messages, and for sends and receives.
-        data: the connections for collectives, which the lanes of programs use in turn.
-    """
+    """A rank that shares no memory with this one, and descriptors of connections to it."""
 
     rank: int
     pid: int
-    control: int
-    mail: int
-    data: list[int]
+    control: int  # for control messages
+    mail: int  # for sends and receives
+    data: list[int]  # for collectives; the lanes of programs use them in turn
 
 
 class LateMesh(NamedTuple):
     """How to reach ranks on other hosts to which this one is not connected from the start.
 
     Attributes:
-        listener: the descriptor at which they connect to this rank; taken over by the communicator.
         secret, name: these identify connections of the group.
-        streams: the number of data connections with each rank.
         congestion, long_congestion: the congestion control with which connections begin, and the
             one to which those with long round trips return; empty for the default.
-        silence_s: after which a host that does not answer counts as lost.
-        endpoints: for each rank, its number, address and port.
-        neighbours: the ranks with a control connection, and its descriptor.
     """
 
-    listener: int
+    listener: int  # the descriptor at which they connect; taken over by the communicator
     secret: bytes
     name: str
-    streams: int
+    streams: int  # data connections with each rank
     congestion: str
     long_congestion: str
-    silence_s: int
-    endpoints: list[tuple[int, str, int]]
-    neighbours: list[tuple[int, int]]
-
-
-def _is_only_thread() -> bool:
-    return threading.active_count() == 1
+    silence_s: int  # after which a host that does not answer counts as lost
+    endpoints: list[tuple[int, str, int]]  # for each rank, its number, address and port
+    neighbours: list[tuple[int, int]]  # ranks with a control connection, and its descriptor
 
 
 class Communicator:
     """One rank's end of a group of ranks that share memory, or are connected.
 
     Args:
-        fd: the region (rallypoint._native.region_bytes) that the ranks of this host share; not kept
-            open.
-        plan: (collective, root, bytes, whether blocks differ in length) -> this rank's encoded
-            program, and whether reductions of several operands combine the inputs of all ranks. A
-            collective's number may have bits above the lowest eight; these distinguish programs and
-            are only passed on.
-        timeout_s: how long an operation may wait for a peer, in seconds.
-        spins, yields: the waiting policy: how often to poll before yielding the core, and how often
-            to yield before sleeping.
+        fd: the region that the ranks of this host share (_native.region_bytes); not kept open.
+        plan: makes programs (process_group.planning.Planner). Bits above the lowest eight of a
+            collective's number are only passed on to it.
+        timeout_s: how long an operation may wait for a peer.
+        spins, yields: how often to poll before yielding the core, and to yield before sleeping.
         global_ranks: the ranks' numbers in messages, if they differ from their numbers here.
         is_alone: whether no other thread may communicate while one waits, so that ranks that wait
             for each other are deadlocked.
-        synchronous_send: sends wait until they are received, which exposes programs that rely on
-            buffering.
+        synchronous_send: sends wait until they are received.
         peers: the ranks on other hosts; their descriptors are taken over. With a `mesh` they have
             no connections yet: -1 and no data.
         description: the group's, for the flight record, from `flight_record.describe`.
@@ -229,7 +209,7 @@ class Communicator:
         spins: int,
         yields: int,
         global_ranks: Sequence[int] | None = None,
-        is_alone: Callable[[], bool] = _is_only_thread,
+        is_alone: Callable[[], bool] = lambda: threading.active_count() == 1,
         synchronous_send: bool = False,
         peers: Sequence[FarPeer] = (),
         description: str = "{}",
@@ -259,22 +239,26 @@ class Communicator:
             mesh,
         )
         endpoints = [] if mesh is None else mesh.endpoints
-        self._endpoints = {place: (host, port) for place, host, port in endpoints}
+        self._endpoints = {peer: (host, port) for peer, host, port in endpoints}
 
         self.run = self.native.run
         self.run_apart = self.native.run_apart
         self.send = self.native.send
         self.receive = self.native.receive
-        self.submit = self.native.submit  # the results of these two are for engine.work.Work
+        self.submit = self.native.submit  # the results of these two are for EngineWork
         self.post = self.native.post
         self.set_timeout = self.native.set_timeout
         self.hold = self.native.hold
+        self.leave = self.native.leave
+        self.abort = self.native.abort
+        self.revoke = self.native.revoke
+        self.gone = self.native.gone
 
     def watch_peers(self) -> None:
         """From now on, the death of a peer ends waits. Every rank must have mapped the region."""
-        place = self.native.watch_peers()
-        if place >= 0:
-            missing = self._global_ranks[place]
+        rank = self.native.watch_peers()
+        if rank >= 0:
+            missing = self._global_ranks[rank]
             raise PeerLostError(
                 f"rank {missing} ended before the group was complete",
                 rank=missing,
@@ -287,9 +271,7 @@ class Communicator:
         return self.native.begun
 
     def probe_memory(self) -> PeerMemoryAccess:
-        """Which memory this rank can read of all others on its host, which must have mapped the
-        region.
-        """
+        """Which memory this rank can read of all others on its host; all have mapped the region."""
         return PeerMemoryAccess(self.native.probe_memory())
 
     def set_reach(self, reach: PeerMemoryAccess, *, knows_itself: bool = True) -> None:
@@ -297,27 +279,10 @@ class Communicator:
 
         Args:
             reach: the same on all of them; messages from there are not copied on their way.
-            knows_itself: ranks in the same process share its memory; False, for tests, makes them
-                read it as another process's.
+            knows_itself: False, for tests: ranks of one process read its memory as another's.
         """
         self.reach = reach
         self.native.set_reach(reach, knows_itself)
-
-    def leave(self) -> None:
-        """Leave the group; peers that wait for this rank get an error that says so."""
-        self.native.leave()
-
-    def abort(self) -> None:
-        """End the waits of all ranks of the communicator with an error."""
-        self.native.abort()
-
-    def revoke(self) -> None:
-        """End the waits of all ranks with an error, and every later call."""
-        self.native.revoke()
-
-    def gone(self) -> list[int]:
-        """The ranks, of this communicator, that have left or died, as far as is known here."""
-        return self.native.gone()
 
     def has_trouble(self) -> bool:
         """Whether a rank has left or died, or calls cannot succeed any more."""
@@ -331,9 +296,9 @@ class Communicator:
         self.native.end_calls(_MOST_S)
         self.native.leave()
 
-    def global_rank(self, place: int) -> int:
+    def global_rank(self, rank: int) -> int:
         """The global rank of a rank of the communicator."""
-        return self._global_ranks[place]
+        return self._global_ranks[rank]
 
     def error(self, operation: str) -> PeerError:
         """The error that describes this communicator's trouble."""
@@ -350,16 +315,16 @@ class Communicator:
                 f"{operation} was under way when the group was formed again; call it again",
                 operation=operation,
             )
-        number, at_fault, told_by, is_told, theirs, ours, sent, expected, circle, waited_s = state
+        number, at_fault, found_by, is_full, theirs, ours, sent, expected, circle, waited_s = state
         trouble = Trouble(number)
-        culprit, reporter = self._global_ranks[at_fault], self._global_ranks[told_by]
+        culprit, reporter = self._global_ranks[at_fault], self._global_ranks[found_by]
         who = f"rank {culprit} (pid {self.native.pid(at_fault)})"
-        if not is_told and trouble in _DETAILED:
+        if not is_full and trouble in _DETAILED:
             text = (
                 f"{operation}: rank {reporter} reported a failure of {who} "
                 f"({trouble.name.lower()}) and ended before it could give details"
             )
-            return _ERRORS[trouble][0](text + _UNUSABLE, rank=culprit, operation=operation)
+            return _ERRORS[trouble][0](text + UNUSABLE, rank=culprit, operation=operation)
         if trouble in (Trouble.PEER_LOST, Trouble.UNREACHABLE):
             trouble = Trouble.UNREACHABLE if sent else Trouble.PEER_LOST
         kind, text = _ERRORS.get(trouble, _ERRORS[Trouble.ABORTED])
@@ -384,7 +349,7 @@ class Communicator:
             where=f" at {endpoint_of(host, port)}" if host else "",
             reason=os.strerror(sent) if has_reason else "",
         )
-        return kind(text + _UNUSABLE, rank=culprit, operation=operation)
+        return kind(text + UNUSABLE, rank=culprit, operation=operation)
 
     def _call(self, record: tuple[int, int, int, int, int, int] | None) -> str:
         if record is None:

@@ -31,7 +31,6 @@ class EngineWork:
 
     Args:
         native: what `Communicator.submit` or `post` returned.
-        operation: the operation's name, for messages.
         finish: called once after it has succeeded, before anyone is notified; an exception that it
             raises becomes the operation's error.
     """
@@ -55,25 +54,25 @@ class EngineWork:
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is complete, and help to complete it; returns True."""
-        end = self._native.wait(-1.0 if timeout is None else timeout.total_seconds())
-        if end or self._finish is not None or self._unfinished is not None:
-            if end == _NOT_OVER and timeout is not None:
+        code = self._native.wait(-1.0 if timeout is None else timeout.total_seconds())
+        if code or self._finish is not None or self._unfinished is not None:
+            if code == _NOT_OVER and timeout is not None:
                 raise CollectiveTimeoutError(
                     f"{self.operation} was not completed within {timeout.total_seconds():g} s; "
                     "it is still running, so wait again, or abort the group",
                     operation=self.operation,
                 )
-            error = self._settled(end)
+            error = self._settled(code)
             if error is not None:
                 raise error
         return True
 
     def is_completed(self) -> bool:
         """Whether the operation has ended, successfully or not; never waits."""
-        end = self._native.test()
-        if end == _NOT_OVER:
+        code = self._native.test()
+        if code == _NOT_OVER:
             return False
-        self._settle(end)
+        self._settle(code)
         return True
 
     @property
@@ -87,13 +86,11 @@ class EngineWork:
 
     def exception(self) -> Exception | None:
         """The error of a completed operation, or None."""
-        end = self._native.test()
-        return None if end == _NOT_OVER else self._settled(end)
+        code = self._native.test()
+        return None if code == _NOT_OVER else self._settled(code)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback(self)` when the operation completes: at once if it already has, otherwise
-        in another thread. An error of the callback is reported, not raised.
-        """
+        """Call `callback(self)` on completion, or at once; its error is reported, not raised."""
         if _callbacks.add(self._native, self, callback):
             return
         try:
@@ -101,19 +98,17 @@ class EngineWork:
         except Exception as error:
             report(error)
 
-    def _settled(self, end: int) -> Exception | None:
+    def _settled(self, code: int) -> Exception | None:
         """The error of an operation that has ended, or None."""
-        self._settle(end)
-        return self._failure() if end else self._unfinished
+        self._settle(code)
+        return self._failure() if code else self._unfinished
 
-    def _settle(self, end: int) -> None:
-        """Finish an operation that has ended, once. Other threads wait meanwhile; a signal handler
-        in the middle of it, which cannot, finishes it itself.
-        """
+    def _settle(self, code: int) -> None:
+        """Finish an operation that has ended, once. A signal handler amid that does it itself."""
         if self._finish is None:
             return
         with self._lock:
-            if self._finish is not None and end == 0:
+            if self._finish is not None and code == 0:
                 try:
                     self._finish()
                 except Exception as error:
@@ -134,8 +129,7 @@ def report(error: BaseException) -> None:
 
 
 class _Callbacks:
-    """The threads that run callbacks: one waits for the next completed operation, others run
-    callbacks.
+    """The threads that run callbacks: one waits for completed operations, others run callbacks.
 
     A thread that is about to run callbacks first makes sure that another one waits, so that a
     callback may wait for what another callback does.

@@ -26,7 +26,7 @@ from rallypoint.base.errors import CallerError
 T = TypeVar("T")
 
 # A signal that comes just before this thread sleeps, or to another thread, does not wake this one.
-LOOK_S = 0.5
+CHECK_EVERY_S = 0.5
 _UNWOUND_S = 2.0  # most waits look once a second whether they should go on
 _LIBRARIES = ("rallypoint.", "torch.")
 # Functions of ours and of torch.distributed that make several calls, each of which depends on the
@@ -77,7 +77,7 @@ def beside_handlers(function: Callable[[], T]) -> T:
     task = _Task(function)
     try:
         task.thread.start()
-        while not task.is_over.acquire(timeout=LOOK_S):
+        while not task.is_over.acquire(timeout=CHECK_EVERY_S):
             pass
     except BaseException:  # of a handler
         raise_in_thread(task.thread.ident or 0, KeyboardInterrupt)
@@ -111,10 +111,8 @@ class _Task(Generic[T]):
             del error  # which refers to this frame
 
     def abandon(self) -> None:
-        """Nobody wants the result.
-
-        An error keeps the frames in which it was raised, thus this task, and what was half formed:
-        others would take this rank for one that is there.
+        """Drop the result. An error keeps its frames, thus what was half formed, which others
+        would take for a rank that takes part.
         """
         self._is_abandoned = True
         self._returned.clear()

@@ -22,8 +22,8 @@ _MOST_MEMBERS = 200  # characters
 
 @functools.cache
 def _keep(names: str) -> None:
-    place = worker_hook.flight_record or os.environ.pop(worker_hook.FLIGHT_RECORD, "")
-    descriptor, _, offset = place.partition(":")
+    location = worker_hook.flight_record or os.environ.pop(worker_hook.FLIGHT_RECORD, "")
+    descriptor, _, offset = location.partition(":")
     if not (descriptor.isdecimal() and offset.isdecimal()):
         return
     try:  # a program in between may have closed it, and reused its number
@@ -53,11 +53,7 @@ def keep_record_of_others() -> None:
 def keep_flight_record(
     operations: Sequence[str], dtypes: Sequence[str], operators: Sequence[str]
 ) -> None:
-    """Make this process keep a record; does nothing the second time, or without a launcher.
-
-    Args:
-        operations, dtypes, operators: the meanings of the numbers in the record.
-    """
+    """Make this process keep a record, whose numbers mean these; once, and with a launcher."""
     names = {"operations": operations, "dtypes": dtypes, "operators": operators}
     _keep(json.dumps(names))
 
@@ -66,7 +62,6 @@ def describe(name: str, key: str, ranks: Sequence[int]) -> str:
     """The record's description of a group.
 
     Args:
-        name: its name in words, e.g. ``"default group"``.
         key: a text that all members share, and no other group of the job.
         ranks: the members' global ranks, in the order of their ranks in the group.
     """

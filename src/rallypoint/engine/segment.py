@@ -239,9 +239,7 @@ def _unix_socket() -> socket.socket:
 
 
 def _await(connection: socket.socket, deadline: float, check: Callable[[], None]) -> None:
-    """Wait until there is something to read, or an end of file; raises TimeoutError at the
-    deadline.
-    """
+    """Wait for something to read, or an end of file; raises TimeoutError at the deadline."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     while True:

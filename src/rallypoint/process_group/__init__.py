@@ -4,7 +4,7 @@
         delegated          other libraries behind the same calls
     work   groups          calls as records, their handles | who is in which group
     planning   operators   which program serves a call | how items are combined
-         memory            arrays, tensors, and memory that peers read
+         arrays            arrays, tensors, and memory that peers read
 
 Rooms know only what is below them.
 """

@@ -30,22 +30,16 @@ _MOST_VARIANTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmOptions:
-    """How programs are chosen instead of by default; the same on all ranks of a group.
+    """How programs are chosen instead of by default; the same on all ranks of a group."""
 
-    Attributes:
-        override: an algorithm's name, or the file of the user's own.
-        model_text: a link model, as `schedule.cost.links.parse_model` reads it.
-    """
-
-    override: str = ""
-    model_text: str = ""
+    override: str = ""  # an algorithm's name, or the file of the user's own
+    model_text: str = ""  # a link model, as `schedule.cost.links.parse_model` reads it
 
 
 class Algorithms:
     """The algorithms that can serve a rank's calls: the group's, and those that calls request.
 
     Attributes:
-        options: the group's.
         variants: requested algorithm -> a number that is added to a collective's, so the engine
             caches separate programs for it. A plain dict, because the call path reads it. The
             numbers are local to this rank: ranks compare programs.
@@ -55,7 +49,7 @@ class Algorithms:
         self.options = options
         self.variants: dict[str, int] = {}
         self._model = parse_model(options.model_text) if options.model_text else None
-        self._asked: list[str | Custom] = [_found(options.override)]
+        self._requested: list[str | Custom] = [_found(options.override)]
 
     def variant(self, name: str | None) -> int:
         """The variant of an algorithm, which is loaded at its first request; None has 0."""
@@ -67,18 +61,18 @@ class Algorithms:
             raise InvalidTypeError(f"algorithm must be a name or the name of a file, not {name!r}")
         if not name:
             raise InvalidArgumentError("algorithm is empty; name one, or pass None")
-        if len(self._asked) == _MOST_VARIANTS:
+        if len(self._requested) == _MOST_VARIANTS:
             raise InvalidArgumentError(f"a group can use at most {_MOST_VARIANTS} algorithms")
-        self._asked.append(_found(name))
-        self.variants[name] = (len(self._asked) - 1) * VARIANT
+        self._requested.append(_found(name))
+        self.variants[name] = (len(self._requested) - 1) * VARIANT
         return self.variants[name]
 
     def in_words(self, variant: int) -> str:
         """The algorithm that a call requested, for reports of ranks' calls; empty by default."""
-        asked = self._asked[variant // VARIANT]
-        if isinstance(asked, Custom):
-            return f"algorithm={asked.path} ({asked.name})"
-        return f"algorithm={asked}" if variant else ""
+        requested = self._requested[variant // VARIANT]
+        if isinstance(requested, Custom):
+            return f"algorithm={requested.path} ({requested.name})"
+        return f"algorithm={requested}" if variant else ""
 
     def planner(
         self, rank: int, ranks: int, per_host: int = 0, *, has_cores: bool = False
@@ -96,16 +90,16 @@ class Algorithms:
 
         def plan(kind: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
             variant, number = divmod(kind, VARIANT)
-            asked, collective = self._asked[variant], Collective(number)
+            requested, collective = self._requested[variant], Collective(number)
             team = Team(ranks, root, per_host or ranks)
             if variant:
-                made = _asked_for(asked, collective, team, uneven)
+                made = _requested_program(requested, collective, team, uneven)
                 return encode(made, rank), made.reduces_at_once
-            if isinstance(asked, Custom) and not uneven:
-                made = asked.build(team)
+            if isinstance(requested, Custom) and not uneven:
+                made = requested.build(team)
                 if made.collective is collective:
                     return encode(made, rank), made.reduces_at_once
-            override = asked if isinstance(asked, str) else ""
+            override = requested if isinstance(requested, str) else ""
             try:
                 made, ways = choose_and_build(collective, root, nbytes, uneven, override)
             except ProgramError:  # the algorithm of the whole group does not support so many ranks
@@ -141,24 +135,26 @@ def _found(name: str) -> str | Custom:
     return name
 
 
-def _asked_for(asked: str | Custom, collective: Collective, team: Team, uneven: bool) -> Program:
+def _requested_program(
+    requested: str | Custom, collective: Collective, team: Team, uneven: bool
+) -> Program:
     """The program of the algorithm that a call requested, without a fallback."""
     operation = collective.operation
-    if isinstance(asked, Custom):
-        made = asked.build(team)
-        name = asked.path
+    if isinstance(requested, Custom):
+        made = requested.build(team)
+        name = requested.path
         if made.collective is not collective:
             other = made.collective.operation
             raise InvalidArgumentError(f"{name} is an algorithm for {other}, not for {operation}")
     else:
-        name = asked
-        if asked not in ALGORITHMS[collective]:
+        name = requested
+        if requested not in ALGORITHMS[collective]:
             raise InvalidArgumentError(
-                f"{operation} has no algorithm {asked!r}; it has "
+                f"{operation} has no algorithm {requested!r}; it has "
                 f"{', '.join(ALGORITHMS[collective])}"
             )
         per_node = team.per_node if team.per_node < team.ranks else 1
-        made = build(collective, asked, ranks=team.ranks, root=team.root, per_node=per_node)
+        made = build(collective, requested, ranks=team.ranks, root=team.root, per_node=per_node)
     if uneven and (made.chunks > 1 or made.scratch_chunks > 0):
         raise InvalidArgumentError(
             f"{name} cannot handle blocks of different lengths, because it splits or relocates "

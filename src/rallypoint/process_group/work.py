@@ -1,6 +1,6 @@
 """What a call is to do, and the handle of an operation that runs while Python does something else.
 
-The handle is torch.distributed's Work. The engine carries operations out (engine.work); this module
+The handle is torch.distributed's Work. The engine carries operations out (engine_work); this module
 adds their group's errors, results and futures. Do not touch an operation's arrays before it is
 completed.
 """
@@ -17,10 +17,10 @@ from rallypoint import _native
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import RallypointError
 from rallypoint.engine.engine_work import EngineWork, report
-from rallypoint.engine.interruption import LOOK_S
+from rallypoint.engine.interruption import CHECK_EVERY_S
+from rallypoint.process_group.arrays import Blocks
 from rallypoint.process_group.groups.call_errors import CallDetails
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Blocks
 from rallypoint.process_group.operators import Operator
 from rallypoint.store.store import seconds_of
 
@@ -64,10 +64,7 @@ class Work(Protocol):
 class OneWork(EngineWork):
     """One operation of the engine: a Work, but not by inheritance, as pytorch derives from torch's.
 
-    Args:
-        native: what the communicator's `submit` or `post` returned.
-        outputs: the arrays that it fills in.
-        finish: as in engine.work.
+    Arguments are as in EngineWork; `outputs` are the arrays that it fills in.
     """
 
     def __init__(
@@ -100,8 +97,8 @@ class OneWork(EngineWork):
 
     def source_rank(self) -> int:
         """The sender's global rank of a completed receive; otherwise -1."""
-        place = self.peer if self.operation == "irecv" else -1
-        return -1 if place < 0 else self._communicator.global_rank(place)
+        sender = self.peer if self.operation == "irecv" else -1
+        return -1 if sender < 0 else self._communicator.global_rank(sender)
 
     def get_future(self) -> Future:
         """A future of `result()`."""
@@ -119,8 +116,7 @@ class CollectiveCall(NamedTuple):
     Attributes:
         operation: the public function, for messages.
         inputs, outputs: arrays of one dtype, contiguous or not.
-        timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use; the group's choice if None.
+        timeout, algorithm: the group's if None.
         root: a rank in the group.
         uneven: blocks may differ in length, here or on other ranks.
         results: the result of the work; the outputs unless given.
@@ -205,9 +201,7 @@ def together(works: Sequence[Work | None], async_op: bool) -> Work | None:
 
 @contextmanager
 def ended_on_error(works: Sequence[Any]) -> Iterator[None]:
-    """If an error ends the block, wait first for the operations that it has begun: once the caller
-    has the error, nothing changes the arrays any more.
-    """
+    """If an error ends the block, wait for the operations first: then no array changes any more."""
     try:
         yield
     except Exception:
@@ -243,7 +237,7 @@ class Future:
 
     def wait(self) -> Any:  # noqa: ANN401 - whatever the callbacks return
         """Wait for the value; raises the error if there is one instead."""
-        while not self._is_done.wait(LOOK_S):
+        while not self._is_done.wait(CHECK_EVERY_S):
             pass
         return self.value()
 

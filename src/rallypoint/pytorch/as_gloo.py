@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from rallypoint.base.worker_env import AS_GLOO
@@ -82,7 +83,7 @@ def _wrap(make: Callable[..., Any]) -> Callable[..., Any]:
     return make_group
 
 
-def _real_gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:  # noqa: ANN401
+def _real_gloo(store: object, rank: int, size: int, timeout: timedelta) -> object:
     import torch.distributed as dist
 
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)

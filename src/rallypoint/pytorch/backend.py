@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -28,8 +29,8 @@ def install() -> None:
 
 @contextmanager
 def coalescing_manager(
-    group: Any = None,  # noqa: ANN401 - of torch
-    device: Any = None,  # noqa: ANN401
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
     async_ops: bool = False,
 ) -> Iterator[Any]:
     """PyTorch's, whose block may end with an exception.
@@ -49,7 +50,7 @@ def coalescing_manager(
 
 @untraced_function
 @functools.wraps(_original_batch)
-def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
     """PyTorch's, which also has NCCL below our groups begin all of a batch together.
 
     Begun one after the other, ranks that all send first wait for each other. PyTorch has NCCL begin
@@ -72,7 +73,7 @@ def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
     return [whole]
 
 
-def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
+def create(options: Any, _: object) -> dist.ProcessGroup:  # noqa: ANN401 - of torch
     """Create a group from the options that PyTorch gives a backend; all members call it."""
     check()
     attach_recorders_ourselves()
@@ -91,7 +92,7 @@ def create(options: Any, _: object) -> Any:  # noqa: ANN401 - of torch
     return wrap_group(group, options)
 
 
-def wrap_group(group: ProcessGroup, options: Any) -> Any:  # noqa: ANN401 - of torch
+def wrap_group(group: ProcessGroup, options: Any) -> dist.ProcessGroup:  # noqa: ANN401 - of torch
     """PyTorch's group over one of the engine."""
     if not HAS_BACKENDS:
         return LoneGroup(group, options.store)

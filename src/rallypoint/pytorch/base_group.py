@@ -5,21 +5,22 @@ rallypoint_group.py has the form for newer versions, where a backend lies below 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
-from rallypoint.pytorch.device_groups import DeviceGroups
+from rallypoint.pytorch.device_groups import BackendType, DeviceGroups
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.operations import Operations
-from rallypoint.pytorch.tools import kind_given, recorded, untraced
+from rallypoint.pytorch.tools import Method, kind_given, recorded, untraced
 from rallypoint.pytorch.torch_work import DoneWork, RunningWork, RunningWorks, joined
 from rallypoint.pytorch.versions import method_of
 
@@ -31,22 +32,20 @@ class BaseGroup(Operations):
     is_watched = False  # whether all calls are to pass torch's tools
     _below: Any = None  # torch's backend, if the group itself is none
 
-    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+    def __init__(self, group: ProcessGroup, store: dist.Store) -> None:
         self.engine_group = group
         self.store = store
         self.devices = DeviceGroups(group, store, self.adopt)
-        self._coalesced: list[Any] | None = None
+        self._coalesced: list[dist.Work] | None = None
         self._splits = 0
         self._is_over = False
         shared_buckets.add_group()
 
-    def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
-        """Have one of torch's backends take calls with tensors on a kind of device; returns the
-        group for them.
-        """
+    def adopt(self, kind: str, code: BackendType, backend: c10d.Backend) -> dist.ProcessGroup:
+        """Have a backend of torch's take calls with tensors on a kind of device, by a group."""
         raise NotImplementedError
 
-    def get_group_store(self) -> Any:  # noqa: ANN401 - of torch
+    def get_group_store(self) -> dist.Store:
         """The store at which the members met."""
         return self.store
 
@@ -58,13 +57,8 @@ class BaseGroup(Operations):
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: object = None,
-    ) -> Any | None:  # noqa: ANN401 - a group as this one
-        """Create a group of some ranks of this one, given by their ranks here; all ranks of this
-        group call it.
-
-        Returns:
-            The group, or None if this rank is not in it.
-        """
+    ) -> dist.ProcessGroup | None:
+        """Create a group of some of the ranks, which all call it; None if this one is not in it."""
         for rank in new_ranks:
             self._rank(rank, "split_group")
         if not new_ranks or len(set(new_ranks)) < len(new_ranks):
@@ -101,7 +95,7 @@ class BaseGroup(Operations):
 
     # Coalesced calls.
 
-    def _start_coalescing(self, device: Any) -> None:  # noqa: ANN401
+    def _start_coalescing(self, device: torch.device) -> None:
         group = self.group_for(device)
         if group is not None:
             group._start_coalescing(device)
@@ -109,7 +103,7 @@ class BaseGroup(Operations):
         self._coalesced = []
         self._update_watched()
 
-    def _end_coalescing(self, device: Any) -> Any:  # noqa: ANN401
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
         group = self.group_for(device)
         if group is not None:
             return group._end_coalescing(device)
@@ -132,18 +126,18 @@ class BaseGroup(Operations):
     def _update_watched(self) -> None:
         self.is_watched = self._coalesced is not None or self.has_watchers()
 
-    def note_work(self, work: Any) -> Any:  # noqa: ANN401 - a Work
+    def note_work(self, work: dist.Work) -> dist.Work:
         """Note a work that has just begun, in case _end_coalescing must wait for it."""
         if self._coalesced is not None and isinstance(work, DoneWork | RunningWork | RunningWorks):
             self._coalesced.append(work)
         return work
 
-    def group_for(self, device: Any) -> Any:  # noqa: ANN401 - of torch
+    def group_for(self, device: torch.device) -> dist.ProcessGroup | None:
         """The group that takes calls with tensors on a device; None if it is this one."""
         kind = torch.device(device).type
         return None if kind == "cpu" else self.devices.group_for(kind)
 
-    def _get_backend(self, device: Any) -> Any:  # noqa: ANN401
+    def _get_backend(self, device: torch.device) -> Any:  # noqa: ANN401 - a backend, or this
         # torch also asks when no GPU is used, or peers may be gone: make no group for that.
         device = torch.device(device)
         group = self.devices.group_made(device.type)
@@ -178,8 +172,7 @@ class BaseGroup(Operations):
 class LoneGroup(BaseGroup, dist.ProcessGroup):
     """A group before PyTorch 2.14, which also answers what torch asks of a backend.
 
-    Calls then do not pass torch's dispatcher, which requires a backend in C++. For a profiler, we
-    record our own events.
+    Calls do not pass torch's dispatcher, which requires a backend in C++; profilers get our events.
     """
 
     supports_splitting = False
@@ -187,24 +180,22 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
     supports_shrinking = False
     supports_time_estimate = False
 
-    def __init__(self, group: ProcessGroup, store: Any) -> None:  # noqa: ANN401 - of torch
+    def __init__(self, group: ProcessGroup, store: dist.Store) -> None:
         dist.ProcessGroup.__init__(self, group.own_rank, group.size())
         BaseGroup.__init__(self, group, store)
         self._name = group.group_name
         self._description = "undefined"
 
-    def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
+    def adopt(self, kind: str, code: BackendType, backend: c10d.Backend) -> dist.ProcessGroup:
         """See BaseGroup; returns a group of torch's on top of the backend."""
         group = self.engine_group
         whole = dist.ProcessGroup(self.store, group.own_rank, group.size())
-        whole._set_default_backend(backend_type)
-        whole._register_backend(torch.device(kind), backend_type, backend)
+        whole._set_default_backend(code)
+        whole._register_backend(torch.device(kind), code, backend)
         whole._set_group_name(f"{group.group_name}:{kind}")
         return whole
 
-    def detour(
-        self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:  # noqa: ANN401 - a Work
+    def detour(self, method: Method, given: tuple[Any, ...], named: dict[str, Any]) -> dist.Work:
         """Make the call on the group of its tensors' device, or record it for the profiler."""
         kind = kind_given(given)
         if kind is not None and (group := self.devices.group_for(kind)) is not None:
@@ -235,7 +226,7 @@ class LoneGroup(BaseGroup, dist.ProcessGroup):
     group_desc = property(getGroupDesc)
 
     @property
-    def _device_types(self) -> list[Any]:
+    def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
     def _has_hooks(self) -> bool:

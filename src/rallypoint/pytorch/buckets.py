@@ -26,7 +26,7 @@ class SharedBuckets:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may destroy the group meanwhile
-        self._storages: dict[int, Any] = {}  # by address
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by address
         self._groups = 0
 
     def add_group(self) -> None:
@@ -40,7 +40,7 @@ class SharedBuckets:
             self._groups -= 1
             self._forget(all_of_them=self._groups == 0)
 
-    def share(self, tensor: Any, communicator: Communicator) -> None:  # noqa: ANN401 - of torch
+    def share(self, tensor: torch.Tensor, communicator: Communicator) -> None:
         """Let others read the storage of a bucket in place, if possible."""
         if not _is_whole_storage(tensor) or PeerMemoryAccess.ARENAS not in communicator.reach:
             return
@@ -99,14 +99,14 @@ def ddp_comm_hook(
         shared_buckets.share(gradients, ours.communicator)
     work = dist.all_reduce(sent, dist.ReduceOp.AVG, group=group, async_op=True)
 
-    def received(future: Any) -> Any:  # noqa: ANN401
+    def received(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         result = future.value()[0]  # raises the error, if any
         return result if result is gradients else gradients.copy_(result)
 
     return work.get_future().then(received)
 
 
-def _is_whole_storage(tensor: Any) -> bool:  # noqa: ANN401 - of torch
+def _is_whole_storage(tensor: torch.Tensor) -> bool:
     nbytes = tensor.nbytes
     return (
         nbytes >= LEAST_BYTES

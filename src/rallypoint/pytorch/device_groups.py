@@ -14,30 +14,27 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.errors import StoreConnectionError
 from rallypoint.cluster.network import host_identity
 from rallypoint.process_group.groups.group import ProcessGroup
 
+BackendType: TypeAlias = dist.ProcessGroup.BackendType
 # Makes a backend take the calls for a kind of device; returns the group that then receives them.
-Adopt = Callable[[str, Any, Any], Any]
+Adopt = Callable[[str, BackendType, c10d.Backend], dist.ProcessGroup]
 
 
 class RankDevices(NamedTuple):
-    """What a rank reports about its GPUs.
+    """What a rank reports about its GPUs."""
 
-    Attributes:
-        host: differs between machines (cluster.network).
-        gpus: the identifiers, on its host, of the GPUs that the process sees.
-    """
-
-    host: str
+    host: str  # differs between machines (cluster.network)
     has_nccl: bool
-    gpus: tuple[str, ...]
+    gpus: tuple[str, ...]  # the identifiers, on its host, of the GPUs that the process sees
 
     @classmethod
     def own(cls) -> RankDevices:
@@ -54,16 +51,16 @@ def read_devices(texts: Iterable[bytes]) -> list[RankDevices]:
     return [RankDevices(host, nccl, tuple(gpus)) for host, nccl, gpus in map(json.loads, texts)]
 
 
-def why_staged(seats: Sequence[RankDevices]) -> str | None:
+def why_staged(ranks: Sequence[RankDevices]) -> str | None:
     """Why the ranks with these devices cannot use NCCL with each other; None if they can."""
-    lacking = [rank for rank, seat in enumerate(seats) if not seat.has_nccl]
+    lacking = [rank for rank, each in enumerate(ranks) if not each.has_nccl]
     if lacking:
         return f"rank {lacking[0]} has a PyTorch without NCCL"
-    ranks = Counter(seat.host for seat in seats)
-    for host, count in ranks.items():
-        gpus = {gpu for seat in seats if seat.host == host for gpu in seat.gpus}
+    hosts = [each.host for each in ranks]
+    for host, count in Counter(hosts).items():
+        gpus = {gpu for each in ranks if each.host == host for gpu in each.gpus}
         if len(gpus) < count:
-            first = next(rank for rank, seat in enumerate(seats) if seat.host == host)
+            first = hosts.index(host)
             return f"the {count} ranks on the host of rank {first} share {len(gpus)} GPU(s)"
     return None
 
@@ -71,38 +68,38 @@ def why_staged(seats: Sequence[RankDevices]) -> str | None:
 class DeviceGroups:
     """The groups that take one group's calls for other devices.
 
-    Args:
-        adopt: a method of torch's group, which holds this object.
+    `adopt` is a method of torch's group, which holds this object.
     """
 
-    def __init__(self, group: ProcessGroup, store: Any, adopt: Adopt) -> None:  # noqa: ANN401
+    def __init__(self, group: ProcessGroup, store: dist.Store, adopt: Adopt) -> None:
         self._group = group
         self._adopt = weakref.WeakMethod(adopt)
         self._store = store
         self._prefix = f"{group.world.prefix}/gpus/{group.group_name}"
-        self._groups: dict[str, Any] = {}
-        self._tell()
+        self._groups: dict[str, dist.ProcessGroup | None] = {}
+        # Without the store the group has all that CPU tensors need, and its calls say who was lost.
+        with suppress(StoreConnectionError):
+            group.world.store.set(f"{self._prefix}/{group.own_rank}", json.dumps(RankDevices.own()))
 
-    def group_for(self, kind: str) -> Any:  # noqa: ANN401 - of torch
-        """The group for tensors of a kind of device ("cuda"), or None: the engine takes them."""
+    def group_for(self, kind: str) -> dist.ProcessGroup | None:
+        """The group for tensors of a kind of device ("cuda"); None: the engine takes them."""
         if kind not in self._groups:
             self._groups[kind] = self._make(kind) if kind in MAKERS else None
         return self._groups[kind]
 
-    def group_made(self, kind: str) -> Any:  # noqa: ANN401 - of torch
+    def group_made(self, kind: str) -> dist.ProcessGroup | None:
         """The group for tensors of a kind of device, if there is one yet."""
         return self._groups.get(kind)
 
-    def add(self, kind: str, group: Any) -> None:  # noqa: ANN401 - of torch
+    def add(self, kind: str, group: dist.ProcessGroup) -> None:
         """Make a group take the calls for a kind of device from now on."""
         self._groups[kind] = group
 
-    def settle(self, opts: Any) -> None:  # noqa: ANN401 - of torch
-        """Before a barrier, wait for the current stream, so that its work is done once the barrier
-        is passed.
+    def settle(self, opts: c10d.BarrierOptions) -> None:
+        """Before a barrier, wait for the work of the current stream, as NCCL's barrier does.
 
-        NCCL's barrier does the same. Only if the group works on GPUs, or is given one: a group of
-        CPU tensors must not wait for kernels, which may wait for something after the barrier.
+        Only if the group works on GPUs, or is given one: a group of CPU tensors must not wait for
+        kernels, which may wait for something after the barrier.
         """
         if not torch.cuda.is_initialized():
             return
@@ -111,21 +108,15 @@ class DeviceGroups:
         if is_named or "cuda" in self._groups:
             torch.cuda.current_stream(device if is_named else None).synchronize()
 
-    def made(self) -> list[Any]:
-        """The groups that have been made."""
+    def made(self) -> list[dist.ProcessGroup]:
+        """The groups that exist."""
         return [group for group in self._groups.values() if group is not None]
 
     def close(self) -> None:
         """The group has ended: no other takes its calls, nor is kept."""
         self._groups = dict.fromkeys(MAKERS)
 
-    def _tell(self) -> None:
-        text = json.dumps(RankDevices.own())
-        # Without the store the group has all that CPU tensors need, and its calls say who was lost.
-        with suppress(StoreConnectionError):
-            self._group.world.store.set(f"{self._prefix}/{self._group.own_rank}", text)
-
-    def _make(self, kind: str) -> Any:  # noqa: ANN401 - of torch
+    def _make(self, kind: str) -> dist.ProcessGroup | None:
         keys = [f"{self._prefix}/{rank}" for rank in range(self._group.size())]
         reason = why_staged(read_devices(self._group.world.store.multi_get(keys)))
         if reason is None:
@@ -142,7 +133,7 @@ class DeviceGroups:
         return None
 
 
-def nccl_group(store: Any, group: ProcessGroup, adopt: Adopt) -> Any:  # noqa: ANN401 - of torch
+def nccl_group(store: dist.Store, group: ProcessGroup, adopt: Adopt) -> dist.ProcessGroup:
     """NCCL among the same ranks, for CUDA tensors."""
     options = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = False
@@ -150,8 +141,8 @@ def nccl_group(store: Any, group: ProcessGroup, adopt: Adopt) -> Any:  # noqa: A
     options.global_ranks_in_group = list(group.ranks)
     options.group_name = f"{group.group_name}:nccl"
     backend = dist.ProcessGroupNCCL(store, group.own_rank, group.size(), options)
-    return adopt("cuda", dist.ProcessGroup.BackendType.NCCL, backend)
+    return adopt("cuda", BackendType.NCCL, backend)
 
 
 # By kind of device; what a rank needs for it is in its RankDevices.
-MAKERS: dict[str, Callable[[Any, ProcessGroup, Adopt], Any]] = {"cuda": nccl_group}
+MAKERS = {"cuda": nccl_group}

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -20,11 +21,10 @@ from typing import Any
 import torch.distributed as dist
 
 from rallypoint.base.errors import StoreConnectionError, StoreTimeoutError
-from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers, may_run_handlers
 from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.connecting import GroupRequest, form_communicator
-from rallypoint.process_group.formation.leaving import leave_at_exit
+from rallypoint.process_group.formation.joining import GroupServices
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.init_method import fresh_round
@@ -35,17 +35,14 @@ class TorchStore(Store):
     """One of torch.distributed's stores.
 
     Errors become those of base/errors.py; PyTorch distinguishes them by their text only.
-
-    Attributes:
-        host: the server's host, for a TCPStore; else None.
     """
 
-    def __init__(self, store: Any) -> None:  # noqa: ANN401 - of torch
+    def __init__(self, store: dist.Store) -> None:
         self._store = store
         innermost = store
         while hasattr(innermost, "underlying_store"):
             innermost = innermost.underlying_store
-        self.host: str | None = getattr(innermost, "host", None)
+        self.host: str | None = getattr(innermost, "host", None)  # the server's, of a TCPStore
         port = getattr(innermost, "port", None)
         self._endpoint = f"{self.host}:{port}" if self.host else type(innermost).__name__
         super().__init__(getattr(store, "timeout", timedelta(seconds=300)))
@@ -180,7 +177,7 @@ atexit.register(_await_other_threads)
 
 
 def form(
-    store: Any,  # noqa: ANN401 - of torch
+    store: dist.Store,
     *,
     rank: int,
     size: int,
@@ -197,77 +194,56 @@ def form(
     members = global_ranks or list(range(size))
     is_beside = not global_ranks and dist.is_initialized()  # made by PyTorch's own helper
     title = f"group {name}" if global_ranks or is_beside else DEFAULT_GROUP
+    request = GroupRequest(
+        store=shared,
+        prefix="",
+        rank=rank,
+        members=members,
+        timeout=timeout,
+        options=_options(),
+        name=title,
+        is_across_jobs=is_beside,
+    )
     is_cloned = may_run_handlers()
 
-    def meet() -> tuple[str, Communicator, Algorithms]:
+    def meet() -> GroupServices:
         # Each wait blocks the client that makes it, so signal handlers have another one.
         own = shared.clone() if is_cloned else shared
         prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
-        request = GroupRequest(
-            store=own,
-            prefix=prefix,
-            rank=rank,
-            members=members,
-            timeout=timeout,
-            options=_options(),
-            name=title,
-            is_across_jobs=is_beside,
-        )
-        communicator, algorithms = form_communicator(request)
-        return prefix, communicator, algorithms
+        found = replace(request, store=own, prefix=prefix)
+        return GroupServices(found, *form_communicator(found))
 
-    prefix, communicator, algorithms = beside_handlers(meet)
-    world = World(shared, prefix, algorithms.options, title=title, is_across_jobs=is_beside)
-    group = _group_of(world, communicator, algorithms, rank, members, timeout, name)
+    services = beside_handlers(meet)
+    prefix, options = services.request.prefix, services.algorithms.options
+    world = World(shared, prefix, options, title=title, is_across_jobs=is_beside)
+    group = services.new_group(world, name=name, description="")
     if not global_ranks:
         world.group = group
-    leave_at_exit(group)
     return group
 
 
 def without_members(
-    store: Any,  # noqa: ANN401 - of torch
-    *,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    name: str,
+    store: dist.Store, *, rank: int, size: int, timeout: timedelta, name: str
 ) -> ProcessGroup:
     """A group that serves no call until it has been reconfigured, of this rank and size so far."""
     options = _options()
     world = World(TorchStore(store), "", options, is_across_jobs=True)
-    group = _group_of(world, None, Algorithms(options), rank, range(size), timeout, name)
-    world.group = group
+    request = GroupRequest(
+        store=world.store,
+        prefix="",
+        rank=rank,
+        members=range(size),
+        timeout=timeout,
+        options=options,
+    )
+    services = GroupServices(request, None, Algorithms(options))
+    world.group = group = services.new_group(world, name=name, description="")
     group.forms_again = True
     group.withdraw(
         "the process group was made with enable_reconfigure=True and has no members yet; call its "
         "reconfigure"
     )
-    leave_at_exit(group)
     return group
-
-
-def _group_of(
-    world: World,
-    communicator: Communicator | None,
-    algorithms: Algorithms,
-    rank: int,
-    ranks: Sequence[int],
-    timeout: timedelta,
-    name: str,
-) -> ProcessGroup:
-    return ProcessGroup(
-        communicator,
-        algorithms,
-        rank=rank,
-        world=world,
-        prefix=world.prefix,
-        ranks=ranks,
-        group_name=name,
-        group_desc="",
-        backend="rallypoint",
-        timeout=timeout,
-    )
 
 
 def _options() -> AlgorithmOptions:

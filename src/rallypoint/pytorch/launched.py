@@ -78,9 +78,7 @@ def _set_variables(url: str, timeout: timedelta) -> object:
 
 
 def _number(url: str, name: str) -> int:
-    """The value that the caller of init_process_group gave, which PyTorch puts into the URL;
-    otherwise -1.
-    """
+    """The argument of init_process_group, which PyTorch puts into the URL; otherwise -1."""
     from urllib.parse import parse_qs, urlsplit
 
     values = parse_qs(urlsplit(url).query).get(name, ["-1"])

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy
 import torch
@@ -19,7 +18,7 @@ import torch
 from rallypoint._native import allocate
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import DTYPES
-from rallypoint.process_group.memory.arrays import Array, as_array, describe
+from rallypoint.process_group.arrays import Array, address, as_array, describe
 
 LEAST_BYTES = 1 << 20  # below this, a copy costs little
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts
@@ -54,12 +53,12 @@ class Pool:
     ) -> None:
         self._lock_pages, self._unlock_pages = lock, unlock
         self._mutex = threading.Lock()
-        self._free: list[Any] = []  # in the order in which they were returned
-        self._returned: deque[Any] = deque()  # by any thread, at any moment
+        self._free: list[Array] = []  # in the order in which they were returned
+        self._returned = deque[Array]()  # by any thread, at any moment
         self._used = self._most_used = 0
         self._has_failed = False
 
-    def take(self, nbytes: int) -> Any | None:  # noqa: ANN401 - a NumPy array of bytes
+    def take(self, nbytes: int) -> Array | None:
         """An array of at least so many bytes; None: no memory is left, or none can be locked.
 
         Its memory comes back when nothing refers to it any more.
@@ -69,15 +68,15 @@ class Pool:
             if self._has_failed:
                 return None
             while self._returned:
-                arena = self._returned.popleft()
-                self._used -= arena.nbytes
-                self._free.append(arena)
+                returned = self._returned.popleft()
+                self._used -= returned.nbytes
+                self._free.append(returned)
             arena = self._free_of(size)
             if arena is None:
                 arena = allocate(size)
                 if arena is None:
                     return None
-                if not self._lock_pages(_address(arena), size):
+                if not self._lock_pages(address(arena), size):
                     self._has_failed = True
                     return None
             self._used += size
@@ -85,7 +84,7 @@ class Pool:
             self._trim()
         return numpy.asarray(_Lease(arena, self._returned))
 
-    def _free_of(self, size: int) -> Any | None:  # noqa: ANN401
+    def _free_of(self, size: int) -> Array | None:
         for index in reversed(range(len(self._free))):
             if self._free[index].nbytes == size:
                 return self._free.pop(index)
@@ -97,13 +96,13 @@ class Pool:
         while free > self._most_used:
             arena = self._free.pop(0)
             free -= arena.nbytes
-            self._unlock_pages(_address(arena), arena.nbytes)
+            self._unlock_pages(address(arena), arena.nbytes)
 
 
 class _Lease:
     """An arena in use, as NumPy sees it."""
 
-    def __init__(self, arena: Any, returned: deque[Any]) -> None:  # noqa: ANN401
+    def __init__(self, arena: Array, returned: deque[Array]) -> None:
         self._arena, self._returned = arena, returned
         self.__array_interface__ = arena.__array_interface__
 
@@ -115,11 +114,6 @@ def _class_of(nbytes: int) -> int:
     """The next of eight sizes from one power of two to the next."""
     step = max(1, (1 << (nbytes - 1).bit_length()) // 2 // _CLASSES_PER_DOUBLING)
     return -(-nbytes // step) * step
-
-
-def _address(arena: Any) -> int:  # noqa: ANN401
-    address: int = arena.__array_interface__["data"][0]
-    return address
 
 
 def _lock(address: int, nbytes: int) -> bool:
@@ -144,26 +138,25 @@ class Memory:
     """The arrays of one call, whose tensors are of one dtype.
 
     Args:
-        operation: for messages.
         moves: items are only moved, not computed with.
     """
 
     def __init__(self, operation: str, *, moves: bool = False) -> None:
         self._operation = operation
         self._moves = moves
-        self._first: Any = None  # the first of the call's tensors
-        self._back: list[tuple[Any, Any]] = []
+        self._first: torch.Tensor | None = None  # the first of the call's tensors
+        self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @property
     def completion(self) -> Callable[[], None] | None:
         """`finish`, if it has something to do."""
         return self.finish if self._back else None
 
-    def reads(self, tensor: Any) -> Array:  # noqa: ANN401 - of torch
+    def reads(self, tensor: torch.Tensor) -> Array:
         """An array of the tensor's present contents."""
         return self._array(self._on_host(_arrived(tensor), is_read=True))
 
-    def writes(self, tensor: Any, *, in_place: bool = False) -> Array:  # noqa: ANN401 - of torch
+    def writes(self, tensor: torch.Tensor, *, in_place: bool = False) -> Array:
         """An array whose items the tensor has after `finish`.
 
         Args:
@@ -196,11 +189,11 @@ class Memory:
         for device in strided:
             torch.cuda.current_stream(device).synchronize()
 
-    def _on_host(self, tensor: Any, *, is_read: bool) -> Any:  # noqa: ANN401 - of torch
-        self._first = tensor if self._first is None else self._first
-        if tensor.dtype is not self._first.dtype:
+    def _on_host(self, tensor: torch.Tensor, *, is_read: bool) -> torch.Tensor:
+        first = self._first = tensor if self._first is None else self._first
+        if tensor.dtype is not first.dtype:
             raise InvalidArgumentError(
-                f"{self._operation}: {describe(tensor)} and {describe(self._first)} are passed to "
+                f"{self._operation}: {describe(tensor)} and {describe(first)} are passed to "
                 "one call; their dtypes must be equal"
             )
         if tensor.layout is not torch.strided:
@@ -223,28 +216,26 @@ class Memory:
         # It waits for the stream; so does copy_ in `finish`.
         return staged.copy_(here) if is_read else staged
 
-    def _is_bytes(self, tensor: Any) -> bool:  # noqa: ANN401 - of torch
+    def _is_bytes(self, tensor: torch.Tensor) -> bool:
         return self._moves and tensor.dtype not in _ENGINES
 
-    def _array(self, tensor: Any, *, writes: bool = False) -> Array:  # noqa: ANN401 - of torch
+    def _array(self, tensor: torch.Tensor, *, writes: bool = False) -> Array:
         if self._is_bytes(tensor):
             tensor = tensor.contiguous().reshape(-1).view(torch.uint8)
         return as_array(tensor, self._operation, writes=writes)
 
 
-def _arrived(tensor: Any) -> Any:  # noqa: ANN401 - of torch
-    """The tensor; if it is a functional collective's result, the tensor that it stands for, once
-    complete.
-    """
+def _arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; for a functional collective's result, what it stands for, once complete."""
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
 
 
-def _is_dense(tensor: Any) -> bool:  # noqa: ANN401 - of torch
+def _is_dense(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
 
 
-def _is_expanded(tensor: Any) -> bool:  # noqa: ANN401 - of torch
+def _is_expanded(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return False
     layout = zip(tensor.shape, tensor.stride(), strict=True)

@@ -14,9 +14,9 @@ from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.arrays import check_divides, part_sizes
 from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import check_divides, part_sizes
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.tools import routed, routed_alone, untraced
 from rallypoint.pytorch.torch_calls import (
@@ -52,14 +52,10 @@ class Operations:
     """All operations of a group, shared by the group and the backend below it.
 
     Both use one group of the engine, which holds all mutable state.
-
-    Attributes:
-        engine_group: the group as the engine knows it.
-        devices: the groups that take calls with tensors on other devices.
     """
 
     engine_group: ProcessGroup
-    devices: DeviceGroups
+    devices: DeviceGroups  # that take calls with tensors on other devices
 
     def name(self) -> str:
         """The backend's name."""

@@ -30,17 +30,11 @@ _BY_DEVICE = -1  # querying each tensor takes 0.4 us, which only groups of sever
 
 
 class _Watched(NamedTuple):
-    """A group whose calls are recorded.
+    """A group whose calls are recorded."""
 
-    Attributes:
-        number: its place in the record, or _BY_DEVICE.
-        by_device: such numbers by the type of device whose backend has them.
-        reference: removes this when the group is freed.
-    """
-
-    number: int
-    by_device: dict[str, int]
-    reference: weakref.ref[Any]
+    number: int  # in the record, or _BY_DEVICE
+    by_device: dict[str, int]  # such numbers by the type of device whose backend has them
+    reference: weakref.ref[Any]  # removes this when the group is freed
 
 
 _groups: dict[int, _Watched] = {}  # by id of a process group

@@ -14,6 +14,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -27,14 +28,21 @@ from rallypoint.process_group.formation.host_network import network_of
 from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.base_group import BaseGroup
-from rallypoint.pytorch.device_groups import DeviceGroups
+from rallypoint.pytorch.device_groups import BackendType, DeviceGroups
 from rallypoint.pytorch.operations import Operations
-from rallypoint.pytorch.tools import kind_given, publish_work, published_work, recorded, untraced
+from rallypoint.pytorch.tools import (
+    Method,
+    kind_given,
+    publish_work,
+    published_work,
+    recorded,
+    untraced,
+)
 from rallypoint.pytorch.torch_work import DoneWork
 from rallypoint.pytorch.versions import (
     attach_flight_recorder,
     attach_nan_check,
-    is_nan_check_asked_for,
+    wants_nan_check,
     wrapped_for_debugging,
 )
 from rallypoint.store.client import TCPStore
@@ -63,20 +71,18 @@ class RallypointBackend(Operations, c10d.Backend):
     _supports_time_estimate = False
     is_watched = True  # a tool sees the calls that come here
 
-    def __init__(self, group: ProcessGroup, devices: DeviceGroups, above: Any) -> None:  # noqa: ANN401
+    def __init__(self, group: ProcessGroup, devices: DeviceGroups, above: RallypointGroup) -> None:
         c10d.Backend.__init__(self, group.own_rank, group.size())
         self._above = weakref.ref(above)
         self.engine_group = group
         self.devices = devices
 
-    def detour(
-        self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:  # noqa: ANN401 - a Work
+    def detour(self, method: Method, given: tuple[Any, ...], named: dict[str, Any]) -> dist.Work:
         """Record the call as an event for the profiler, if one runs."""
         return publish_work(recorded(method, self, given, named))
 
     @property
-    def options(self) -> Any:  # noqa: ANN401 - of torch
+    def options(self) -> c10d.Backend.Options:
         """The options that torch expects of any backend."""
         options = c10d.Backend.Options(self.engine_group.backend, self.engine_group.timeout)
         options.global_ranks_in_group = list(self.engine_group.ranks)
@@ -87,11 +93,11 @@ class RallypointBackend(Operations, c10d.Backend):
         """The handle of the group above."""
         return self._group_above().get_reconfigure_handle()
 
-    def reconfigure(self, opts: Any) -> Any:  # noqa: ANN401 - of torch
+    def reconfigure(self, opts: Any) -> dist.Work:  # noqa: ANN401 - new in torch 2.14
         """Have the group above reconfigured; this backend stays in use."""
         return self._group_above().reconfigure(opts)
 
-    def _group_above(self) -> Any:  # noqa: ANN401 - RallypointGroup
+    def _group_above(self) -> RallypointGroup:
         above = self._above()
         assert above is not None, "calls come by way of it"
         return above
@@ -100,7 +106,7 @@ class RallypointBackend(Operations, c10d.Backend):
         """Nothing to support: tensors may be anywhere."""
         return False
 
-    def get_error(self) -> Any:  # noqa: ANN401 - of torch
+    def get_error(self) -> c10d.ErrorType:
         """No error to report: errors are raised by calls, also after a reconfiguration."""
         return c10d.ErrorType.SUCCESS
 
@@ -115,7 +121,7 @@ class RallypointBackend(Operations, c10d.Backend):
 
     end_coalescing = start_coalescing
 
-    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: ANN401
+    def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called this; see BaseGroup."""
         is_set = opts.timeout > timedelta(0)
         monitored_barrier(self.engine_group, opts.timeout if is_set else None, wait_all_ranks)
@@ -204,7 +210,6 @@ def _read(handle: str) -> dict[str, Any]:
     return dict(endpoint)
 
 
-_TYPES = dist.ProcessGroup.BackendType
 _NOT_OF_BACKENDS = {"gather_single"}  # C++ does not look for it in a backend in Python
 
 
@@ -212,27 +217,26 @@ _NOT_OF_BACKENDS = {"gather_single"}  # C++ does not look for it in a backend in
 class RallypointGroup(BaseGroup, dist.ProcessGroup):
     """A group of ranks over a backend.
 
-    Args:
-        group: as the engine knows it.
-        store: at which the members met.
-        torchs: a group that torch has made for the same ranks; one is made unless given.
+    `torchs` is a group that torch has made for the same ranks; one is made unless given.
     """
 
     supports_reconfigure = True
 
-    def __init__(self, group: ProcessGroup, store: Any, torchs: Any = None) -> None:  # noqa: ANN401
+    def __init__(
+        self, group: ProcessGroup, store: dist.Store, torchs: dist.ProcessGroup | None = None
+    ) -> None:
         dist.ProcessGroup.__init__(self, store, group.own_rank, group.size())
         BaseGroup.__init__(self, group, store)
         self.torchs = torchs or dist.ProcessGroup(store, group.own_rank, group.size())
-        self._set_default_backend(_TYPES.CUSTOM)
+        self._set_default_backend(BackendType.CUSTOM)
         self.bound_device_id = self.torchs.bound_device_id
         self._make_backend()
         for device in self.torchs._device_types:  # of another backend, named before ours
             theirs = self.torchs._get_backend(device)
-            kind = getattr(_TYPES, theirs.name().upper(), _TYPES.CUSTOM)
+            kind = getattr(BackendType, theirs.name().upper(), BackendType.CUSTOM)
             self._register_backend(device, kind, theirs)
             self.devices.add(device.type, self.torchs)
-        self.adopt("cpu", _TYPES.CUSTOM, self._below)
+        self.adopt("cpu", BackendType.CUSTOM, self._below)
         self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
         self._recorder: Any = None
         self._reconfiguration = Reconfiguration(group)
@@ -240,20 +244,18 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
 
     def _make_backend(self) -> None:
         group = self.engine_group
-        self.torchs._set_default_backend(_TYPES.CUSTOM)
+        self.torchs._set_default_backend(BackendType.CUSTOM)
         self.backend = RallypointBackend(group, self.devices, self)
         self._below = wrapped_for_debugging(self.backend, self.store, group)
         self._is_wrapped = self._below is not self.backend
 
-    def adopt(self, kind: str, backend_type: Any, backend: Any) -> Any:  # noqa: ANN401 - of torch
+    def adopt(self, kind: str, code: BackendType, backend: c10d.Backend) -> dist.ProcessGroup:
         """See BaseGroup; it lies beside ours from now on."""
         for each in (self, self.torchs):
-            each._register_backend(torch.device(kind), backend_type, backend)
+            each._register_backend(torch.device(kind), code, backend)
         return self.torchs
 
-    def detour(
-        self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:  # noqa: ANN401 - a Work
+    def detour(self, method: Method, given: tuple[Any, ...], named: dict[str, Any]) -> dist.Work:
         """Make the call through torch's dispatcher, on the backend of the tensors' device."""
         name = method.__name__
         kind = kind_given(given)
@@ -263,7 +265,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         return self.note_work(published_work(lambda: getattr(group, name)(*given, **named)))
 
     def has_watchers(self) -> bool:
-        return bool(self._hooks or self._recorder or self._is_wrapped or is_nan_check_asked_for())
+        return bool(self._hooks or self._recorder or self._is_wrapped or wants_nan_check())
 
     # Its members, which may change.
 
@@ -281,11 +283,11 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         """Text by which other processes find this one in a call of reconfigure.
 
         It contains an address of this process, and a token. Any process that has it can join rounds
-        that begin with it: exchange it in a place that you trust.
+        that begin with it: exchange it only where you trust all readers.
         """
         return self._reconfiguration.handle()
 
-    def reconfigure(self, opts: Any) -> DoneWork:  # noqa: ANN401 - of torch
+    def reconfigure(self, opts: Any) -> DoneWork:  # noqa: ANN401 - new in torch 2.14
         """Give the group the members of `opts.handles`, in their order; all of them call it.
 
         Calls under way end with an error; subgroups, and meshes of them, are to be made again. It
@@ -306,7 +308,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         self.torchs = dist.ProcessGroup(self.store, group.own_rank, group.size())
         self.devices = DeviceGroups(group, self.store, self.adopt)
         self._make_backend()
-        self.torchs._register_backend(torch.device("cpu"), _TYPES.CUSTOM, self._below)
+        self.torchs._register_backend(torch.device("cpu"), BackendType.CUSTOM, self._below)
         self.torchs._set_group_name(self.group_name)
         self._attach_tools(self.group_desc)
         for (kind, hook_id), hook in list(self._hooks.items()):
@@ -340,22 +342,6 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
 
     get_backend = BaseGroup._get_backend
 
-    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have all calls seen before they begin; they pass torch's dispatcher from now on."""
-        self._register_hook("pre", hook_id, hook)
-
-    def unregister_pre_hook(self, hook_id: int) -> None:
-        """Undo register_pre_hook."""
-        self._unregister_hook("pre", hook_id)
-
-    def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have all calls seen once they have begun; they pass torch's dispatcher from now on."""
-        self._register_hook("post", hook_id, hook)
-
-    def unregister_post_hook(self, hook_id: int) -> None:
-        """Undo register_post_hook."""
-        self._unregister_hook("post", hook_id)
-
     def _register_hook(self, kind: str, hook_id: int, hook: Callable[[Any], None]) -> None:
         getattr(self.torchs, f"register_{kind}_hook")(hook_id, hook)
         self._hooks[kind, hook_id] = hook
@@ -365,3 +351,9 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         getattr(self.torchs, f"unregister_{kind}_hook")(hook_id)
         self._hooks.pop((kind, hook_id), None)
         self._update_watched()
+
+    # Hooks see all calls, before or after they begin: calls then pass torch's dispatcher.
+    register_pre_hook = partialmethod(_register_hook, "pre")
+    unregister_pre_hook = partialmethod(_unregister_hook, "pre")
+    register_post_hook = partialmethod(_register_hook, "post")
+    unregister_post_hook = partialmethod(_unregister_hook, "post")

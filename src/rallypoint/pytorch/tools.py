@@ -18,17 +18,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 Kind = TypeVar("Kind", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
+Method = Callable[..., dist.Work]  # an operation of a group
 
 
 def untraced(kind: Kind) -> Kind:
     """Have the compiler skip all functions of a class, and all that they call.
 
-    They run in the middle of compiled code. Nothing in them can be compiled, but the official way
-    to say so imports the compiler, which would cost every job without torch.compile a second or
-    two.
+    They run in the middle of compiled code, and cannot be compiled. The official way to say so
+    imports the compiler, which would cost every job without torch.compile a second or two.
     """
     for member in vars(kind).values():
         if isinstance(member, types.FunctionType):
@@ -69,18 +70,16 @@ _NAMES = {  # names of functions that differ from those of the methods
 
 
 def recorded(
-    method: Callable[..., Any],
+    method: Method,
     group: Any,  # noqa: ANN401 - of operations.py
     given: Sequence[Any],
     named: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> dist.Work:
     """Call a method of one of our groups, recorded as an event if a profiler runs.
 
     The event is called `rallypoint:all_reduce` or the like, with sizes and group. The names of the
-    details are those of torch's own `record_param_comms`, which trace readers know.
-
-    Args:
-        given: its arguments: outputs and inputs, or the tensors that are both.
+    details are those of torch's own `record_param_comms`, which trace readers know. `given` are its
+    arguments: outputs and inputs, or the tensors that are both.
     """
     if not _has_profiler():
         return method(group, *given, **named)
@@ -103,7 +102,7 @@ def recorded(
         return method(group, *given, **named)
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
+def tensors_in(values: Iterable[object]) -> Iterator[torch.Tensor]:
     """The tensors among these values, and in lists among them."""
     for each in values:
         if isinstance(each, torch.Tensor):
@@ -113,10 +112,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def routed(method: Function) -> Function:
-    """Make a method whose first argument contains tensors take the detour where necessary.
-
-    Its class has an attribute `is_watched`, and `detour(method, given, named)`.
-    """
+    """Make a method whose first argument contains tensors call `detour` where necessary."""
 
     @functools.wraps(method)
     def call(self: Any, tensors: Any, *others: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -165,21 +161,19 @@ def kind_elsewhere(tensors: Any, others: Sequence[Any]) -> str | None:  # noqa: 
 class _Published(threading.local):
     """The work of this thread's last call that reached a backend, for the group that made it."""
 
-    work: Any = None
+    work: dist.Work | None = None
 
 
 _published = _Published()
 
 
-def publish_work(work: Any) -> Any:  # noqa: ANN401 - a Work
-    """Leave a backend's work for `published_work`: torch returns to the group its own Work around
-    it, which offers little more than `wait`.
-    """
+def publish_work(work: dist.Work) -> dist.Work:
+    """Leave a backend's work for `published_work`: torch's Work around it offers little."""
     _published.work = work
     return work
 
 
-def published_work(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - a Work
+def published_work(call: Callable[[], dist.Work]) -> dist.Work:
     """Make a call that passes torch; returns the work that the backend published.
 
     If a dispatch mode or another backend took the call: what these returned.

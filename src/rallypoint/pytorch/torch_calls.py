@@ -8,28 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, MismatchError
 from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.arrays import Array, Blocks, check_items
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.point_to_point import post_message
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, Blocks, check_items
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.process_group.work import CollectiveCall, ended_on_error
 from rallypoint.pytorch.memory import Memory
 from rallypoint.pytorch.torch_work import DoneWork, RunningWork, joined
 from rallypoint.pytorch.versions import factor_of
 
-Tensor = Any  # torch.Tensor, which type checkers do not see
+Tensor: TypeAlias = torch.Tensor
 Tensors = Any  # a tensor, a list with one for each rank, or None
 Options = Any  # of torch, a class for each collective
-Work = Any  # DoneWork, RunningWork or RunningWorks
+Work: TypeAlias = dist.Work
+
+Only = TypeVar("Only")  # a tensor, or a list of tensors
 
 UNSET = timedelta(milliseconds=-1)
 _NOTHING = np.empty(0, np.uint8)
@@ -140,9 +143,7 @@ def all_reduce_sparse(
     """Combine the sparse COO tensors of all ranks, in place; their shapes must be equal.
 
     It is complete when the call returns, because the ranks must first learn the numbers of entries.
-
-    Args:
-        timeout: how long each step may wait for a peer; None for the timeout of the group's calls.
+    Each step may wait for a peer for the timeout.
     """
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise InvalidTypeError(f"all_reduce of sparse tensors takes SUM or AVG, not {op}")
@@ -220,16 +221,14 @@ def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: 
         )
 
 
-def operator_of(op: Any) -> Operator:  # noqa: ANN401 - torch's ReduceOp
+def operator_of(op: dist.ReduceOp) -> Operator:
     """The engine's operator for one of torch's."""
     code = int(op.op)
     return PremulSum(factor_of(op)) if code == ReduceOp.PREMUL_SUM else ReduceOp(code)
 
 
-def only(tensors: Sequence[Any], operation: str) -> Any:  # noqa: ANN401 - a tensor, or a list of them
-    """The only element of a list, which PyTorch uses from the days of several devices per
-    process.
-    """
+def only(tensors: Sequence[Only], operation: str) -> Only:
+    """The only element of a list, which PyTorch passes from the days of several devices."""
     if len(tensors) != 1:
         raise InvalidArgumentError(f"{operation} takes one tensor of a rank, not {len(tensors)}")
     return tensors[0]

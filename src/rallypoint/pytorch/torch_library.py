@@ -1,18 +1,21 @@
-"""Makes calls of our own API on a backend of PyTorch: gloo, nccl, hccl.
+"""Makes calls of our own API on a backend of PyTorch: gloo, nccl, hccl, for one kind of device.
 
-`delegate_group` creates its process group. NCCL and HCCL take tensors of one device per rank;
-HCCL's calls have run with a stand-in only.
+The process groups are no default groups, and appear in none of torch.distributed's lists, so that a
+program may use PyTorch's groups beside ours. PyTorch's ranks meet at our store through
+`StoreAdapter`. HCCL's calls have run with a stand-in only.
 """
 
 # ruff: noqa: ANN401 - PyTorch's objects
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +23,16 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.base import worker_hook
+from rallypoint.base.errors import (
+    HostError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    StoreError,
+    StoreTimeoutError,
+)
 from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.arrays import Array, DeviceArray, address, describe, dtype_name
 from rallypoint.process_group.delegated.delegate import (
     Block,
     BuiltInDelegate,
@@ -30,10 +41,11 @@ from rallypoint.process_group.delegated.delegate import (
     LibraryMember,
     Pending,
 )
-from rallypoint.process_group.memory.arrays import DeviceArray, describe, dtype_name
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.pytorch.delegate_group import make_group, own_device
+from rallypoint.pytorch import other_backends
+from rallypoint.pytorch.device_groups import RankDevices, read_devices, why_staged
 from rallypoint.pytorch.libraries import OPERATORS
+from rallypoint.store.store import Store
 
 # How PyTorch's errors are recognised.
 _LATE = ("timed out", "timeout", "did not complete within")
@@ -48,7 +60,7 @@ _OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 class _TorchPending:
     """A Work of torch.distributed; `finish` runs after it, on the device if the work does."""
 
-    work: Any
+    work: dist.Work
     is_here: bool
     finish: Callable[[], None] | None
 
@@ -74,7 +86,7 @@ class _GlooTransfer:
     Therefore a separate thread waits, from the first time that its state is queried.
     """
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: dist.Work) -> None:
         self._work = work
         self._is_over = threading.Event()
         self._waiter: threading.Thread | None = None
@@ -111,7 +123,7 @@ class _GlooTransfer:
 class _Batch:
     """The one Work of transfers that begin together; it is there once they have begun."""
 
-    work: Any = None
+    work: dist.Work
 
     def wait(self) -> None:
         self.work.wait()
@@ -130,15 +142,15 @@ class TorchDelegate(BuiltInDelegate):
 
     def __init__(self, member: LibraryMember) -> None:
         """Form a group of PyTorch's for these members; all of them call it."""
-        self._device = own_device(member)
-        self._group, self._store = make_group(member, self._device)
+        self._device = _own_device(member)
+        self._group, self._store = _make_group(member, self._device)
         self.name = member.name
         self.combines = OPERATORS.get(member.name, OPERATORS["nccl"])
         self.device: str = self._device.type
         self._rank = member.rank
         self._batch: _Batch | None = None
 
-    def adopt(self, array: Any) -> Block:
+    def adopt(self, array: Array | DeviceArray) -> Block:
         if isinstance(array, DeviceArray):
             theirs = array.tensor.device
             if (theirs.type, theirs.index or 0) != (self.device, self._device.index or 0):
@@ -193,41 +205,42 @@ class TorchDelegate(BuiltInDelegate):
     def abort(self) -> None:
         self._group.abort()
 
-    def _pending(self, work: Any, finish: Callable[[], None] | None = None) -> Pending:
+    def _pending(self, work: dist.Work, finish: Callable[[], None] | None = None) -> Pending:
         return _TorchPending(work, is_here=self.device == "cpu", finish=finish)
 
-    def _pending_transfer(self, work: Any) -> Pending:
+    def _pending_transfer(self, work: dist.Work) -> Pending:
         return self._pending(work if self._batch is None else self._batch)
 
     def _all_reduce(self, request: LibraryCall) -> Pending:
         blocks = _parts(request.outputs)
-        return self._one(self._group.allreduce, request, c10d.AllreduceOptions(), blocks)
+        return self._start(self._group.allreduce, request, c10d.AllreduceOptions(), blocks)
 
     def _reduce(self, request: LibraryCall) -> Pending:
         blocks = _parts(request.outputs)
-        return self._one(self._group.reduce, request, c10d.ReduceOptions(), blocks)
+        return self._start(self._group.reduce, request, c10d.ReduceOptions(), blocks)
 
     def _broadcast(self, request: LibraryCall) -> Pending:
         blocks = _bytes(request.outputs)
-        return self._one(self._group.broadcast, request, c10d.BroadcastOptions(), blocks)
+        return self._start(self._group.broadcast, request, c10d.BroadcastOptions(), blocks)
 
     def _all_gather(self, request: LibraryCall) -> Pending:
         blocks = [_bytes(request.outputs)], _bytes(request.inputs)
-        return self._one(self._group.allgather, request, c10d.AllgatherOptions(), *blocks)
+        return self._start(self._group.allgather, request, c10d.AllgatherOptions(), *blocks)
 
     def _gather(self, request: LibraryCall) -> Pending:
         outputs = [_bytes(request.outputs)] if request.root == self._rank else []
         blocks = outputs, _bytes(request.inputs)
-        return self._one(self._group.gather, request, c10d.GatherOptions(), *blocks)
+        return self._start(self._group.gather, request, c10d.GatherOptions(), *blocks)
 
     def _scatter(self, request: LibraryCall) -> Pending:
         inputs = [_bytes(request.inputs)] if request.root == self._rank else []
         blocks = _bytes(request.outputs), inputs
-        return self._one(self._group.scatter, request, c10d.ScatterOptions(), *blocks)
+        return self._start(self._group.scatter, request, c10d.ScatterOptions(), *blocks)
 
     def _reduce_scatter(self, request: LibraryCall) -> Pending:
         blocks = _parts(request.outputs), [_parts(request.inputs)]
-        return self._one(self._group.reduce_scatter, request, c10d.ReduceScatterOptions(), *blocks)
+        options = c10d.ReduceScatterOptions()
+        return self._start(self._group.reduce_scatter, request, options, *blocks)
 
     def _all_to_all(self, request: LibraryCall) -> Pending:
         inputs, outputs = _bytes(request.inputs), _bytes(request.outputs)
@@ -241,16 +254,16 @@ class TorchDelegate(BuiltInDelegate):
 
         exchange = getattr(self._group, "all_to_all_single", None) or self._group.alltoall_base
         given = target, source, *sizes
-        return self._one(exchange, request, c10d.AllToAllOptions(), *given, finish=spread)
+        return self._start(exchange, request, c10d.AllToAllOptions(), *given, finish=spread)
 
     def _barrier(self, request: LibraryCall) -> Pending:
         options = c10d.BarrierOptions()
         if self.device != "cpu":
             options.device_ids = [self._device.index or 0]
             options.device = self._device
-        return self._one(self._group.barrier, request, options)
+        return self._start(self._group.barrier, request, options)
 
-    def _one(
+    def _start(
         self,
         method: Callable[..., Any],
         request: LibraryCall,
@@ -266,7 +279,7 @@ class TorchDelegate(BuiltInDelegate):
         return self._pending(method(*given, options), finish)
 
 
-def _operator(operator: Operator, dtype: str) -> Any:
+def _operator(operator: Operator, dtype: str) -> dist.ReduceOp:
     if isinstance(operator, PremulSum):
         return dist._make_nccl_premul_sum(operator.factor)
     if dtype == "bool":
@@ -288,24 +301,138 @@ def _as_bytes(block: Block) -> Block:
     return block.view(torch.uint8)
 
 
-class _Writable:
-    """An interface to an array's memory that torch accepts without checking that it is writable."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (array.__array_interface__["data"][0], False),
-            "shape": (array.size,),
-            "typestr": array.dtype.str,
-        }
-
-
-def _as_tensor(array: Any) -> Any:
-    """A flat tensor of a contiguous array's memory; if the array is read-only, callers must only
-    read.
-    """
+def _as_tensor(array: Array) -> torch.Tensor:
+    """A flat tensor of a contiguous array's memory, also of a read-only array."""
     if array.size == 0:
         return torch.empty(0, dtype=getattr(torch, dtype_name(array)))
-    flat = torch.from_numpy(np.asarray(_Writable(array)))
+    # torch accepts an interface that says that the memory is writable.
+    layout = {**array.__array_interface__, "data": (address(array), False), "shape": (array.size,)}
+    flat = torch.from_numpy(np.asarray(SimpleNamespace(array=array, __array_interface__=layout)))
     return flat.view(torch.bfloat16) if dtype_name(array) == "bfloat16" else flat
+
+
+def _own_device(member: LibraryMember) -> torch.device:
+    """The device whose memory this rank's calls use; the process is bound to it."""
+    kind = _kind(member.name)
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = _bound_device(member, kind)
+    if member.name == "nccl":
+        _check_gpus_differ(member)
+    return device
+
+
+def _make_group(member: LibraryMember, device: torch.device) -> tuple[Any, StoreAdapter]:
+    """Create a group, or a backend, of PyTorch's for these calls, with its store.
+
+    PyTorch calls the store's methods only while a reference to it exists in Python.
+    """
+    adapter = StoreAdapter(member.store)
+    store = dist.PrefixStore("torch", adapter)
+    types = dist.ProcessGroup.BackendType
+    if member.name == "gloo":
+        backend, number = _gloo(member, store), types.GLOO
+    elif member.name == "nccl":
+        backend, number = _nccl(member, store), types.NCCL
+    else:
+        return _plugged_in(member, store), adapter
+    # As torch.distributed creates them: the recorders identify calls by group names.
+    whole = dist.ProcessGroup(store, member.rank, len(member.ranks))
+    whole._set_default_backend(number)
+    whole._register_backend(device, number, backend)
+    whole._set_group_name(f"rallypoint/{member.prefix}")
+    whole._set_group_desc(member.title)
+    if worker_hook.flight_record:
+        other_backends.watch(whole, member.ranks, title=member.title)
+    return whole, adapter
+
+
+def _kind(name: str) -> str:
+    """The kind of device, as registered with PyTorch together with the backend."""
+    if name == "gloo":
+        return "cpu"
+    return str(dist.Backend.backend_capability.get(name, ["cpu"])[0])
+
+
+def _bound_device(member: LibraryMember, kind: str) -> torch.device:
+    """This process's own device of that kind, which is made its current one."""
+    devices = getattr(torch, kind)
+    count = devices.device_count()
+    text = member.environ.get("LOCAL_RANK", "0") if count > 1 else "0"
+    if isinstance(member.device, int):
+        text = str(member.device)
+    elif member.device is not None:
+        text = str(torch.device(member.device).index or 0)
+    if not text.isdecimal() or int(text) >= count:
+        raise HostError(
+            f"rank {member.ranks[member.rank]} is to use {kind}:{text}, but this process sees "
+            f"{count} of them; start as many processes on each host as it has devices "
+            "(--nproc-per-node gpu)"
+        )
+    devices.set_device(int(text))
+    return torch.device(kind, int(text))
+
+
+def _check_gpus_differ(member: LibraryMember) -> None:
+    """Check that no two ranks use the same GPU; all ranks come to the same result."""
+    store = member.store
+    store.set(f"seat/{member.rank}", json.dumps(RankDevices.own()))
+    keys = [f"seat/{rank}" for rank in range(len(member.ranks))]
+    store.wait(keys, member.timeout)
+    if why := why_staged(read_devices(store.multi_get(keys))):
+        raise HostError(f"backend='nccl' cannot serve these ranks: {why}; use backend='rallypoint'")
+
+
+def _gloo(member: LibraryMember, store: dist.Store) -> c10d.Backend:
+    kind: Any = c10d.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout = member.timeout
+    options._devices = [kind.create_device(hostname=member.address)]
+    return kind(store, member.rank, len(member.ranks), options)
+
+
+def _nccl(member: LibraryMember, store: dist.Store) -> c10d.Backend:
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = member.timeout
+    return c10d.ProcessGroupNCCL(store, member.rank, len(member.ranks), options)
+
+
+def _plugged_in(member: LibraryMember, store: dist.Store) -> c10d.Backend:
+    """A backend that another package has registered with PyTorch."""
+    plugin = dist.Backend._plugins[member.name.upper()]
+    rank, size = member.rank, len(member.ranks)
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, member.timeout)
+    options = c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = store, rank, size
+    options.timeout, options.group_id = member.timeout, member.prefix
+    options.global_ranks_in_group = list(member.ranks)
+    return plugin.creator_fn(options, None)
+
+
+# What PyTorch's C++ calls as our callers do.
+_FORWARDED = (
+    "set get add append compare_set check delete_key num_keys multi_get multi_set set_timeout"
+)
+
+
+class StoreAdapter(dist.Store):
+    """The store that PyTorch's C++ calls; it recognises a store's errors by their text."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+        for name in _FORWARDED.split():
+            setattr(self, name, getattr(store, name))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        try:
+            self._store.wait(list(keys), timeout)
+        except StoreTimeoutError as error:
+            raise dist.DistStoreError(f"wait timeout: {error}") from None
+        except StoreError as error:
+            raise dist.DistNetworkError(str(error)) from None
+
+    def has_extended_api(self) -> bool:
+        """Whether it has append, multi_get and multi_set."""
+        return True

@@ -39,7 +39,7 @@ _init = dist.Work.__init__  # in which each fraction of a microsecond counts
 class _InCallbacks(threading.local):
     """While callbacks of a work run in this thread: collects the works that they begin."""
 
-    followers: list[Any] | None = None
+    followers: list[_Running] | None = None
 
 
 _in_callbacks = _InCallbacks()
@@ -80,7 +80,7 @@ class DoneWork(dist.Work):
 
     block_current_stream = synchronize
 
-    def get_future(self) -> Any:  # noqa: ANN401 - of torch
+    def get_future(self) -> Future[list[Any]]:
         """A future that holds `result()`."""
         if _is_for_typed_hook(self._outputs):
             return _typed(self.result())
@@ -93,10 +93,10 @@ class _Running(_Base):
     """What PyTorch asks of works that may still be running: of one operation, and of several."""
 
     # Most works are only waited for: attributes that are rarely needed are created on demand.
-    _signal: Any = None  # completes the future
-    _future: Any = None
+    _signal: Future[None] | None = None  # completes the future
+    _future: Future[list[Any]] | None = None
     _is_complete: threading.Event | None = None  # the future, its callbacks included
-    _followers: list[Any] | None = None  # works begun by callbacks of this one
+    _followers: list[_Running] | None = None  # works begun by callbacks of this one
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is complete; PyTorch passes a timeout of 0 for none."""
@@ -127,7 +127,7 @@ class _Running(_Base):
     # Memory.finish.
     block_current_stream = synchronize
 
-    def get_future(self) -> Any:  # noqa: ANN401 - of torch
+    def get_future(self) -> Future[list[Any]]:
         """A future of `result()`; its callbacks may wait for other operations.
 
         If requested during a backward pass, as DDP does, its error is raised unchanged at the end
@@ -142,8 +142,8 @@ class _Running(_Base):
             if is_first:
                 self._is_complete = threading.Event()
                 self._followers = []
-                self._signal = future_of(self._outputs)
-                self._future = self._signal.then(self._value)
+                signal = self._signal = future_of(self._outputs)
+                self._future = signal.then(self._value)
         if is_first:
             self.add_done_callback(_Running._complete_future)
             if torch._C._current_graph_task_id() != _NO_GRAPH:
@@ -231,7 +231,7 @@ for _kind in (_Running, OneWork, EngineWork, ManyWorks):
     untraced(_kind)
 
 
-def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - a Work
+def joined(works: Sequence[dist.Work], outputs: Sequence[Any]) -> dist.Work:
     """Several works as one."""
     for work in works:
         if not isinstance(work, DoneWork | RunningWork | RunningWorks):
@@ -240,7 +240,7 @@ def joined(works: Sequence[Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
     return RunningWorks(running, outputs) if running else DoneWork(outputs)
 
 
-def future_of(outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - of torch
+def future_of(outputs: Sequence[Any]) -> Future[Any]:
     """A future that knows on which GPUs its value will be.
 
     Callbacks then run on streams for which those who wait for the future wait too, as with NCCL.
@@ -250,11 +250,9 @@ def future_of(outputs: Sequence[Any]) -> Any:  # noqa: ANN401 - of torch
 
 
 def _is_for_typed_hook(outputs: Sequence[Any]) -> bool:
-    """Whether the caller is DDP's built-in hook for 16-bit floats, which is C++ and calls during
-    backward.
+    """Whether the caller is DDP's built-in hook for 16-bit floats, in C++, during backward.
 
-    It accepts only what C++ recognises as a list of tensors; to C++, a list from Python is an
-    opaque object.
+    It accepts only what C++ recognises as a list of tensors, which a list from Python is not.
     """
     if not any(getattr(output, "dtype", None) is torch.float16 for output in outputs):
         return False
@@ -263,7 +261,7 @@ def _is_for_typed_hook(outputs: Sequence[Any]) -> bool:
     return caller is None or caller.f_globals.get("__name__", "").startswith("torch.autograd")
 
 
-def _typed(outputs: list[Any]) -> Any:  # noqa: ANN401 - of torch
+def _typed(outputs: list[Any]) -> Future[list[Any]]:
     """A completed future of what C++ recognises as a list of tensors.
 
     Only TorchScript creates one. Its futures for later would run on PyTorch's inter-op threads,
@@ -273,7 +271,7 @@ def _typed(outputs: list[Any]) -> Any:  # noqa: ANN401 - of torch
 
 
 @cache
-def _same() -> Any:  # noqa: ANN401 - of torch
+def _same() -> torch.jit.CompilationUnit:
     return torch.jit.CompilationUnit(
         "def same(tensors: List[Tensor]) -> List[Tensor]:\n    return tensors\n"
     )

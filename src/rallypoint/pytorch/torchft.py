@@ -8,8 +8,9 @@ Each replica may have its own launcher, which may restart it. No other module im
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import timedelta
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torchft.process_group import ProcessGroupWrapper
 
@@ -17,15 +18,13 @@ from rallypoint.pytorch.backend import create
 
 
 class ProcessGroupRallypoint(ProcessGroupWrapper):
-    """Groups of Rallypoint's engine, one at a time; `timeout` applies to forming a group and to its
-    calls.
-    """
+    """Groups of Rallypoint's engine, one at a time; `timeout` is that of forming and of calls."""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """The name under which torchft registers it."""
         return "torchft-rallypoint"
 
-    def set_timeout(self, timeout: Any) -> None:  # noqa: ANN401 - of torchft
+    def set_timeout(self, timeout: timedelta) -> None:
         """Change how long calls that begin from now on may wait for a peer."""
         super().set_timeout(timeout)
         if self._pg is not None:
@@ -37,7 +36,7 @@ class ProcessGroupRallypoint(ProcessGroupWrapper):
             self._pg.shutdown()
         super().shutdown()
 
-    def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:  # noqa: ANN401
+    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
         options = _DistributedBackendOptions()
         options.store = store
         options.group_rank, options.group_size = rank, world_size

@@ -51,17 +51,19 @@ def check() -> None:
         )
 
 
-def factor_of(op: Any) -> float:  # noqa: ANN401 - torch's ReduceOp
+def factor_of(op: dist.ReduceOp) -> float:
     """What PREMUL_SUM multiplies by; ReduceOp has no attribute for it before 2.13."""
     return float(op.factor if hasattr(op, "factor") else op.__getstate__()[1])
 
 
-def method_of(group: Any, name: str) -> Any:  # noqa: ANN401 - of torch
+def method_of(group: dist.ProcessGroup, name: str) -> Any:  # noqa: ANN401 - a method of torch
     """A method of one of torch's groups, by its newest name."""
     return getattr(group, name, None) or getattr(group, NAMES_BEFORE[name])
 
 
-def wrapped_for_debugging(backend: Any, store: Any, group: ProcessGroup) -> Any:  # noqa: ANN401
+def wrapped_for_debugging(
+    backend: c10d.Backend, store: dist.Store, group: ProcessGroup
+) -> c10d.Backend:
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL, the backend within one that compares calls by gloo.
 
     torch does this for backends, not for groups in Python.
@@ -78,14 +80,14 @@ def wrapped_for_debugging(backend: Any, store: Any, group: ProcessGroup) -> Any:
     )
 
 
-def attach_flight_recorder(group: Any, global_ranks: list[int]) -> Any:  # noqa: ANN401 - of torch
+def attach_flight_recorder(group: dist.ProcessGroup, global_ranks: list[int]) -> object:
     """torch's flight recorder for a group, if it is asked for; keep what this returns.
 
     torch itself attaches it from 2.15 on, asked or not, to groups of backends that do not say that
     they record themselves; it would cost each call some microseconds.
     """
     hook = getattr(c10d, "FlightRecorderHook", None)
-    if hook is None or not _is_recording_asked_for():
+    if hook is None or not _wants_recording():
         return None
     try:
         return hook.attach(group, global_ranks)
@@ -103,19 +105,19 @@ def attach_recorders_ourselves() -> None:
     theirs.add("rallypoint")
 
 
-def attach_nan_check(group: Any) -> None:  # noqa: ANN401 - of torch
+def attach_nan_check(group: dist.ProcessGroup) -> None:
     """torch's check for NaN in what goes out, if it is asked for; it is of 2.14."""
-    if is_nan_check_asked_for():
+    if wants_nan_check():
         hook: Any = vars(c10d)["NanCheckHook"]
         hook.attach(group)
 
 
-def is_nan_check_asked_for() -> bool:
+def wants_nan_check() -> bool:
     """Whether calls are to be checked for NaN by torch."""
     return hasattr(c10d, "NanCheckHook") and os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1"
 
 
-def _is_recording_asked_for() -> bool:
+def _wants_recording() -> bool:
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         if value := os.environ.get(name):
             return int(value) > 0

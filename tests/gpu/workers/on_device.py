@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from rallypoint.process_group.memory import arrays
-from rallypoint.process_group.memory.arrays import DeviceArray
+from rallypoint.process_group import arrays
+from rallypoint.process_group.arrays import DeviceArray
 
 KIND = os.environ["GPU_TEST_DEVICE"]
 IS_GPU = KIND == "cuda"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from rallypoint.diagnosis.activity import ActivityKind, activity
+from rallypoint.diagnosis.activity import _FRAMES, ActivityKind, activity
 from rallypoint.diagnosis.facts import WorkerFacts
+from tests.pages import ROOT
 from tests.unit.diagnosis.jobs import TORCH, process, stack, worker
 
 _PYTHON = "/usr/lib/python3.11"
@@ -106,6 +109,14 @@ _STACKS = [
         "waits for a connection",
     ),
     (
+        [
+            f"{_OURS}/formation/opening.py:170 find_world",
+            f"{_OURS}/formation/opening.py:443 init_process_group",
+        ],
+        ActivityKind.INIT,
+        "waits in init_process_group",
+    ),
+    (
         [f"{_OURS}/calls/collectives.py:81 all_reduce"],
         ActivityKind.COLLECTIVE,
         "waits in all_reduce",
@@ -192,3 +203,10 @@ def test_without_a_stack_the_kernel_tells_what_but_not_where() -> None:
     blind = worker(0, at=process(0, syscall="clock_nanosleep"), no_stacks_because="it is too old")
     told = "is in time.sleep: cannot tell at which line, because it is too old"
     assert str(activity(blind)) == told
+
+
+def test_files_of_ours_that_frames_are_recognized_by_exist() -> None:
+    files = [path.as_posix() for path in (ROOT / "src/rallypoint").rglob("*.py")]
+    for file, *_ in _FRAMES:
+        if file.startswith("rallypoint/"):
+            assert any(re.search(f"{file}$", each) for each in files), file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rallypoint.engine.communicator import Communicator, ReduceOp
-from rallypoint.process_group.memory.arena import empty
+from rallypoint.process_group.arrays import empty
 from rallypoint.schedule.choose import ALGORITHMS
 from rallypoint.schedule.program import Collective
 from tests.unit.engine import ranks as ranks_module

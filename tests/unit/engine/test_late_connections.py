@@ -1,6 +1,6 @@
 """Connections that are made when they are needed: who gets in, and which call stands if both call.
 
-The peer is the test itself, which proves itself as process_group/mesh.py does.
+The peer is the test itself, which proves itself as formation/mesh.py does.
 """
 
 from __future__ import annotations

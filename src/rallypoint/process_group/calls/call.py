@@ -1,31 +1,47 @@
-"""One call of a collective: arguments to memory, memory to the engine, results to the arguments.
+"""How a call reaches the engine: without Python code in its usual form, and otherwise by `run`.
 
-Calls of the usual form go straight to the engine (short_way.py), and reach `run` only if it cannot
-take their arrays. `base.collective` says what a collective does with its blocks; this module only
-lays them out.
+A call of a few bytes takes half a microsecond, most of which would be spent on examining its
+arguments here. So a function with `short_way` lets native/python/short_way.cc take the calls whose
+arrays the engine can use as they are. The function itself serves every other form, and raises the
+errors of wrong arguments; `run` lays out blocks as `base.collective` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import IntEnum
+from functools import update_wrapper
+from types import FunctionType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from rallypoint import _native
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import CallerError, InvalidArgumentError, InvalidTypeError
+from rallypoint.base.errors import (
+    CallerError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    RallypointError,
+)
 from rallypoint.engine.communicator import BAD_OPERATOR, DTYPES, ReduceOp
-from rallypoint.process_group.delegated import library_calls
-from rallypoint.process_group.delegated.library_calls import DelegatedWork
-from rallypoint.process_group.groups.call_errors import CallDetails, Site
-from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import (
+from rallypoint.process_group.arrays import (
     Array,
     Blocks,
     DeviceArray,
     address,
     describe,
     dtype_name,
+    is_packed,
+    overlap,
+    packed,
 )
+from rallypoint.process_group.delegated import library_calls
+from rallypoint.process_group.delegated.library_calls import DelegatedWork
+from rallypoint.process_group.groups import default
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
+from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator, code_and_factor
 from rallypoint.process_group.work import CollectiveCall, OneWork
 from rallypoint.store.store import seconds_of
@@ -38,12 +54,12 @@ SMALL_BYTES = 32 << 10  # so small that copying is cheaper than passing arrays o
 def run(group: ProcessGroup, call: CollectiveCall) -> OneWork | DelegatedWork | None:
     """Run a collective, or start it; raises as `collectives.all_reduce`."""
     inputs, outputs = _listed(call.inputs), _listed(call.outputs)
-    end = group.end_of((inputs or outputs)[0], call.operation)
+    library = group.end_of((inputs or outputs)[0], call.operation)
     work: OneWork | DelegatedWork | None
-    if end is None:
+    if library is None:
         work = _begin(group, call, inputs, outputs)
     else:
-        work = library_calls.begin(group, end, call, inputs, outputs)
+        work = library_calls.begin(group, library, call, inputs, outputs)
     if work is None or call.async_op:
         return work
     if group.deferred is None:
@@ -195,18 +211,9 @@ def _as_given(blocks: Blocks, arrays: list[Array]) -> Array | list[Array] | None
     return None if blocks is None else arrays[0] if isinstance(blocks, _ONE) else arrays
 
 
-def packed(array: Array) -> Array:
-    """The same items in memory that the engine can take; the array itself if it already is."""
-    return array if _is_packed(array) else np.array(array, order="C")
-
-
 def room_of(array: Array) -> Array:
     """Engine memory for an array's items; the array itself if its memory qualifies."""
-    return array if _is_packed(array) else np.empty(array.shape, array.dtype)
-
-
-def _is_packed(array: Array) -> bool:
-    return array.flags.c_contiguous and array.flags.aligned
+    return array if is_packed(array) else np.empty(array.shape, array.dtype)
 
 
 def _can_share(
@@ -217,7 +224,7 @@ def _can_share(
     root: int,
 ) -> bool:
     """Whether the engine can take this memory: buffers apart, or one block within another."""
-    if not sources or not targets or not _overlap(sources, targets):
+    if not sources or not targets or not overlap(sources, targets):
         return True
     is_root = group.own_rank == root
     alias = collective.alias(group.own_rank, is_root=is_root)
@@ -227,21 +234,113 @@ def _can_share(
     target = _block(targets, alias[1], collective.output_blocks(group.size(), is_root=is_root))
     if source != target:
         return False
-    apart_in = [array for array in sources if len(sources) == 1 or address(array) != source]
-    apart_out = [array for array in targets if len(targets) == 1 or address(array) != target]
     if len(sources) == len(targets) == 1:
         return True
-    return not _overlap(
-        apart_in if len(sources) > 1 else sources, apart_out if len(targets) > 1 else targets
+    return not overlap(
+        [array for array in sources if len(sources) == 1 or address(array) != source],
+        [array for array in targets if len(targets) == 1 or address(array) != target],
     )
 
 
-def _overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
-    return any(np.may_share_memory(one, other) for one in sources for other in targets)
-
-
-def _block(arrays: Sequence[Array], place: int, blocks: int) -> int:
+def _block(arrays: Sequence[Array], index: int, blocks: int) -> int:
     """The address of a block."""
     if len(arrays) == blocks:
-        return address(arrays[place])
-    return address(arrays[0]) + place * (arrays[0].nbytes // blocks)
+        return address(arrays[index])
+    return address(arrays[0]) + index * (arrays[0].nbytes // blocks)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Form(IntEnum):
+    """What a call does with its arrays; as in native/python/short_call.h."""
+
+    IN_PLACE = 0  # one array is input and output
+    ONTO_ROOT = 1  # the same, but only the root has an output
+    APART = 2  # an input and an output; if there is a root, only it has the one that is a list
+    CUT = 3  # an input and an output, and the input is cut along its first dimension
+    NOTHING = 4  # no arrays
+    SEND = 5
+    RECEIVE = 6
+
+
+# Roles of parameters, with the numbers of the native core; 0 for all others.
+_SOURCE, _TARGET, _SOURCES, _TARGETS = 1, 2, 3, 4
+_ROLES = {
+    "dst": 5,
+    "src": 5,
+    "group_dst": 6,
+    "group_src": 6,
+    "group": 7,
+    "op": 8,
+    "async_op": 9,
+    "algorithm": 10,
+    "tag": 11,
+    "timeout": 12,
+    "input_split_sizes": 13,
+    "output_split_sizes": 14,
+}
+
+
+def short_way(
+    collective: Collective,
+    form: Form,
+    *,
+    source: str = "",
+    target: str = "",
+    default_root: int | None = None,
+) -> Callable[[_Function], _Function]:
+    """Give a function the short way.
+
+    Args:
+        source, target: the parameters that are its input and output: a list of arrays, one for
+            each rank, if the name ends with ``_list``. One that is both is `source`.
+        default_root: the root if none is given.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        code = cast(FunctionType, function).__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        roles = {
+            source: _SOURCES if source.endswith("_list") else _SOURCE,
+            target: _TARGETS if target.endswith("_list") else _TARGET,
+            **_ROLES,
+        }
+        has_root = not {"src", "dst"}.isdisjoint(names)
+        way = _native.ShortWay(
+            function,
+            names,
+            code.co_argcount,
+            tuple(roles.get(name, 0) for name in names),
+            collective,
+            form,
+            default_root,
+            has_root and default_root is None and form is not Form.RECEIVE,
+        )
+        return cast(_Function, update_wrapper(cast(Any, way), function))
+
+    return decorate
+
+
+def _error(
+    group: ProcessGroup, code: int, operation: str, what: object, op: int, root: int, variant: int
+) -> RallypointError:
+    return CallDetails(operation, what, op, root, variant).error(group, code)
+
+
+def _begun(
+    native: _native.Work,
+    group: ProcessGroup,
+    operation: str,
+    what: object,
+    filled: object,
+    op: int,
+    root: int,
+    variant: int,
+) -> OneWork:
+    # As CallDetails(...), without the time of a call.
+    called = tuple.__new__(CallDetails, (operation, what, op, root, variant, Site.of_caller(2)))
+    return OneWork(native, group, called, (filled,))
+
+
+_native.know(np.ndarray, ProcessGroup, ReduceOp, timedelta, vars(default), _error, _begun)

@@ -2,29 +2,27 @@
 
 Names, arguments and semantics are torch.distributed's, except for scan, which is MPI's. Arrays are
 NumPy arrays or PyTorch tensors of any shape. A contiguous NumPy array goes straight to the engine.
+Coalesced calls are collectives that start one after the other and are waited for together; their
+arrays are not packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
 
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import (
-    CollectiveTimeoutError,
-    InvalidArgumentError,
-    StoreTimeoutError,
-)
+from rallypoint.base.errors import CollectiveTimeoutError, InvalidArgumentError, StoreTimeoutError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.call import run
-from rallypoint.process_group.calls.short_way import Form, short_way
-from rallypoint.process_group.groups.default import Group, check_timeout, joined, peer
+from rallypoint.process_group.arrays import Array, as_array
+from rallypoint.process_group.calls.call import Form, run, short_way
+from rallypoint.process_group.groups.default import Group, check_timeout, joined, peer, resolve
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, as_array
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import CollectiveCall, Work
+from rallypoint.process_group.work import CollectiveCall, ManyWorks, Work, ended_on_error, together
 from rallypoint.store.store import Store
 
 _SUM = ReduceOp.SUM
@@ -62,10 +60,8 @@ def all_reduce(
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
-            it is read-only.
-        MismatchError: ranks called different operations, or with different sizes, dtypes, operators
-            or algorithms.
+        InvalidTypeError: `tensor` is no array or CPU tensor, of an unsupported dtype, or read-only.
+        MismatchError: ranks differ in operation, size, dtype, operator or algorithm.
         InvalidArgumentError: there is no such algorithm for this operation.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -81,6 +77,42 @@ def all_reduce(
         Collective.ALL_REDUCE, name, array, array, async_op, timeout, algorithm, op=operator
     )
     return run(chosen, call)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Array] | Array,
+    op: Operator = _SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """all_reduce of several arrays, or of one.
+
+    Args:
+        tensors: one array or a list of them, each combined in place; the same shapes and dtypes on
+            every rank.
+        op: how items are combined; see all_reduce.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
+    if joined(group, "all_reduce_coalesced") is None:
+        return None
+    works: list[Work | None] = []
+    with ended_on_error(works):
+        for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
+            works.append(all_reduce(tensor, op, group, True, timeout=timeout, algorithm=algorithm))
+    return together(works, async_op)
 
 
 @short_way(Collective.REDUCE, Form.ONTO_ROOT, source="tensor")
@@ -105,17 +137,14 @@ def reduce(
         op: how items are combined; see all_reduce.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -155,17 +184,14 @@ def broadcast(
         src, group_src: the rank that sends: its global rank, or its rank in the group.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -207,8 +233,7 @@ def scan(
         op: how items are combined; not AVG, because each rank would divide by a different number.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
@@ -217,8 +242,7 @@ def scan(
         InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
             it is read-only; or the group's backend is not the engine, and has no scan.
         InvalidArgumentError: op is AVG, or there is no such algorithm.
-        MismatchError: ranks called different operations, or with different sizes, dtypes, operators
-            or algorithms.
+        MismatchError: ranks differ in operation, size, dtype, operator or algorithm.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
@@ -268,6 +292,39 @@ def barrier(
     return run(chosen, call)
 
 
+@contextmanager
+def _coalescing_manager(
+    group: Group = None, device: object = None, async_ops: bool = False
+) -> Iterator[ManyWorks]:
+    """Run the collectives of a group in a ``with`` block side by side.
+
+    Within the block they return at once, and their arrays must not be touched. They are completed
+    at the end of the block or, with `async_ops`, when the manager's `wait()` returns. Unlike
+    torch's, it accepts any mixture of collectives and operators. `device` is accepted for
+    compatibility with torch and ignored.
+
+        with dist._coalescing_manager():
+            for array in arrays:
+                dist.all_reduce(array)
+
+    Raises:
+        InvalidArgumentError: it is nested in another one of the same group.
+    """
+    chosen = resolve(group)
+    if chosen.deferred is not None:
+        raise InvalidArgumentError("a _coalescing_manager of this group is already open")
+    manager = ManyWorks([])
+    chosen.defer(manager.works)
+    try:
+        yield manager
+    finally:
+        chosen.deferred = None
+        if not chosen.is_destroyed:  # it may be, in the block; then it refuses calls
+            chosen.bind_calls()
+    if not async_ops:
+        manager.wait()
+
+
 def monitored_barrier(
     group: Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
@@ -299,11 +356,11 @@ def monitored_barrier(
     if is_late or chosen.own_rank == 0:
         missing = [str(rank) for rank, key in enumerate(came) if is_late and not store.check([key])]
         # The verdict that was stored first counts.
-        told = store.compare_set(verdict, "", ",".join(missing) or _ALL).decode()
+        stored = store.compare_set(verdict, "", ",".join(missing) or _ALL).decode()
     else:
-        told = store.get(verdict).decode()
-    if told != _ALL:
-        raise _not_there(chosen, [int(rank) for rank in told.split(",")], wait, wait_all_ranks)
+        stored = store.get(verdict).decode()
+    if stored != _ALL:
+        raise _not_there(chosen, [int(rank) for rank in stored.split(",")], wait, wait_all_ranks)
     if count and chosen.own_rank == 0:  # all have read the last verdict
         for name in ("verdict", *range(chosen.size())):
             store.delete_key(f"{prefix}/{count - 1}/{name}")

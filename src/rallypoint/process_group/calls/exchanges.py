@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Never
 
 import numpy as np
 
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.calls.call import run
-from rallypoint.process_group.calls.short_way import Form, short_way
-from rallypoint.process_group.groups.default import Group, joined, peer
-from rallypoint.process_group.memory.arrays import (
+from rallypoint.process_group.arrays import (
     Array,
     Blocks,
     as_array,
@@ -29,8 +27,10 @@ from rallypoint.process_group.memory.arrays import (
     check_items,
     part_sizes,
 )
+from rallypoint.process_group.calls.call import Form, run, short_way
+from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.operators import Operator, check_operator
-from rallypoint.process_group.work import CollectiveCall, Work
+from rallypoint.process_group.work import CollectiveCall, Work, ended_on_error, together
 
 _SUM = ReduceOp.SUM
 
@@ -52,17 +52,14 @@ def all_gather(
         tensor: this rank's array; the same dtype on every rank.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -75,8 +72,8 @@ def all_gather(
     source = as_array(tensor, name)
     targets = as_arrays(tensor_list, name, "tensor_list", count=chosen.size(), writes=True)
     check_alike(targets, source, name, "tensor_list")
-    place = chosen.own_rank
-    check_items(targets[place], source.size, name, f"tensor_list[{place}]")
+    own = chosen.own_rank
+    check_items(targets[own], source.size, name, f"tensor_list[{own}]")
     call = CollectiveCall(
         Collective.ALL_GATHER, name, source, targets, async_op, timeout, algorithm
     )
@@ -100,17 +97,14 @@ def all_gather_into_tensor(
         input_tensor: the same size and dtype on every rank; may be this rank's part of the output.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -128,6 +122,59 @@ def all_gather_into_tensor(
 
 
 all_gather_single = all_gather_into_tensor  # its name since PyTorch 2.13
+
+
+def all_gather_coalesced(
+    output_tensor_lists: list[list[Array]],
+    input_tensor_list: list[Array],
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: timedelta | None = None,
+    algorithm: str | None = None,
+) -> Work | None:
+    """all_gather of several arrays.
+
+    Args:
+        output_tensor_lists: for each rank, a list of arrays with the sizes of that rank's
+            `input_tensor_list`; filled in.
+        input_tensor_list: equally many arrays on every rank.
+
+    Returns:
+        The operation, if `async_op` is true and this rank is in the group; otherwise None.
+
+    Raises:
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
+        MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
+        ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
+        PeerLostError: a rank died or left the group.
+        CollectiveTimeoutError: a rank did not take part within the timeout.
+    """
+    name = "all_gather_coalesced"
+    chosen = joined(group, name)
+    if chosen is None:
+        return None
+    if not isinstance(output_tensor_lists, list | tuple) or not isinstance(
+        input_tensor_list, list | tuple
+    ):
+        raise InvalidTypeError(
+            f"{name}: output_tensor_lists must be a list of lists of arrays, and input_tensor_list "
+            "a list of arrays"
+        )
+    lengths = [len(arrays) for arrays in output_tensor_lists]
+    if lengths != [len(input_tensor_list)] * chosen.size():
+        raise InvalidArgumentError(
+            f"{name}: output_tensor_lists must have {chosen.size()} lists, one for each rank, of "
+            f"{len(input_tensor_list)} arrays each, one for each input; it has {lengths}"
+        )
+    works: list[Work | None] = []
+    with ended_on_error(works):
+        for *outputs, array in zip(*output_tensor_lists, input_tensor_list, strict=True):
+            works.append(
+                all_gather(outputs, array, group, True, timeout=timeout, algorithm=algorithm)
+            )
+    return together(works, async_op)
 
 
 @short_way(Collective.GATHER, Form.APART, source="tensor", target="gather_list", default_root=0)
@@ -150,17 +197,14 @@ def gather(
         dst, group_dst: the rank that collects: its global rank, or its rank in the group.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -173,16 +217,14 @@ def gather(
     root = peer(chosen, dst, group_dst, "dst", 0)
     is_root = root == chosen.own_rank
     source = as_array(tensor, name)
-    targets: list[Array] = []
+    targets = None
     if is_root:
         targets = as_arrays(gather_list, name, "gather_list", count=chosen.size(), writes=True)
-        check_alike(targets, source, name, "gather_list")
-        for index, target in enumerate(targets):
-            check_items(target, source.size, name, f"gather_list[{index}]")
+        _check_like(targets, source, name, "gather_list")
     elif gather_list:
-        _refuse_list(name, "gather_list", "dst", chosen.ranks[root])
+        refuse_list(name, "gather_list", "dst", chosen.ranks[root])
     call = CollectiveCall(
-        Collective.GATHER, name, source, targets or None, async_op, timeout, algorithm, root=root
+        Collective.GATHER, name, source, targets, async_op, timeout, algorithm, root=root
     )
     return run(chosen, call)
 
@@ -207,17 +249,14 @@ def scatter(
         src, group_src: the rank that has the list: its global rank, or its rank in the group.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -230,16 +269,14 @@ def scatter(
     root = peer(chosen, src, group_src, "src", 0)
     is_root = root == chosen.own_rank
     target = as_array(tensor, name, writes=True)
-    sources: list[Array] = []
+    sources = None
     if is_root:
         sources = as_arrays(scatter_list, name, "scatter_list", count=chosen.size())
-        check_alike(sources, target, name, "scatter_list")
-        for index, source in enumerate(sources):
-            check_items(source, target.size, name, f"scatter_list[{index}]")
+        _check_like(sources, target, name, "scatter_list")
     elif scatter_list:
-        _refuse_list(name, "scatter_list", "src", chosen.ranks[root])
+        refuse_list(name, "scatter_list", "src", chosen.ranks[root])
     call = CollectiveCall(
-        Collective.SCATTER, name, sources or None, target, async_op, timeout, algorithm, root=root
+        Collective.SCATTER, name, sources, target, async_op, timeout, algorithm, root=root
     )
     return run(chosen, call)
 
@@ -263,17 +300,14 @@ def reduce_scatter(
         op: how items are combined; see all_reduce.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -313,17 +347,14 @@ def reduce_scatter_tensor(
         op: how items are combined; see all_reduce.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or its dtype is not supported,
-            or an output is read-only.
-        InvalidArgumentError: arrays do not fit each other or the group, or there is no such rank or
-            algorithm.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: arrays do not fit each other or the group; no such rank or algorithm.
         MismatchError: ranks called different operations, or with different sizes, dtypes or roots.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
@@ -347,10 +378,7 @@ reduce_scatter_single = reduce_scatter_tensor  # its name since PyTorch 2.13
 
 
 @short_way(
-    Collective.ALL_TO_ALL,
-    Form.APART,
-    source="input_tensor_list",
-    target="output_tensor_list",
+    Collective.ALL_TO_ALL, Form.APART, source="input_tensor_list", target="output_tensor_list"
 )
 def all_to_all(
     output_tensor_list: list[Array],
@@ -368,19 +396,17 @@ def all_to_all(
         input_tensor_list: one array per receiver.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not a list of arrays or CPU tensors, or a dtype is not
-            supported, or an output is read-only.
+        InvalidTypeError: no list of arrays or CPU tensors, an unsupported dtype, or a read-only
+            output.
         InvalidArgumentError: a list does not have one array per rank, dtypes differ, or there is no
             such algorithm.
-        MismatchError: a rank expects another size than is sent to it, or ranks called different
-            operations.
+        MismatchError: a rank is sent another size than it expects, or another operation is called.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
@@ -420,19 +446,15 @@ def all_to_all_single(
             gives sizes of either kind, all must.
         async_op: return at once; do not touch the array before the operation is completed.
         timeout: how long to wait for a peer; the group's timeout if None.
-        algorithm: the algorithm to use: a name from docs/algorithms.md, or a file with your own,
-            which is verified first. The same on every rank; the group's choice if None.
+        algorithm: of docs/algorithms.md, or your own file; equal on all ranks; None: the group's.
 
     Returns:
         The operation, if `async_op` is true and this rank is in the group; otherwise None.
 
     Raises:
-        InvalidTypeError: an argument is not an array or CPU tensor, or a dtype is not supported, or
-            the output is read-only.
-        InvalidArgumentError: the arrays cannot be cut so, dtypes differ, or there is no such
-            algorithm.
-        MismatchError: a rank expects another size than is sent to it, or ranks called different
-            operations.
+        InvalidTypeError: no array or CPU tensor, an unsupported dtype, or a read-only output.
+        InvalidArgumentError: the arrays cannot be cut so, dtypes differ, or no such algorithm.
+        MismatchError: a rank is sent another size than it expects, or another operation is called.
         ProgramError: your own algorithm is wrong; names the rank, step and chunk at fault.
         PeerLostError: a rank died or left the group.
         CollectiveTimeoutError: a rank did not take part within the timeout.
@@ -458,7 +480,15 @@ def all_to_all_single(
     return run(chosen, call)
 
 
-def _refuse_list(operation: str, name: str, root: str, rank: int) -> None:
+def _check_like(arrays: list[Array], model: Array, operation: str, name: str) -> None:
+    """Check that arrays have the dtype and size of `model`."""
+    check_alike(arrays, model, operation, name)
+    for index, array in enumerate(arrays):
+        check_items(array, model.size, operation, f"{name}[{index}]")
+
+
+def refuse_list(operation: str, name: str, root: str, rank: int) -> Never:
+    """Refuse a list that only the root, the argument of that name, passes."""
     raise InvalidArgumentError(
         f"{operation}: {name} is for {root}={rank} only; pass None on the other ranks"
     )
@@ -469,9 +499,6 @@ def _cut(
 ) -> list[Array]:
     """The parts of an array along its first dimension, of the given sizes or evenly."""
     sizes = part_sizes(array, sizes, ranks, operation, name)
-    ends = np.cumsum(sizes)
-    return (
-        [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        if array.ndim
-        else [array]
-    )
+    if not array.ndim:
+        return [array]
+    return [array[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]

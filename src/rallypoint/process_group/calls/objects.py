@@ -14,13 +14,18 @@ import numpy as np
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.arrays import Array
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.collectives import broadcast
-from rallypoint.process_group.calls.exchanges import all_gather, all_gather_into_tensor, scatter
+from rallypoint.process_group.calls.exchanges import (
+    all_gather,
+    all_gather_into_tensor,
+    refuse_list,
+    scatter,
+)
 from rallypoint.process_group.calls.point_to_point import recv, send
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array
 from rallypoint.process_group.work import CollectiveCall
 
 
@@ -76,7 +81,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     if chosen is None:
         return
     ranks = chosen.size()
-    _check_places(object_list, ranks, "all_gather_object", "object_list")
+    _check_list(object_list, ranks, "all_gather_object", "object_list")
     data = _pickle(obj)
     sizes = np.empty(ranks, np.int64)
     all_gather_into_tensor(sizes, _sizes([data]), chosen)
@@ -111,14 +116,11 @@ def gather_object(
     root = peer(chosen, dst, group_dst, "dst", 0)
     if root != chosen.own_rank:
         if object_gather_list:
-            raise InvalidArgumentError(
-                f"gather_object: object_gather_list is for dst={chosen.ranks[root]} only; pass "
-                "None on the other ranks"
-            )
+            refuse_list(name, "object_gather_list", "dst", chosen.ranks[root])
         object_gather_list = [None] * chosen.size()
     if object_gather_list is None:
         raise InvalidArgumentError("gather_object: the dst rank must pass object_gather_list")
-    _check_places(object_gather_list, chosen.size(), name, "object_gather_list")
+    _check_list(object_gather_list, chosen.size(), name, "object_gather_list")
     data = _pickle(obj)
     sizes = np.empty(chosen.size(), np.int64)
     all_gather_into_tensor(sizes, _sizes([data]), chosen)
@@ -162,7 +164,7 @@ def scatter_object_list(
     pickled: list[Array] = []
     if is_root:
         objects = scatter_object_input_list or []
-        _check_places(objects, chosen.size(), "scatter_object_list", "scatter_object_input_list")
+        _check_list(objects, chosen.size(), "scatter_object_list", "scatter_object_input_list")
         pickled = [_pickle(item) for item in objects]
     size = np.empty(1, np.int64)
     sizes = [_sizes([data]) for data in pickled]
@@ -258,14 +260,12 @@ def _joined(pickled: list[Array]) -> Array:
 
 
 def _unpickled(data: Array, sizes: Array) -> list[Any]:
-    ends = np.cumsum(sizes)
-    return [
-        pickle.loads(data[end - size : end].data) for size, end in zip(sizes, ends, strict=True)
-    ]
+    pairs = zip(sizes, np.cumsum(sizes), strict=True)
+    return [pickle.loads(data[end - size : end].data) for size, end in pairs]
 
 
-def _check_places(places: list[Any], ranks: int, operation: str, name: str) -> None:
-    if not isinstance(places, list) or len(places) != ranks:
+def _check_list(items: list[Any], ranks: int, operation: str, name: str) -> None:
+    if not isinstance(items, list) or len(items) != ranks:
         raise InvalidArgumentError(
             f"{operation}: {name} must be a list of {ranks} elements, one for each rank of the "
             "group"

@@ -16,15 +16,14 @@ from typing import Any, SupportsIndex
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import DTYPES, TOO_MANY
-from rallypoint.process_group.calls.call import packed, room_of
-from rallypoint.process_group.calls.short_way import Form, short_way
+from rallypoint.process_group.arrays import Array, as_array, describe, dtype_name, packed
+from rallypoint.process_group.calls.call import Form, room_of, short_way
 from rallypoint.process_group.delegated import library_calls
 from rallypoint.process_group.delegated.library_calls import DelegatedWork
 from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, as_array, describe, dtype_name
 from rallypoint.process_group.work import OneWork, Work
 from rallypoint.store.store import seconds_of
 
@@ -88,8 +87,7 @@ def recv(
         The sender's global rank; -1 if this rank is not in the group.
 
     Raises:
-        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
-            it is read-only.
+        InvalidTypeError: `tensor` is no array or CPU tensor, of an unsupported dtype, or read-only.
         InvalidArgumentError: `src` is this rank or not in the group, or `tag` is too large.
         MismatchError: the sender sent another size or dtype.
         DeadlockError: the sender waits for this rank, so neither can make progress.
@@ -148,8 +146,7 @@ def irecv(
         recv; its `source_rank()` is the sender.
 
     Raises:
-        InvalidTypeError: `tensor` is not an array or CPU tensor, or its dtype is not supported, or
-            it is read-only.
+        InvalidTypeError: `tensor` is no array or CPU tensor, of an unsupported dtype, or read-only.
         InvalidArgumentError: `src` is this rank or not a rank of the group, or too many messages
             are outstanding.
     """
@@ -185,8 +182,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise InvalidArgumentError("p2p_op_list must be a list of at least one P2POp")
     with ExitStack() as batches:
-        for end in _libraries_of(p2p_op_list):
-            batches.enter_context(end.batch("batch_isend_irecv"))
+        for library in _libraries_of(p2p_op_list):
+            batches.enter_context(library.batch("batch_isend_irecv"))
         works = [
             one.op(one.tensor, one.peer, one.group, one.tag, one.group_peer) for one in p2p_op_list
         ]
@@ -199,9 +196,9 @@ def _libraries_of(p2p_op_list: Sequence[P2POp]) -> list[LibraryGroup]:
         group = joined(one.group, one.op.__name__)
         if group is None or not group.ends:
             continue
-        end = group.end_of(as_array(one.tensor, one.op.__name__), one.op.__name__)
-        if end is not None:
-            found[id(end)] = end
+        library = group.end_of(as_array(one.tensor, one.op.__name__), one.op.__name__)
+        if library is not None:
+            found[id(library)] = library
     return list(found.values())
 
 
@@ -230,10 +227,18 @@ def post_message(
     array = as_array(tensor, operation, writes=not sends)
     if results is None:
         results = [] if sends else [tensor]
-    end = group.end_of(array, operation)
-    if end is not None:
+    library = group.end_of(array, operation)
+    if library is not None:
         return library_calls.post(
-            group, end, operation, other, tag, array, timeout=timeout, results=results, then=then
+            group,
+            library,
+            operation,
+            other,
+            tag,
+            array,
+            timeout=timeout,
+            results=results,
+            then=then,
         )
     memory = packed(array) if sends else room_of(array)
     is_copied = not sends and memory is not array

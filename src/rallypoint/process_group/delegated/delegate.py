@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from rallypoint.base.collective import Collective
+from rallypoint.process_group.arrays import Array, DeviceArray
 from rallypoint.process_group.operators import Operator, PremulSum
 from rallypoint.store.store import Store
 
@@ -27,12 +28,10 @@ class LibraryMember:
     Attributes:
         name: the backend's.
         store: where the library's ranks can meet; its keys begin with `prefix`.
-        rank: of this process in the group.
-        ranks: the members' global ranks.
+        rank, ranks: of this process in the group, and the members' global ranks.
         address: at which the others reach this process; loopback if all are on its host.
         device: of this process; None: chosen by LOCAL_RANK.
         title: the group's name for people.
-        environ: this process's variables.
     """
 
     name: str
@@ -56,7 +55,6 @@ class LibraryCall(NamedTuple):
             have one, in `outputs`, which is also the input; in a REDUCE it may be overwritten on
             all ranks.
         root: a rank in the group.
-        timeout_s: how long to wait for peers.
     """
 
     collective: Collective
@@ -72,9 +70,7 @@ class Pending(Protocol):
     """An operation that a library has started. Its exceptions are passed to `Delegate.trouble`."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it is over; on a device, until the caller's next work there is ordered after
-        it.
-        """
+        """Wait until it is over; on a device, until the caller's next work there comes after it."""
 
     def is_done(self) -> bool:
         """Whether it is over; never waits."""
@@ -108,7 +104,7 @@ class Delegate(Protocol):
     def why_not(self, collective: Collective, dtype: str, operator: Operator | None) -> str:
         """Which part of this the library does not support, and what does; empty if it does."""
 
-    def adopt(self, array: Any) -> Block:  # noqa: ANN401 - an array, or a DeviceArray
+    def adopt(self, array: Array | DeviceArray) -> Block:
         """The flat memory of a contiguous array, shared; checked to be on the right device."""
 
     def empty(self, model: Block, items: int) -> Block:
@@ -140,12 +136,9 @@ class BuiltInDelegate(Delegate):
     """A library that this package knows.
 
     It has a method for each collective that it serves, called like it: ``_all_reduce``.
-
-    Attributes:
-        combines: the names of the operators that it has, by dtype.
     """
 
-    combines: Mapping[str, Collection[str]]
+    combines: Mapping[str, Collection[str]]  # the names of the operators that it has, by dtype
 
     @cached_property
     def _served(self) -> Mapping[Collective, Callable[[LibraryCall], Pending]]:

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import (
     CollectiveTimeoutError,
@@ -31,19 +29,22 @@ from rallypoint.base.errors import (
     PeerError,
 )
 from rallypoint.engine.engine_work import report
+from rallypoint.process_group.arrays import (
+    Array,
+    DeviceArray,
+    copied,
+    dtype_name,
+    overlap,
+    packed,
+)
 from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pending
 from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import Array, DeviceArray, dtype_name
 from rallypoint.process_group.work import CollectiveCall, Future, Work
 from rallypoint.store.store import seconds_of
 
 _TAG = 0x52A1  # for messages that implement a collective; refused to users
 _SHORTEST_S = 0.001  # gloo takes 0 for "no limit"
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _Prepared:
 
     inputs: list[Block]
     outputs: list[Block]
-    finish: Callable[[], None] = _nothing
+    finish: Callable[[], None] = lambda: None
 
 
 class _Several:
@@ -74,18 +75,12 @@ class _Several:
 
 
 class DelegatedWork(Work):
-    """One operation in progress.
-
-    Args:
-        outputs: the arrays that it fills in.
-        finish: called after success, before waiters are notified.
-        timeout_s: from now on.
-    """
+    """One operation in progress; `finish` is called after success, before waiters are notified."""
 
     def __init__(
         self,
         group: ProcessGroup,
-        end: LibraryGroup,
+        library: LibraryGroup,
         pending: Pending,
         operation: str,
         outputs: Sequence[Any],
@@ -94,7 +89,7 @@ class DelegatedWork(Work):
     ) -> None:
         self.operation = operation
         self._ranks = group.ranks
-        self._end = end
+        self._library = library
         self._pending = pending
         self._outputs = outputs
         self._finish = finish
@@ -115,7 +110,7 @@ class DelegatedWork(Work):
     def is_completed(self) -> bool:
         if not self._is_over and self._is_done():
             self._settle()
-        if self._error is not None or self._end.device == "cpu":
+        if self._error is not None or self._library.device == "cpu":
             return self._is_over
         # It may have been waited for on the device, where it may still continue.
         return self._is_over and self._pending.is_done()
@@ -171,7 +166,7 @@ class DelegatedWork(Work):
     def _is_done(self) -> bool:
         """Whether the library is done with it, with or without an error."""
         try:
-            return self._error is not None or self._end.is_done(self._pending, self.operation)
+            return self._error is not None or self._library.is_done(self._pending, self.operation)
         except PeerError as error:
             self._error, self._is_over = error, True
             return True
@@ -183,7 +178,7 @@ class DelegatedWork(Work):
                 return
             try:
                 left_s = max(self._until - time.monotonic(), 0.001)
-                self._end.wait(self._pending, left_s, self._timeout_s, self.operation)
+                self._library.wait(self._pending, left_s, self._timeout_s, self.operation)
                 self._finish()
             except PeerError as error:
                 self._error = error
@@ -192,7 +187,7 @@ class DelegatedWork(Work):
 
 def begin(
     group: ProcessGroup,
-    end: LibraryGroup,
+    library: LibraryGroup,
     call: CollectiveCall,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
@@ -200,21 +195,21 @@ def begin(
     """Start a collective with these arrays."""
     if call.algorithm is not None:
         raise InvalidArgumentError(
-            f"{call.operation}: {end.name} chooses its algorithms itself; "
+            f"{call.operation}: {library.name} chooses its algorithms itself; "
             f"algorithm={call.algorithm!r} is for backend='rallypoint'"
         )
     dtype = dtype_name((inputs or outputs)[0])
     operator = call.op if call.collective.reduces else None
-    if why := end.why_not(call.collective, dtype, operator):
+    if why := library.why_not(call.collective, dtype, operator):
         raise InvalidTypeError(f"{call.operation}: {why}")
-    timeout_s = end.timeout_s if call.timeout is None else seconds_of(call.timeout)
-    ready = _prepare(group, end, call, inputs, outputs)
+    timeout_s = library.timeout_s if call.timeout is None else seconds_of(call.timeout)
+    ready = _prepare(group, library, call, inputs, outputs)
     pending: Pending
     if call.uneven and call.collective in (Collective.GATHER, Collective.SCATTER):
-        pending = _by_messages(group, end, call, ready)
+        pending = _by_messages(group, library, call, ready)
     else:
         request = LibraryCall(
-            collective=_made_even(group, end, call.collective, ready),
+            collective=_made_even(group, library, call.collective, ready),
             dtype=dtype,
             inputs=ready.inputs,
             outputs=ready.outputs,
@@ -222,7 +217,7 @@ def begin(
             root=call.root,
             timeout_s=timeout_s,
         )
-        pending = end.begin(request, call.operation)
+        pending = library.begin(request, call.operation)
 
     def finish() -> None:
         ready.finish()
@@ -230,12 +225,12 @@ def begin(
             call.then()
 
     results = outputs if call.results is None else call.results
-    return DelegatedWork(group, end, pending, call.operation, results, finish, timeout_s)
+    return DelegatedWork(group, library, pending, call.operation, results, finish, timeout_s)
 
 
 def post(
     group: ProcessGroup,
-    end: LibraryGroup,
+    library: LibraryGroup,
     operation: str,
     other: int,
     tag: int,
@@ -250,10 +245,11 @@ def post(
         raise InvalidArgumentError(f"{operation}: tag={tag!r} must be an integer >= 0")
     if tag == _TAG:
         raise InvalidArgumentError(
-            f"{operation}: tag={tag} belongs to gather and scatter at {end.name}; use another tag"
+            f"{operation}: tag={tag} belongs to gather and scatter at {library.name}; use "
+            "another tag"
         )
     sends = operation in ("send", "isend")
-    memory = _contiguous(array)
+    memory = packed(array)
 
     def finish() -> None:
         if not sends and memory is not array:
@@ -261,16 +257,16 @@ def post(
         if then is not None:
             then()
 
-    timeout_s = end.timeout_s if timeout is None else seconds_of(timeout)
-    pending = end.transfer(
-        sends=sends, peer=other, tag=tag, block=end.adopt(memory), operation=operation
+    timeout_s = library.timeout_s if timeout is None else seconds_of(timeout)
+    pending = library.transfer(
+        sends=sends, peer=other, tag=tag, block=library.adopt(memory), operation=operation
     )
-    return DelegatedWork(group, end, pending, operation, results, finish, timeout_s)
+    return DelegatedWork(group, library, pending, operation, results, finish, timeout_s)
 
 
 def _prepare(
     group: ProcessGroup,
-    end: LibraryGroup,
+    library: LibraryGroup,
     call: CollectiveCall,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
@@ -279,7 +275,7 @@ def _prepare(
     collective, is_root = call.collective, group.own_rank == call.root
     if collective is Collective.BARRIER:
         return _Prepared([], [])
-    rooms = [_contiguous(array) for array in outputs]
+    rooms = [packed(array) for array in outputs]
 
     def finish() -> None:
         for array, room in zip(outputs, rooms, strict=True):
@@ -288,19 +284,19 @@ def _prepare(
 
     if collective.has_one_block:  # for input and output
         if not outputs:  # a copy, because the library may overwrite it
-            return _Prepared([], [end.adopt(_copied(inputs[0]))])
+            return _Prepared([], [library.adopt(copied(inputs[0]))])
         if inputs and (inputs[0] is not outputs[0] or rooms[0] is not outputs[0]):
             _put_back(rooms[0], inputs[0])
-        return _Prepared([], [end.adopt(rooms[0])], finish)
-    sources = [_contiguous(array) for array in inputs]
-    if _overlap(sources, rooms):
-        sources = [_copied(array) for array in sources]
+        return _Prepared([], [library.adopt(rooms[0])], finish)
+    sources = [packed(array) for array in inputs]
+    if overlap(sources, rooms):
+        sources = [copied(array) for array in sources]
     ranks = group.size()
     count_in = collective.input_blocks(ranks, is_root=is_root)
     count_out = collective.output_blocks(ranks, is_root=is_root)
     return _Prepared(
-        _cut([end.adopt(array) for array in sources], count_in),
-        _cut([end.adopt(array) for array in rooms], count_out),
+        _cut([library.adopt(array) for array in sources], count_in),
+        _cut([library.adopt(array) for array in rooms], count_out),
         finish,
     )
 
@@ -310,11 +306,11 @@ def _cut(blocks: list[Block], count: int) -> list[Block]:
     if len(blocks) != 1 or count <= 1:
         return blocks
     items = len(blocks[0]) // count
-    return [blocks[0][place * items : (place + 1) * items] for place in range(count)]
+    return [blocks[0][index * items : (index + 1) * items] for index in range(count)]
 
 
 def _made_even(
-    group: ProcessGroup, end: LibraryGroup, collective: Collective, ready: _Prepared
+    group: ProcessGroup, library: LibraryGroup, collective: Collective, ready: _Prepared
 ) -> Collective:
     """Blocks of equal length instead of unequal ones; the collective that serves these."""
     blocks = ready.outputs if collective is Collective.ALL_GATHER else ready.inputs
@@ -326,9 +322,9 @@ def _made_even(
     before, finish = ready.outputs, ready.finish
     if collective is Collective.ALL_GATHER:
         most = max(sizes)
-        source = end.empty(ready.inputs[0], most)
+        source = library.empty(ready.inputs[0], most)
         source[: len(ready.inputs[0])] = ready.inputs[0]
-        targets = [end.empty(source, most) for _ in sizes]
+        targets = [library.empty(source, most) for _ in sizes]
 
         def shorten() -> None:
             for block, target in zip(before, targets, strict=True):
@@ -337,8 +333,8 @@ def _made_even(
 
         ready.inputs, ready.outputs, ready.finish = [source], targets, shorten
         return collective
-    whole = end.empty(ready.inputs[0], sum(sizes))
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    whole = library.empty(ready.inputs[0], sum(sizes))
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
     for start, block in zip(starts, ready.inputs, strict=True):
         whole[start : start + len(block)] = block
     start = starts[group.own_rank]
@@ -352,7 +348,7 @@ def _made_even(
 
 
 def _by_messages(
-    group: ProcessGroup, end: LibraryGroup, call: CollectiveCall, ready: _Prepared
+    group: ProcessGroup, library: LibraryGroup, call: CollectiveCall, ready: _Prepared
 ) -> _Several:
     """A gather or scatter of blocks whose lengths only the root and their owners know."""
     gathers, own = call.collective is Collective.GATHER, group.own_rank
@@ -364,43 +360,16 @@ def _by_messages(
         del peers[own]
     return _Several(
         [
-            end.transfer(
-                sends=gathers != is_root,
-                peer=peer,
-                tag=_TAG,
-                block=block,
-                operation=call.operation,
+            library.transfer(
+                sends=gathers != is_root, peer=peer, tag=_TAG, block=block, operation=call.operation
             )
             for peer, block in peers.items()
         ]
     )
 
 
-def _contiguous(array: Array) -> Array:
-    """Contiguous memory with the same items; the array itself if it is contiguous."""
-    return array if array.flags.c_contiguous else _copied(array)
-
-
-def _copied(array: Any) -> Any:  # noqa: ANN401 - an Array, or a DeviceArray
-    if isinstance(array, DeviceArray):
-        tensor = array.tensor
-        copy = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
-        return DeviceArray(copy, array.dtype)
-    return np.array(array, order="C")
-
-
-def _put_back(array: Any, memory: Any) -> None:  # noqa: ANN401 - as above
+def _put_back(array: Any, memory: Any) -> None:  # noqa: ANN401 - an Array, or a DeviceArray
     if isinstance(array, DeviceArray):
         array.tensor.copy_(memory.tensor.reshape(array.tensor.shape))
     else:
         array[...] = memory.reshape(array.shape)
-
-
-def _overlap(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
-    def may(one: Any, other: Any) -> bool:  # noqa: ANN401 - as above
-        if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
-            pair = [each.tensor.untyped_storage().data_ptr() for each in (one, other)]
-            return bool(pair[0] == pair[1])
-        return isinstance(one, np.ndarray) and np.may_share_memory(one, other)
-
-    return any(may(one, other) for one in sources for other in targets)

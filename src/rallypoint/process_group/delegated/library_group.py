@@ -24,6 +24,7 @@ from rallypoint.base.errors import (
     RevokedError,
     StoreError,
 )
+from rallypoint.engine.communicator import UNUSABLE
 from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.delegated.delegate import (
     Block,
@@ -37,7 +38,6 @@ from rallypoint.store.store import Store
 
 _WELL, _BROKEN = "well", "broken"  # how a member has left
 _DEATH_S = 1.0  # how long the store may take to show one
-_UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class _Lost(NamedTuple):
     """A member that is gone: its rank in the group, and how it said that it left."""
 
     rank: int
-    way_out: str
+    reported: str
 
 
 class _LostError(TimeoutError):
@@ -63,7 +63,6 @@ class LibraryGroup:
     Args:
         prefix: the beginning of the members' keys at the store.
         ranks: their global ranks.
-        timeout_s: how long an operation waits for a peer.
         title: the group's name for people.
     """
 
@@ -153,7 +152,7 @@ class LibraryGroup:
         """End operations in progress and refuse others; peers find that this rank is gone."""
         with self._lock:
             if self._error is None:
-                self._error = RevokedError(f"{self._where}this rank revoked the group{_UNUSABLE}")
+                self._error = RevokedError(f"{self._where}this rank revoked the group{UNUSABLE}")
         self._say_left()
         with suppress(Exception):
             self._delegate.abort()
@@ -206,7 +205,7 @@ class LibraryGroup:
         if lost is not None:
             kind, rank = PeerLostError, self._ranks[lost.rank]
             text = f"rank {rank} ended during {operation} ({says})"
-            if lost.way_out:
+            if lost.reported:
                 text = f"rank {rank} had left the group when {operation} needed it ({says})"
         elif trouble is LibraryFailure.LATE:
             kind = CollectiveTimeoutError
@@ -220,7 +219,7 @@ class LibraryGroup:
         elif trouble is LibraryFailure.LENGTHS:
             kind = MismatchError
             text = f"{operation}: a message is longer than expected ({says}); pass equal lengths"
-        return kind(f"{self._where}{text}{_UNUSABLE}", rank=rank, operation=operation)
+        return kind(f"{self._where}{text}{UNUSABLE}", rank=rank, operation=operation)
 
     def _find_lost(self, trouble: LibraryFailure) -> _Lost | None:
         """The member that is gone, if the store shows one."""
@@ -229,23 +228,23 @@ class LibraryGroup:
             if trouble is LibraryFailure.LATE:
                 presence.look(range(len(self._ranks)), have_come=True)
                 # Not counting ranks that gave up because of another.
-                gone = sorted(rank for rank in presence.gone if self._way_out(rank) != _BROKEN)
-                return _Lost(gone[0], self._way_out(gone[0])) if gone else None
+                gone = sorted(rank for rank in presence.gone if self._how_left(rank) != _BROKEN)
+                return _Lost(gone[0], self._how_left(gone[0])) if gone else None
             found = presence.find_lost(_DEATH_S)
             if found is None or found.rank is None:
                 return None
             rank = self._ranks.index(found.rank)
-            return _Lost(rank, self._way_out(rank))
+            return _Lost(rank, self._how_left(rank))
         except (StoreError, HostError, OSError):
             return None  # the store is gone, and so is its host
 
-    def _way_out(self, rank: int) -> str:
+    def _how_left(self, rank: int) -> str:
         """How a member has left; empty: it did not say."""
         key = f"{self._prefix}/{rank}/left"
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
 
 def _first_sentence(error: Exception) -> str:
-    """Without the preceding place in the library's source and the advice that follows."""
+    """Without the preceding line in the library's source and the advice that follows."""
     line = str(error).strip().partition("\n")[0]
     return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0].rstrip(".!")

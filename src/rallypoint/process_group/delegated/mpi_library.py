@@ -26,6 +26,7 @@ import numpy as np
 
 from rallypoint.base.errors import HostError, InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.arrays import Array, DeviceArray
 from rallypoint.process_group.delegated.delegate import (
     Block,
     BuiltInDelegate,
@@ -34,9 +35,8 @@ from rallypoint.process_group.delegated.delegate import (
     LibraryMember,
     Pending,
 )
-from rallypoint.process_group.memory.arrays import DeviceArray
 
-_LOOKS, _YIELDS = 200, 2000  # before it sleeps between two polls
+_POLLS, _YIELDS = 200, 2000  # before it sleeps between two polls
 _SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
 _ANY = -1
 _MODULE = "mpi4py.MPI"  # importing it initializes MPI
@@ -142,14 +142,14 @@ class _MpiPending:
         self.delegate.open.add(self)
 
     def wait(self, timeout_s: float) -> None:
-        until, looks, pause_s = time.monotonic() + timeout_s, 0, _SHORTEST_S
+        until, polls, pause_s = time.monotonic() + timeout_s, 0, _SHORTEST_S
         while not self.is_done():
-            looks += 1
-            if looks <= _LOOKS:
+            polls += 1
+            if polls <= _POLLS:
                 continue
             if time.monotonic() > until:
                 raise TimeoutError
-            if looks <= _YIELDS:
+            if polls <= _YIELDS:
                 time.sleep(0)
             else:
                 time.sleep(pause_s)
@@ -194,7 +194,7 @@ class MpiDelegate(BuiltInDelegate):
         self.open = set[_MpiPending]()
         atexit.register(self._abort_if_unfinished)
 
-    def adopt(self, array: Any) -> Block:
+    def adopt(self, array: Array | DeviceArray) -> Block:
         if isinstance(array, DeviceArray):
             raise InvalidTypeError(
                 f"mpi takes tensors on the CPU, not on {array.tensor.device}; move it with .cpu()"

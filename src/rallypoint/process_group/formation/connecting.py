@@ -40,11 +40,7 @@ from rallypoint.process_group.formation.host_network import Congestion, NetworkD
 from rallypoint.process_group.formation.mesh import Mesh, Pass, RankAddress, listen
 from rallypoint.process_group.groups.call_errors import Site, formed_key, found_while_forming
 from rallypoint.process_group.groups.debug import print_debug_table
-from rallypoint.process_group.planning import (
-    AlgorithmOptions,
-    Algorithms,
-    ranks_per_host,
-)
+from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, ranks_per_host
 from rallypoint.store.init_method import Presence, await_ranks
 from rallypoint.store.store import Store
 
@@ -84,16 +80,13 @@ class _Table:
     Attributes:
         hosts: by rank, the number of its host; the same for ranks that share memory.
         have_cores: by rank, whether there is a core for each rank of its machine.
-        secret: a secret of the members.
-        streams: the number of data connections between two ranks on different hosts.
-        is_sparse: connections between hosts are made when they are first needed.
     """
 
     hosts: list[int]
     have_cores: list[bool]
     secret: str
-    streams: int
-    is_sparse: bool
+    streams: int  # data connections between two ranks on different hosts
+    is_sparse: bool  # connections between hosts are made when they are first needed
     override: str
     model_text: str
 
@@ -104,8 +97,7 @@ class GroupRequest:
 
     Attributes:
         store, prefix: where the members meet, and the beginning of their keys there.
-        rank: of this process, in the group.
-        members: the members' global ranks.
+        rank, members: of this process in the group, and the members' global ranks.
         timeout: how long forming, and later a call, waits for a peer.
         options: how programs are chosen; the first member's apply to all.
         backend: as `check_backend` returns it.
@@ -115,8 +107,8 @@ class GroupRequest:
         key_when_formed: is then set; empty if nobody waits for it.
         is_across_jobs: the members are processes of several jobs, which know each other only
             through this store, not by a run's name or its token.
-        connect_timeout: how long connecting may take once all members have come, for each hundred
-            of them; None: the rest of `timeout`.
+        connect_timeout: how long connecting may take once all have come, for each hundred members;
+            None: the rest of `timeout`.
     """
 
     store: Store
@@ -133,17 +125,27 @@ class GroupRequest:
     is_across_jobs: bool = False
     connect_timeout: timedelta | None = None
 
-    def report_formed(self, keys: Sequence[str] = ()) -> None:
-        """This member needs no more keys at the store; the last one deletes them.
+    def await_members(
+        self, prefix: str, *, says: str = "", answer: Callable[[list[str]], str] | None = None
+    ) -> str:
+        """Wait until all members have called this with the same prefix; see `await_ranks`."""
+        return await_ranks(
+            self.store,
+            prefix,
+            rank=self.rank,
+            world_size=len(self.members),
+            timeout=self.timeout,
+            global_ranks=self.members,
+            says=says,
+            answer=answer,
+        )
 
-        Args:
-            keys: further keys, besides those of await_ranks.
-        """
+    def report_formed(self, keys: Sequence[str] = ()) -> None:
+        """This member needs no more keys at the store; the last one deletes them, also `keys`."""
         prefix, ranks, formed = self.prefix, range(len(self.members)), formed_key(self.prefix)
         if self.store.add(formed, 1) < len(ranks):
             return
-        # A rank that checks meanwhile if it may still join a world (opening.py) sees that it may
-        # not.
+        # A rank that checks meanwhile if it may join a world (opening.py) sees that it cannot.
         done = [*keys, *(f"{prefix}/{rank}/came" for rank in ranks)]
         done += [*(f"{prefix}/{rank}" for rank in ranks), formed, f"{prefix}/all"]
         if self.key_to_here:
@@ -160,13 +162,8 @@ def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
     store, prefix, rank, members = request.store, request.prefix, request.rank, request.members
     deadline = time.monotonic() + request.timeout.total_seconds()
     identity = host_identity() + f"/{rank}" * (request.backend == "tcp")
-    text = await_ranks(
-        store,
+    text = request.await_members(
         prefix,
-        rank=rank,
-        world_size=len(members),
-        timeout=request.timeout,
-        global_ranks=members,
         says=f"{identity} {own_cores()}",
         answer=lambda said: json.dumps(_tabulate(said, request.options)),
     )
@@ -270,7 +267,7 @@ class _Member:
         keys = [self._address_key(rank) for rank in wanted]
         self.presence.wait(keys, self._deadline)
         texts = request.store.multi_get(keys)
-        places = {
+        addresses = {
             rank: RankAddress(*json.loads(text)) for rank, text in zip(wanted, texts, strict=True)
         }
         mesh = Mesh(
@@ -284,8 +281,8 @@ class _Member:
             diagnosis=self.diagnosis,
         )
         if table.is_sparse:
-            return mesh.connect_neighbours(places, far, table.streams)
-        return mesh.connect_all(places, table.streams), None
+            return mesh.connect_neighbours(addresses, far, table.streams)
+        return mesh.connect_all(addresses, table.streams), None
 
     def share(self, attach: Callable[[int], Communicator]) -> tuple[Communicator, PeerMemoryAccess]:
         """Map the region shared by the members of this host; returns what memory is readable."""

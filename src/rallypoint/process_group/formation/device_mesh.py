@@ -16,7 +16,7 @@ from typing import Any, Never
 import numpy as np
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
-from rallypoint.process_group.formation.init import init_process_group
+from rallypoint.process_group.formation.opening import init_process_group
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.default import is_initialized, resolve
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -58,11 +58,13 @@ class DeviceMesh:
         if not ranks.size or ranks.dtype.kind not in "iu":
             raise InvalidArgumentError(f"mesh must hold ranks, not {mesh!r}")
         ranks = ranks.reshape(1) if ranks.ndim == 0 else ranks
-        self._place(device_type, ranks, _names(mesh_dim_names, ranks.ndim), resolve(None).own_rank)
+        self._arrange(
+            device_type, ranks, _names(mesh_dim_names, ranks.ndim), resolve(None).own_rank
+        )
         backends = self._backends(backend_override or {})
         self._groups = [_line_of(ranks, dim, backends.get(dim)) for dim in range(ranks.ndim)]
 
-    def _place(
+    def _arrange(
         self, device_type: str, ranks: Ranks, names: tuple[str, ...] | None, own_rank: int
     ) -> None:
         if len(np.unique(ranks)) < ranks.size:
@@ -103,7 +105,7 @@ class DeviceMesh:
             )
         made = cls.__new__(cls)
         own_rank = groups[0].ranks[groups[0].own_rank]
-        made._place(device_type, ranks, _names(mesh_dim_names, ranks.ndim), own_rank)
+        made._arrange(device_type, ranks, _names(mesh_dim_names, ranks.ndim), own_rank)
         for dim, each in enumerate(groups):
             if made._line(dim) != list(each.ranks):
                 raise InvalidArgumentError(
@@ -168,12 +170,12 @@ class DeviceMesh:
         dims = [self._dimension(name) for name in names]
         if not dims or len(set(dims)) < len(dims):
             raise InvalidArgumentError(f"mesh[{names}] must name dimensions, and each only once")
-        place: list[int | slice] = list(self._member())
+        index: list[int | slice] = list(self._member())
         for dim in dims:
-            place[dim] = slice(None)
-        ranks = self.mesh[tuple(place)].transpose([sorted(dims).index(dim) for dim in dims])
+            index[dim] = slice(None)
+        ranks = self.mesh[tuple(index)].transpose([sorted(dims).index(dim) for dim in dims])
         part = DeviceMesh.__new__(DeviceMesh)
-        part._place(self.device_type, ranks, names, self._own_rank)
+        part._arrange(self.device_type, ranks, names, self._own_rank)
         part._groups = [self._groups[dim] for dim in dims]
         return part
 
@@ -196,9 +198,9 @@ class DeviceMesh:
 
     def _line(self, dim: int) -> list[int]:
         """This rank, and the ranks that differ from it only along one dimension."""
-        place: list[int | slice] = list(self._member())
-        place[dim] = slice(None)
-        return [int(rank) for rank in self.mesh[tuple(place)]]
+        index: list[int | slice] = list(self._member())
+        index[dim] = slice(None)
+        return [int(rank) for rank in self.mesh[tuple(index)]]
 
     def _dimension(self, given: int | str | None) -> int:
         names = self.mesh_dim_names or ()

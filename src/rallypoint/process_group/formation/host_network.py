@@ -174,8 +174,7 @@ class NetworkDiagnosis:
         """Examine now, unless that was done before or the network is not involved.
 
         Args:
-            host, port: the other side.
-            role: what listens there.
+            role: what listens at `host` and `port`, on the other side.
             is_caller: this rank had to connect; otherwise the other one.
         """
         if self._has_begun or is_loopback(host):
@@ -183,8 +182,8 @@ class NetworkDiagnosis:
         self._has_begun = True
         from rallypoint.doctor.quick import finding_about  # slow, and seldom wanted
 
-        place = [(host, port)]
-        self._found = finding_about(place, os.environ, count=2, role=role, is_caller=is_caller)
+        peers = [(host, port)]
+        self._found = finding_about(peers, os.environ, count=2, role=role, is_caller=is_caller)
 
     def added_to(self, error: AnyError) -> AnyError:
         """The error, with the finding added."""

@@ -1,57 +1,56 @@
-"""Joins this process to a group, or again with other members, whatever serves the group's calls:
-the engine, other libraries, or both.
+"""Joins groups, forms them again with other members, and leaves them, at the latest at exit.
 
-A group whose library only takes device memory also has an engine, for Python objects.
+The engine, other libraries or both serve a group's calls. A group whose library only takes device
+memory also has an engine, for Python objects.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, RallypointError
 from rallypoint.base.wording import brief
 from rallypoint.cluster.network import host_identity
+from rallypoint.engine import engine_work as _work  # noqa: F401 - see leave_at_exit
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
 from rallypoint.process_group.delegated.backends import ENGINES, connect, parse_backend, why_absent
 from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
 from rallypoint.process_group.delegated.library_group import LibraryGroup
-from rallypoint.process_group.formation.connecting import (
-    GroupRequest,
-    form_communicator,
-)
+from rallypoint.process_group.formation.connecting import GroupRequest, form_communicator
 from rallypoint.process_group.formation.host_network import network_of
-from rallypoint.process_group.formation.leaving import leave_at_exit
 from rallypoint.process_group.groups.call_errors import found_while_forming
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import Algorithms
-from rallypoint.store.init_method import JoinedStore, Presence, await_ranks
+from rallypoint.store.init_method import JoinedStore, Presence
 from rallypoint.store.prefix import PrefixStore
 
 _LOOPBACK = "127.0.0.1"
+_CPU = "cpu"
 
 
-def form_ends(backends: Iterable[str], request: GroupRequest) -> dict[str, LibraryGroup]:
-    """This member's ends, by kind of device, of the other libraries with these names.
+def _join_libraries(backends: Iterable[str], request: GroupRequest) -> dict[str, LibraryGroup]:
+    """This member's groups at other libraries, by kind of device.
 
-    They meet at the store, as those of the engine do, and the library connects them in its own way.
-    Each member's key stays there while it is in the group, so that others can see which member
-    died.
+    Members meet at the store, and the library connects them in its own way. Each member's key stays
+    there while it is in the group, so that others can see which member died.
     """
     ends: dict[str, LibraryGroup] = {}
     store, rank, members = request.store, request.rank, request.members
     for name in backends:
         prefix = f"{request.prefix}/{name}"
         store.set(f"{prefix}/told/{rank}", json.dumps([host_identity(), why_absent(name)]))
-        _await_members(request, prefix)
-        told = store.multi_get([f"{prefix}/told/{peer}" for peer in range(len(members))])
-        hosts, lacking = zip(*map(json.loads, told), strict=True)
+        request.await_members(prefix)
+        reports = store.multi_get([f"{prefix}/told/{peer}" for peer in range(len(members))])
+        hosts, lacking = zip(*map(json.loads, reports), strict=True)
         _check_all_have(name, members, lacking)
         member = LibraryMember(
             name=name,
@@ -78,17 +77,6 @@ def form_ends(backends: Iterable[str], request: GroupRequest) -> dict[str, Libra
     return ends
 
 
-def _await_members(request: GroupRequest, prefix: str) -> None:
-    await_ranks(
-        request.store,
-        prefix,
-        rank=request.rank,
-        world_size=len(request.members),
-        timeout=request.timeout,
-        global_ranks=request.members,
-    )
-
-
 def _check_all_have(name: str, members: Sequence[int], lacking: Sequence[str]) -> None:
     """If one rank lacks a library, all raise, so that none waits for it."""
     lacks = {rank: why for rank, why in zip(members, lacking, strict=True) if why}
@@ -113,24 +101,19 @@ def _connected(member: LibraryMember, presence: Presence) -> Delegate:
         raise found_while_forming(presence, failed, is_last_to_leave=False) from error
 
 
-_CPU = "cpu"
-
-
 @dataclass(frozen=True, slots=True)
 class GroupServices:
     """What serves a group's calls, and the request by which it was formed.
 
-    Attributes:
-        communicator: the engine's end; None if the group does not use the engine.
-        takes_arrays: whether the engine serves the caller's arrays, and not only objects.
-        ends: other libraries', by the kind of device whose memory they take.
+    The communicator is None if the group does not use the engine.
     """
 
     request: GroupRequest
     communicator: Communicator | None
     algorithms: Algorithms
-    takes_arrays: bool
-    ends: dict[str, LibraryGroup]
+    takes_arrays: bool = True  # whether the engine serves arrays, and not only objects
+    # Other libraries, by the kind of device whose memory they take.
+    ends: Mapping[str, LibraryGroup] = field(default_factory=dict)
 
     def new_group(self, world: World, *, name: str, description: str) -> ProcessGroup:
         """A group that they serve, which is left at exit."""
@@ -179,18 +162,18 @@ def has_engine(backend: str) -> bool:
 
 
 def begin_early(backend: str) -> None:
-    """Before ranks meet: initialize MPI, if it serves them, so that they meet through it.
+    """Before ranks meet, initialize MPI if it serves them.
 
     Open MPI was seen to hang at its end if PMIx had been used before its initialization.
     """
     if "mpi" in parse_backend(backend).values():
         from rallypoint.process_group.delegated import mpi_library  # most programs never need it
 
-        mpi_library.initialize()  # what is missing is told once all ranks are there
+        mpi_library.initialize()  # what is missing is reported once all ranks are there
 
 
 def join(request: GroupRequest) -> GroupServices:
-    """Form a group; what then serves its calls."""
+    """Form a group; returns what then serves its calls."""
     backends = parse_backend(request.backend)
     engine = backends.get(_CPU, ENGINES[0])
     others = [each for each in backends.values() if each not in ENGINES]
@@ -199,9 +182,9 @@ def join(request: GroupRequest) -> GroupServices:
         of_engine = replace(request, backend=engine)
         communicator, algorithms = beside_handlers(lambda: form_communicator(of_engine))
     else:
-        _await_members(request, request.prefix)
+        request.await_members(request.prefix)
     try:
-        ends = form_ends(others, request)
+        ends = _join_libraries(others, request)
     except BaseException:
         if communicator is not None:
             communicator.leave()
@@ -231,16 +214,14 @@ def reform_world(
     when.
 
     All who share the store call it; for a process that has no group yet, opening.form_world with
-    the same prefix is the counterpart. No other thread may begin a call on the group meanwhile.
-
-    If this fails, calls on the group go on raising RevokedError, and it may be called again.
+    the same prefix is the counterpart. No other thread may begin a call on the group meanwhile. If
+    this fails, calls on the group go on raising RevokedError, and it may be called again.
 
     Args:
         opened: the store of the new round, which may be that of the old one.
         prefix: the beginning of the round's keys; no other round has used it.
-        timeout: how long forming may take; that of calls stays as it is.
-        connect_timeout: how much of that is left once all have come, for each hundred of them;
-            None: the rest.
+        timeout, connect_timeout: how long forming may take, as in GroupRequest; the timeout of
+            calls stays as it is.
         on_destroy: closes the store when the group is left; None: as the old one if it is the same,
             else the caller closes it.
     """
@@ -281,3 +262,44 @@ def reform_world(
     old.group = None
     services.serve(group, world)
     group.set_timeout(group.timeout)
+
+
+_leaving_at_exit = weakref.WeakSet[ProcessGroup]()
+
+
+def leave(group: ProcessGroup) -> None:
+    """Leave a group; with a default group, also those created from it."""
+    world = group.world
+    if group.is_world:
+        world.destroy()
+    else:
+        group.destroy()
+        world.subgroups[:] = [each for each in world.subgroups if each is not group]
+
+
+def leave_at_exit(group: ProcessGroup) -> None:
+    """Leave at exit, so that a rank that just ends does not look like one that died.
+
+    Exit handlers run in reverse order of import: engine.engine_work, imported above for this
+    reason, then runs the callbacks of operations that leaving has ended.
+    """
+    try:
+        if not _leaving_at_exit:
+            atexit.register(_leave_all)
+        _leaving_at_exit.add(group)
+    except BaseException:  # an interrupt: nobody else holds it yet who would leave it
+        group.destroy()
+        raise
+
+
+def _leave_all() -> None:
+    for group in list(_leaving_at_exit):
+        leave(group)
+
+
+def _abandon_all() -> None:
+    for group in list(_leaving_at_exit):
+        group.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -186,7 +186,7 @@ class Mesh:
         self._deadline = deadline
         self._check = check
         self._diagnosis = diagnosis
-        self._places: Mapping[int, RankAddress] = {}
+        self._addresses: Mapping[int, RankAddress] = {}
         self._purposes = 0
         self._silence_s = read_silence(os.environ)
         self._strangers: dict[_Handshake, None] = {}  # the oldest first
@@ -197,39 +197,39 @@ class Mesh:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def connect_all(self, places: Mapping[int, RankAddress], streams: int) -> list[FarPeer]:
+    def connect_all(self, addresses: Mapping[int, RankAddress], streams: int) -> list[FarPeer]:
         """Connect with each of these ranks, by `streams` data connections each."""
-        connections = len(places) * (_DATA + streams)
+        connections = len(addresses) * (_DATA + streams)
         try:
-            make_room(connections, connections, ranks=len(places))
-            self._run(places, _DATA + streams)
+            make_room(connections, connections, ranks=len(addresses))
+            self._run(addresses, _DATA + streams)
             return [
                 FarPeer(
                     peer,
-                    place.pid,
+                    where.pid,
                     self.made[peer, _CONTROL].detach(),
                     self.made[peer, _MAIL].detach(),
                     [self.made[peer, _DATA + stream].detach() for stream in range(streams)],
                 )
-                for peer, place in sorted(places.items())
+                for peer, where in sorted(addresses.items())
             ]
         finally:
             self._close()
 
     def connect_neighbours(
-        self, places: Mapping[int, RankAddress], far: Collection[int], streams: int
+        self, addresses: Mapping[int, RankAddress], far: Collection[int], streams: int
     ) -> tuple[list[FarPeer], LateMesh]:
         """Make the control connections with this rank's neighbours; others are made when needed.
 
         Args:
-            places: of all ranks, including this one.
+            addresses: of all ranks, including this one.
             far: ranks on other hosts.
         """
-        near = neighbours(self._rank, len(places))
+        near = neighbours(self._rank, len(addresses))
         needed = len(near) + 1
         try:
             make_room(needed, len(far) * (_DATA + streams) + needed, ranks=len(near))
-            self._run({peer: places[peer] for peer in near}, 1)
+            self._run({peer: addresses[peer] for peer in near}, 1)
             self._selector.unregister(self._listener)
             listens_at = self._listener.detach()
             made = [(peer, self.made[peer, _CONTROL].detach()) for peer in near]
@@ -242,30 +242,30 @@ class Mesh:
             streams,
             *self._congestion.names,
             self._silence_s,
-            [(peer, place.address, place.port) for peer, place in sorted(places.items())],
+            [(peer, where.address, where.port) for peer, where in sorted(addresses.items())],
             made,
         )
-        return [FarPeer(peer, places[peer].pid, -1, -1, []) for peer in sorted(far)], late
+        return [FarPeer(peer, addresses[peer].pid, -1, -1, []) for peer in sorted(far)], late
 
-    def _run(self, places: Mapping[int, RankAddress], purposes: int) -> None:
+    def _run(self, addresses: Mapping[int, RankAddress], purposes: int) -> None:
         """Call the lower ranks and wait for the higher ones."""
-        self._places, self._purposes, deadline = places, purposes, self._deadline
-        for peer in self._places:
+        self._addresses, self._purposes, deadline = addresses, purposes, self._deadline
+        for peer in self._addresses:
             if peer < self._rank:
                 for purpose in range(self._purposes):
                     self._call(peer, purpose)
         checked = time.monotonic()
         diagnose_at = deadline - min(_DIAGNOSIS_S, (deadline - checked) / 2)
-        while len(self.made) < len(self._places) * self._purposes:
+        while len(self.made) < len(self._addresses) * self._purposes:
             now = time.monotonic()
             if now > deadline:
                 raise self._late()
             if now > diagnose_at:
                 diagnose_at = deadline
                 peer = self._missing()[0]  # its reason is sought while all are still running
-                place, is_caller = places[peer], peer < self._rank
+                where, is_caller = addresses[peer], peer < self._rank
                 role = self._role(peer)
-                self._diagnosis.begin(place.address, place.port, role=role, is_caller=is_caller)
+                self._diagnosis.begin(where.address, where.port, role=role, is_caller=is_caller)
             if now - checked > _CHECK_EVERY_S:
                 self._check()
                 checked = now
@@ -290,13 +290,13 @@ class Mesh:
     # The caller's side.
 
     def _call(self, peer: int, purpose: int) -> None:
-        place = self._places[peer]
-        who = f"rank {self._members[peer]} at {endpoint_of(place.address, place.port)}"
-        family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
+        where = self._addresses[peer]
+        who = f"rank {self._members[peer]} at {endpoint_of(where.address, where.port)}"
+        family = socket.AF_INET6 if ":" in where.address else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._congestion.prepare(sock)
         sock.setblocking(False)
-        code = sock.connect_ex((place.address, place.port))
+        code = sock.connect_ex((where.address, where.port))
         handshake = _Handshake(sock, self._prove(peer, purpose))
         if code not in (0, errno.EINPROGRESS):
             sock.close()
@@ -361,7 +361,7 @@ class Mesh:
             sock, _ = self._listener.accept()
         except OSError:
             return
-        if len(self._strangers) >= _MOST_STRANGERS + len(self._places) * self._purposes:
+        if len(self._strangers) >= _MOST_STRANGERS + len(self._addresses) * self._purposes:
             self._drop(next(iter(self._strangers)))
         sock.setblocking(False)
         found: list[tuple[int, int]] = []
@@ -385,7 +385,7 @@ class Mesh:
         data = yield b"", len(GREETING) + _HEAD.size + NONCE
         caller, purpose = _HEAD.unpack_from(data, len(GREETING))
         theirs, ours = data[len(GREETING) + _HEAD.size :], os.urandom(NONCE)
-        is_awaited = caller in self._places and caller > self._rank and purpose < self._purposes
+        is_awaited = caller in self._addresses and caller > self._rank and purpose < self._purposes
         if data[: len(GREETING)] != GREETING or not is_awaited:
             raise _RefusedError
         key = self._pass.key(caller, self._rank, purpose)
@@ -422,10 +422,10 @@ class Mesh:
     def _late(self) -> CollectiveTimeoutError:
         missing = self._missing()
         named = ", ".join(
-            f"{self._members[peer]} at {endpoint_of(self._places[peer].address, 0)[:-2]}"
+            f"{self._members[peer]} at {endpoint_of(self._addresses[peer].address, 0)[:-2]}"
             for peer in missing[:16]
         )
-        first = self._places[missing[0]].network
+        first = self._addresses[missing[0]].network
         return CollectiveTimeoutError(
             f"init_process_group: no connection to rank {named}{f' ({first})' if first else ''};"
             " check for a firewall between the hosts, or choose another network with"
@@ -437,19 +437,19 @@ class Mesh:
     def _missing(self) -> list[int]:
         return [
             peer
-            for peer in sorted(self._places)
+            for peer in sorted(self._addresses)
             if any((peer, purpose) not in self.made for purpose in range(self._purposes))
         ]
 
     def _unreachable(self, peer: int, why: str | None) -> HostError:
-        place = self._places[peer]
-        self._diagnosis.run(place.address, place.port, role=self._role(peer))
-        where = endpoint_of(place.address, place.port)
-        reasons = "; ".join(filter(None, (why, place.network)))
+        where = self._addresses[peer]
+        self._diagnosis.run(where.address, where.port, role=self._role(peer))
+        endpoint = endpoint_of(where.address, where.port)
+        reasons = "; ".join(filter(None, (why, where.network)))
         error = HostError(
-            f"cannot connect to rank {self._members[peer]} at {where} ({reasons}); check that the "
-            "rank is still running and that no firewall blocks the connection, or choose another "
-            "network with RALLYPOINT_SOCKET_IFNAME"
+            f"cannot connect to rank {self._members[peer]} at {endpoint} ({reasons}); check that "
+            "the rank is still running and that no firewall blocks the connection, or choose "
+            "another network with RALLYPOINT_SOCKET_IFNAME"
         )
         error.rank = self._members[peer]
         return error

@@ -1,7 +1,6 @@
-"""Opens a world: finds its store, and forms the group of all who share it.
+"""Opens a world: finds its store, and forms the group of all who share it, mostly the default one.
 
 `store.init_method` finds the store and waits there, and `joining` connects what serves its calls.
-`init` decides whether it is the default group, and when it is left.
 """
 
 from __future__ import annotations
@@ -14,20 +13,43 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from rallypoint.base.control_link import existing_link
-from rallypoint.base.errors import InvalidArgumentError, StoreConnectionError, StoreTimeoutError
+from rallypoint.base.errors import (
+    AlreadyInitializedError,
+    HostError,
+    InvalidArgumentError,
+    PeerError,
+    StoreConnectionError,
+    StoreTimeoutError,
+    SystemCallError,
+)
 from rallypoint.cluster.pmi.meeting import open_launched
 from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.connecting import GroupRequest
 from rallypoint.process_group.formation.host_network import raise_with_finding
-from rallypoint.process_group.formation.joining import begin_early, check_backend, has_engine, join
+from rallypoint.process_group.formation.joining import (
+    begin_early,
+    check_backend,
+    has_engine,
+    join,
+    leave,
+)
 from rallypoint.process_group.formation.own_place import (
     CONNECT,
     ROUND,
+    await_place,
     connect_timeout,
     is_superseded,
+    take_next_place,
 )
-from rallypoint.process_group.groups.default import check_timeout, default_pg_timeout
-from rallypoint.process_group.groups.group import ProcessGroup, World
+from rallypoint.process_group.groups.default import (
+    Group,
+    GroupMember,
+    check_timeout,
+    default_pg_timeout,
+    resolve,
+    set_default,
+)
+from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, GroupStatus, ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.schedule.choose import check_override
 from rallypoint.schedule.cost.links import parse_model, read_model_text
@@ -55,17 +77,12 @@ class MeetingPoint:
     world either. So nothing of an earlier group is mistaken for this one's, and a process that
     replaces a dead one finds the world of the survivors, however many worlds each has been in.
 
-    Attributes:
-        place: the store, and this process's rank.
-        prefix: the beginning of the world's keys.
-        key_to_here: led its ranks to it, and is not needed once it has formed.
-        process: that opened the store here.
     """
 
     place: JoinedStore
-    prefix: str
-    key_to_here: str
-    process: int = field(default_factory=os.getpid)
+    prefix: str  # the beginning of the world's keys
+    key_to_here: str  # led its ranks to it, and is not needed once it has formed
+    process: int = field(default_factory=os.getpid)  # that opened the store here
 
     @property
     def key_when_formed(self) -> str:
@@ -196,8 +213,6 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
     Args:
         base: the beginning of the keys of all worlds that are formed one after the other.
         name: of a group of processes of several jobs; empty for this job's default group.
-
-    Raises as init_process_group.
     """
     backend = check_backend(request.backend or os.environ.get(_BACKEND) or "rallypoint")
     wait = check_timeout(request.timeout, default_pg_timeout)
@@ -315,16 +330,9 @@ def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
 
 
 def form_world(
-    request: GroupRequest,
-    *,
-    group_name: str = "",
-    on_destroy: Callable[[], None] | None = None,
+    request: GroupRequest, *, group_name: str = "", on_destroy: Callable[[], None] | None = None
 ) -> ProcessGroup:
-    """Form a default group, or with a `group_name`, one of processes of several jobs.
-
-    Args:
-        on_destroy: as in World.
-    """
+    """Form a default group, or with a `group_name`, one of processes of several jobs."""
     services = join(request)
     world = World(
         request.store,
@@ -348,3 +356,174 @@ def _check_own_store(init_method: str | None, rank: int, world_size: int) -> Non
             f"store= needs rank and world_size, with rank below world_size; they are {rank} and "
             f"{world_size}"
         )
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: object = None,
+    device_id: object = None,
+    *,
+    algorithm: str | None = None,
+    links: str | None = None,
+) -> None:
+    """Form the default process group; every rank of the job must call it.
+
+    While ranks wait, the lowest rank present prints the missing ranks every 10 s.
+
+    Args:
+        backend: "rallypoint": shared memory within a machine and TCP between machines; "shm":
+            shared memory, one machine; "tcp": TCP between any two ranks; or another library:
+            "gloo", "nccl", "hccl", "mpi", or one for each kind of device, as in
+            "cpu:gloo,cuda:nccl" (docs/guides/backends.md). Default: RALLYPOINT_BACKEND, or else
+            "rallypoint".
+        init_method: ``env://`` (the default): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set
+            by `rallypoint run` and torchrun, or else what mpirun, srun or flux run provide
+            (docs/guides/mpi.md); or ``tcp://host:port``; or ``file:///path``.
+        timeout: how long an operation waits for a peer; 30 minutes unless given.
+        world_size, rank: instead of those in the environment; required for ``tcp://``, ``file://``
+            and `store`.
+        store: an open store that all ranks share, instead of `init_method`.
+        group_name: keeps this group apart from groups of other names at the same store.
+        pg_options: accepted for compatibility with torch and ignored.
+        device_id: the number of this process's device, or a torch.device, for backends that use
+            device memory; LOCAL_RANK's device unless given.
+        algorithm: for every collective that has it, also in groups created later: a name from
+            docs/algorithms.md, or a file with your own (docs/guides/custom-algorithms.md). Default:
+            RALLYPOINT_ALGORITHM.
+        links: a link model, by name or as a TOML file: algorithms are chosen by the times that it
+            predicts. Default: RALLYPOINT_LINKS. For `algorithm` and `links`, rank 0's values apply
+            to all.
+
+    A process that was forked from a member may form its own groups, but cannot use the parent's.
+
+    Raises:
+        AlreadyInitializedError: there is already a default group.
+        InvalidArgumentError: an argument or environment variable has an impossible value.
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError, CollectiveTimeoutError: some ranks did not join; the message names them.
+        PeerLostError: a rank died while the group was forming.
+        HostError: a backend's library or a device is missing (the message says how to get it);
+            ranks on different machines cannot connect; backend="shm" and the ranks are on several
+            machines; or the program that started this one offers no way to find the others.
+    """
+    default = GroupMember.WORLD
+    if default is not None and default.status is not GroupStatus.INHERITED:
+        raise AlreadyInitializedError(
+            "the default process group is already initialized; call destroy_process_group first"
+        )
+    await_place()
+    request = WorldRequest(
+        backend=backend,
+        init_method=init_method,
+        timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+        store=store,
+        algorithm=algorithm,
+        links=links,
+        device_id=device_id,
+    )
+    formed = None
+    try:
+        formed = _open_in_newest_round(request, group_name)
+        set_default(formed)
+    except BaseException:  # also an interrupt that came after the others had their group
+        set_default(default)
+        if formed is not None:
+            formed.world.destroy()
+        raise
+
+
+def _open_in_newest_round(request: WorldRequest, name: str) -> ProcessGroup:
+    while True:
+        try:
+            return open_world(request, f"{base_of_round()}{name}")
+        except SystemCallError:
+            raise  # it would be refused in the next round, too
+        except (PeerError, HostError) as error:
+            if request.store is not None or not take_next_place(error):
+                raise
+
+
+def form_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: object = None,
+    device_id: object = None,
+    *,
+    algorithm: str | None = None,
+    links: str | None = None,
+) -> ProcessGroup:
+    """Form a group beside the default one, also with processes that other launchers started.
+
+    A trainer can use it to send new weights to workers that serve the model, which are jobs of
+    their own:
+
+        group = dist.form_process_group(
+            init_method="tcp://trainer:29600", world_size=3, rank=0, group_name="weights"
+        )
+        dist.broadcast(weights, src=0, group=group)
+
+    Its ranks are 0 to `world_size` - 1, independent of each process's rank in its own job; `src`
+    and `dst` mean these ranks. The group has its own store, and anyone who can connect to it can
+    join, so use a network that you trust. `destroy_process_group(group)` leaves the group.
+
+    Args:
+        init_method: ``tcp://HOST:PORT``, an address of rank 0's host, or ``file:///PATH`` on a file
+            system that all share; or pass a `store`.
+        group_name: the same for all members, and different from other groups at the same store.
+        backend, timeout, world_size, rank, store, pg_options, device_id, algorithm, links: as in
+            init_process_group.
+
+    Raises:
+        InvalidArgumentError: an argument or environment variable has an impossible value.
+        StoreConnectionError: the store cannot be reached.
+        StoreTimeoutError, CollectiveTimeoutError: some ranks did not join; the message names them.
+        PeerLostError: a rank died while the group was forming.
+        HostError: a backend's library or a device is missing, or ranks cannot connect.
+    """
+    if store is None and init_method in (None, "env://"):
+        raise InvalidArgumentError(
+            "form_process_group needs init_method='tcp://HOST:PORT' or 'file:///PATH', or a store: "
+            "the environment describes only this job's own ranks"
+        )
+    request = WorldRequest(
+        backend=backend,
+        init_method=init_method,
+        timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+        store=store,
+        algorithm=algorithm,
+        links=links,
+        device_id=device_id,
+    )
+    return open_world(request, f"rallypoint/formed/{group_name}", name=group_name or "formed")
+
+
+def destroy_process_group(group: Group = None) -> None:
+    """Leave a group, or the default group and those created from it, and free their memory.
+
+    Peers that still wait for this rank get an error. After the default group was destroyed,
+    init_process_group can form a new one.
+
+    Raises:
+        NotInitializedError: there is no default group.
+    """
+    if group == NON_GROUP_MEMBER:
+        return
+    chosen = resolve(group)
+    if chosen is GroupMember.WORLD:
+        set_default(None)
+    leave(chosen)

@@ -18,7 +18,7 @@ from rallypoint.base.errors import (
     RevokedError,
 )
 from rallypoint.process_group.formation.connecting import GroupRequest
-from rallypoint.process_group.formation.leaving import leave
+from rallypoint.process_group.formation.joining import leave
 from rallypoint.process_group.formation.opening import form_world
 from rallypoint.process_group.formation.subgroups import form_group
 from rallypoint.process_group.groups.agreeing import decide
@@ -101,7 +101,8 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
     while True:
         old.counts["shrink"] += 1
         name = f"shrink/{old.counts['shrink']}"
-        kept = json.loads(decide(survivors_of(old), name, "", _who_came))
+        survivors = survivors_of(old)
+        kept = json.loads(decide(survivors, name, "", lambda came: json.dumps(sorted(came))))
         if old.own_rank not in kept:
             raise RevokedError(
                 "the other ranks of the group have shrunk it without this rank, which came later "
@@ -113,9 +114,7 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
             formed = _formed(old, kept)
         except RallypointError as error:
             failed = error
-        well = decide(
-            survivors_of(old), f"{name}/formed", str(failed is None), _all_well, members=kept
-        )
+        well = decide(survivors, f"{name}/formed", str(failed is None), _are_all, members=kept)
         if formed is not None and well == str(True):
             _replace(old, formed)
             return formed
@@ -128,11 +127,7 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
         before = kept
 
 
-def _who_came(values: Mapping[int, str]) -> str:
-    return json.dumps(sorted(values))
-
-
-def _all_well(values: Mapping[int, str]) -> str:
+def _are_all(values: Mapping[int, str]) -> str:
     return str(all(value == str(True) for value in values.values()))
 
 

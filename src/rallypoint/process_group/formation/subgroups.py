@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.interruption import refuse_among_others
 from rallypoint.process_group.formation.connecting import GroupRequest
-from rallypoint.process_group.formation.joining import check_backend, join
-from rallypoint.process_group.formation.leaving import leave_at_exit
+from rallypoint.process_group.formation.joining import GroupServices, check_backend, join
 from rallypoint.process_group.groups.default import check_timeout, get_process_group_ranks, resolve
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup, World
 from rallypoint.process_group.planning import Algorithms
@@ -90,22 +90,30 @@ def form_group(
     name = _next_name(world, _by_ranks(members) if by_ranks else "all")
     if whole.own_rank not in members:
         return NON_GROUP_MEMBER
-    services = join(
-        GroupRequest(
-            store=world.store,
-            prefix=f"{world.prefix}/{name}",
-            rank=members.index(whole.own_rank),
-            members=members,
-            timeout=wait,
-            options=world.options,
-            backend=chosen,
-            device=device,
-            name=f"group {description or name}",
-        )
-    )
+    title = f"group {description or name}"
+    request = _request(world, name, members, timeout=wait, backend=chosen, title=title)
+    services = join(replace(request, device=device))
     formed = services.new_group(world, name=name, description=description or "undefined")
     world.subgroups.append(formed)
     return formed
+
+
+def _request(
+    world: World, name: str, ranks: Sequence[int], *, timeout: timedelta, backend: str, title: str
+) -> GroupRequest:
+    """What forms a group of these global ranks, of which this rank is one."""
+    assert world.group is not None
+    return GroupRequest(
+        store=world.store,
+        prefix=f"{world.prefix}/{name}",
+        rank=ranks.index(world.group.own_rank),
+        members=ranks,
+        timeout=timeout,
+        options=world.options,
+        backend=backend,
+        device=world.device,
+        name=title,
+    )
 
 
 def unformed_group(
@@ -114,44 +122,28 @@ def unformed_group(
     """A group that serves no call until `reform_group` has given it members."""
     whole = world.group
     assert whole is not None
-    group = ProcessGroup(
-        None,
-        Algorithms(world.options),
-        rank=own_rank,
-        world=world,
+    request = GroupRequest(
+        store=world.store,
         prefix="",
-        ranks=ranks,
-        group_name=description,
-        group_desc=description,
-        backend=whole.backend,
+        rank=own_rank,
+        members=ranks,
         timeout=whole.timeout,
+        options=world.options,
+        backend=whole.backend,
     )
+    services = GroupServices(request, None, Algorithms(world.options))
+    group = services.new_group(world, name=description, description=description)
     group.withdraw(f"the process group {description} has no members yet")
-    leave_at_exit(group)
     return group
 
 
 def reform_group(group: ProcessGroup, world: World, ranks: Sequence[int]) -> None:
-    """Give a group members in the present round of its default group; only they call it.
-
-    Raises as new_group.
-    """
-    whole = world.group
-    assert whole is not None
-    services = join(
-        GroupRequest(
-            store=world.store,
-            prefix=f"{world.prefix}/{_next_name(world, _by_ranks(list(ranks)))}",
-            rank=ranks.index(whole.own_rank),
-            members=ranks,
-            timeout=group.timeout,
-            options=world.options,
-            backend=group.backend,
-            device=world.device,
-            name=f"group {group.group_desc}",
-        )
+    """Give a group members in the present round of its default group; only they call it."""
+    name, title = _next_name(world, _by_ranks(ranks)), f"group {group.group_desc}"
+    request = _request(
+        world, name, ranks, timeout=group.timeout, backend=group.backend, title=title
     )
-    services.serve(group, world)
+    join(request).serve(group, world)
     world.subgroups.append(group)
 
 
@@ -296,6 +288,6 @@ def _next_name(world: World, kind: str) -> str:
     return name
 
 
-def _by_ranks(members: list[int]) -> str:
+def _by_ranks(members: Sequence[int]) -> str:
     listed = ",".join(map(str, members))
     return listed if len(listed) < 100 else hashlib.sha256(listed.encode()).hexdigest()

@@ -36,20 +36,14 @@ _FIRST_CHECK_S, _LONGEST_CHECK_S = 0.002, 0.05  # between checks whether a membe
 
 
 class Survivors(NamedTuple):
-    """A group whose surviving ranks agree.
-
-    Attributes:
-        prefix: the beginning of the group's keys at the store.
-        rank, size: in the group.
-        timeout: how long a rank that is alive may take to come.
-    """
+    """A group whose surviving ranks agree."""
 
     communicator: Communicator
     store: Store
-    prefix: str
+    prefix: str  # of the group's keys at the store
     rank: int
     size: int
-    timeout: timedelta
+    timeout: timedelta  # how long a rank that is alive may take to come
 
 
 def agree(group: Survivors, name: str, flag: int) -> int:

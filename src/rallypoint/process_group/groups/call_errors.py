@@ -23,9 +23,9 @@ from rallypoint.base.errors import (
     RallypointError,
 )
 from rallypoint.base.wording import name_ranks
-from rallypoint.engine.communicator import BAD_BUFFER, ReduceOp
+from rallypoint.engine.communicator import BAD_BUFFER, UNUSABLE, ReduceOp
+from rallypoint.process_group.arrays import describe
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import describe
 from rallypoint.store.init_method import Presence, shows_deaths
 
 _FORMING_S = 1.0  # how long the store may take to show a death
@@ -99,8 +99,7 @@ class Site(NamedTuple):
     def of_caller(cls, skip: int = 1) -> Site:
         """The innermost frame that belongs neither to this package nor to PyTorch's wrappers.
 
-        Args:
-            skip: the number of frames known to be this package's, which are not checked.
+        The first `skip` frames are known to be this package's.
         """
         frame = sys._getframe(skip)
         while frame.f_back and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
@@ -115,21 +114,14 @@ class Site(NamedTuple):
 
 
 class CallDetails(NamedTuple):
-    """A call's details, for the text of an error.
-
-    Attributes:
-        what: its arrays.
-        root: a rank in the group.
-        variant: which algorithm was requested (planning.Algorithms).
-        site: where the user's code made the call; found on the stack unless given.
-    """
+    """A call's details, for the text of an error."""
 
     operation: str
-    what: object
+    what: object  # its arrays
     op: int = 0
-    root: int = 0
-    variant: int = 0
-    site: Site | None = None
+    root: int = 0  # a rank in the group
+    variant: int = 0  # which algorithm was requested (planning.Algorithms)
+    site: Site | None = None  # where the user's code made the call; found on the stack unless given
 
     def error(self, group: ProcessGroup, code: int) -> RallypointError:
         """The error for a nonzero result of the engine."""
@@ -176,8 +168,8 @@ def _exchange(group: ProcessGroup, call: str, culprit: int | None) -> dict[int, 
                 store.wait(list(keys.values()), _PATIENCE)
             except TimeoutError:
                 keys = {rank: key for rank, key in keys.items() if store.check([key])}
-            told = store.multi_get(list(keys.values()))
-            calls |= {rank: json.loads(text) for rank, text in zip(keys, told, strict=True)}
+            texts = store.multi_get(list(keys.values()))
+            calls |= {rank: json.loads(text) for rank, text in zip(keys, texts, strict=True)}
         except (HostError, OSError):
             pass  # the store's server is gone; what the engine knows must suffice
         group.calls_when_broken = calls
@@ -192,7 +184,4 @@ def _different_calls(calls: Mapping[int, str], members: Sequence[int]) -> str:
     silent = [rank for rank in members if rank not in calls]
     if silent and len(members) <= _ASKED:
         parts.append(f"{name_ranks(silent)} did not answer")
-    return (
-        f"ranks called different operations: {'; '.join(parts)}; the group cannot be used any "
-        "more: destroy_process_group, then init again"
-    )
+    return f"ranks called different operations: {'; '.join(parts)}{UNUSABLE}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
@@ -82,29 +82,20 @@ def print_debug_table(
     """With RALLYPOINT_DEBUG=1, rank 0 prints a table of what each rank was given to standard error.
 
     Each rank that has the variable writes its line to the store, so one without it delays nobody.
-
-    Args:
-        network: where ranks of other hosts reach this one; None if there are none.
     """
     if os.environ.get(VARIABLE) != "1":
         return
-    row = _row(os.environ, rank=rank, network=network, backend=backend)
+    environ = os.environ
+    devices = next((environ[name] for name in _DEVICES if environ.get(name)), "")
+    address, interface = (network.address, network.name) if network else ("", "shared memory")
+    host = f"{os.uname().nodename} (pid {os.getpid()})"
+    row = [str(rank), environ.get("LOCAL_RANK", ""), host, address, interface, devices, backend]
     keys = [f"{prefix}/roster/{each}" for each in range(size)]
     store.set(keys[rank], json.dumps(row))
     if rank == 0:
         rows = _collect(store, keys)
         table = _table([rows.get(each, [str(each)]) for each in range(size)])
         print(printable(table), file=sys.stderr)
-
-
-def _row(
-    environ: Mapping[str, str], *, rank: int, network: NetworkChoice | None, backend: str
-) -> list[str]:
-    devices = next((environ[name] for name in _DEVICES if environ.get(name)), "")
-    address, interface = (network.address, network.name) if network else ("", "shared memory")
-    local_rank = environ.get("LOCAL_RANK", "")
-    host = f"{os.uname().nodename} (pid {os.getpid()})"
-    return [str(rank), local_rank, host, address, interface, devices, backend]
 
 
 def _collect(store: Store, keys: Sequence[str]) -> dict[int, list[str]]:

@@ -12,11 +12,7 @@ import warnings
 from datetime import timedelta
 from typing import Final
 
-from rallypoint.base.errors import (
-    InvalidArgumentError,
-    InvalidTypeError,
-    NotInitializedError,
-)
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, ProcessGroup
 from rallypoint.store.store import seconds_of
 
@@ -104,10 +100,7 @@ def revoke_process_group(group: Group = None) -> None:
 
 
 def joined(group: Group, operation: str) -> ProcessGroup | None:
-    """The group given as argument `group`; None, with a warning, if this rank is not in it.
-
-    Raises as `resolve`.
-    """
+    """The group given as argument `group`; None, with a warning, if this rank is not in it."""
     chosen = _default if group is None else group
     if type(chosen) is ProcessGroup:
         return chosen

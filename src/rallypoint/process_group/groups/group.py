@@ -23,8 +23,8 @@ from rallypoint.base.errors import (
 )
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator
 from rallypoint.process_group import DEFAULT_GROUP
+from rallypoint.process_group.arrays import DeviceArray
 from rallypoint.process_group.groups.agreeing import Survivors, agree
-from rallypoint.process_group.memory.arrays import DeviceArray
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
 
@@ -43,19 +43,12 @@ _OF_EARLIER = (
 
 
 class FastPath(NamedTuple):
-    """What native/python/short_call.cc reads of a group, by position.
+    """What native/python/short_call.cc reads of a group, by position."""
 
-    Attributes:
-        communicator: the native one.
-        ranks: the members' ranks in the group by their global ranks.
-        variants: the numbers of algorithms that calls have asked for, by name.
-        has_barriers: whether barriers are the engine's.
-    """
-
-    communicator: object
-    ranks: dict[int, int]
-    variants: dict[str, int]
-    has_barriers: bool
+    communicator: object  # the native one
+    ranks: dict[int, int]  # the members' ranks in the group by their global ranks
+    variants: dict[str, int]  # the numbers of algorithms that calls have requested, by name
+    has_barriers: bool  # whether barriers are the engine's
 
 
 class GroupStatus(Enum):
@@ -154,7 +147,7 @@ class ProcessGroup:
         self.status = GroupStatus.ACTIVE
         self._reason = ""  # for being held or withdrawn
         self._communicator = communicator
-        self._group_ranks = {rank: place for place, rank in enumerate(self.ranks)}
+        self._group_ranks = {rank: index for index, rank in enumerate(self.ranks)}
         self.bind_calls()
 
     def bind_calls(self) -> None:
@@ -284,12 +277,12 @@ class ProcessGroup:
 
     def group_rank(self, rank: int, argument: str) -> int:
         """The rank in the group of a global rank, which the caller named `argument`."""
-        place = self._group_ranks.get(rank) if type(rank) is int else None
-        if place is None:
+        found = self._group_ranks.get(rank) if type(rank) is int else None
+        if found is None:
             raise InvalidArgumentError(
                 f"{argument}={rank!r} is not a rank of this group; its ranks are {self.members()}"
             )
-        return place
+        return found
 
     def members(self) -> str:
         """The global ranks, as text."""
@@ -301,8 +294,8 @@ class ProcessGroup:
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that start from now on wait for a peer."""
         self.check_member()
-        for end in self._all_ends():
-            end.set_timeout(seconds_of(timeout))
+        for service in self._services():
+            service.set_timeout(seconds_of(timeout))
         self.timeout = timeout
 
     def revoke(self) -> None:
@@ -317,8 +310,8 @@ class ProcessGroup:
             NotInitializedError: the group was destroyed.
         """
         self.check_member()
-        for end in self._all_ends():
-            end.revoke()
+        for service in self._services():
+            service.revoke()
 
     def agree(self, flag: int) -> int:
         """Agree with all survivors on the bitwise AND of their flags: MPI's MPIX_Comm_agree.
@@ -347,16 +340,16 @@ class ProcessGroup:
     def destroy(self) -> None:
         """Leave the group and free its memory; a second call does nothing."""
         if self._has_members:
-            for end in self._all_ends():
-                end.leave()
+            for service in self._services():
+                service.leave()
         if self.status is not GroupStatus.INHERITED:
             self._detach(GroupStatus.DESTROYED)
 
     def withdraw(self, why: str) -> None:
         """Give up the communicator: calls under way end with an error, and later ones say why."""
         if self._has_members:
-            for end in self._all_ends():
-                end.withdraw()
+            for service in self._services():
+                service.withdraw()
         if self._has_members or self.status is GroupStatus.WITHDRAWN:
             self._detach(GroupStatus.WITHDRAWN, why)
 
@@ -365,14 +358,14 @@ class ProcessGroup:
         communicator = self._communicator  # which the other thread may take away
         if communicator is not None:
             communicator.revoke()
-        for end in self.ends.values() if self._has_members else ():
-            end.abort()
+        for service in self.ends.values() if self._has_members else ():
+            service.abort()
 
     def abort(self) -> None:
         """End the waits of all members with an error, and leave; nothing without the engine."""
         if self._has_members:
-            for end in self._all_ends():
-                end.abort()
+            for service in self._services():
+                service.abort()
             if self.forms_again:
                 self.world.withdraw()
             else:
@@ -382,7 +375,7 @@ class ProcessGroup:
         """In a forked child: forget the group, which stays the parent's."""
         self._detach(GroupStatus.INHERITED)
 
-    def _all_ends(self) -> list[Communicator | LibraryGroup]:
+    def _services(self) -> list[Communicator | LibraryGroup]:
         own = [] if self._communicator is None else [self._communicator]
         return [*self.ends.values(), *own]
 
@@ -430,8 +423,6 @@ class World:
     """A default group and what belongs to it: its subgroups, and the store where they meet.
 
     Attributes:
-        prefix: the beginning of this world's keys, which no other world shares.
-        options: how its groups' programs are chosen.
         on_destroy: closes the store; None if that is the caller's task.
         made: how many subgroups of each name were requested, whether this rank is in them or not;
             the same on every rank that asks, so members agree on names without communication.
@@ -442,8 +433,8 @@ class World:
     """
 
     store: Store
-    prefix: str
-    options: AlgorithmOptions
+    prefix: str  # of this world's keys, which no other world shares
+    options: AlgorithmOptions  # how its groups' programs are chosen
     on_destroy: Callable[[], None] | None = None
     _group: weakref.ref[ProcessGroup] | None = None  # it holds its world
     subgroups: list[ProcessGroup] = field(default_factory=list)

@@ -3,57 +3,54 @@
 An argument is a NumPy array or a PyTorch tensor. CPU memory becomes a NumPy view of the same
 memory, so all further code knows only arrays; a tensor on another device becomes a `DeviceArray`,
 which few backends take. Torch is recognised by name and never imported. Memory that is not
-contiguous is copied, and copied back after the call.
+contiguous is copied, and copied back after the call. `empty` makes arrays that need no copy.
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import operator
+import sys
 from collections.abc import Iterable, Sequence
-from operator import index
-from typing import Any, NamedTuple, TypeAlias, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint._native import allocate
+from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, OutOfMemoryError
+from rallypoint.base.refusals import refused
 from rallypoint.engine.communicator import DTYPES
 
-
-class Flags(NamedTuple):
-    """The part of numpy.ndarray.flags that describes memory."""
-
-    c_contiguous: bool
-    writeable: bool = True
+if TYPE_CHECKING:  # importing it takes as long as all of this package
+    from numpy.typing import DTypeLike
 
 
 class DeviceArray:
     """A tensor on another device, with the part of a NumPy array's interface that calls need.
 
     Only the library of the group that takes it accesses its items (`delegated`).
-
-    Attributes:
-        tensor: torch's.
-        device: its kind of device, such as "cuda".
-        dtype: NumPy's for the same items; for bfloat16, what `arrays` uses.
     """
 
     def __init__(self, tensor: Any, dtype: np.dtype[Any]) -> None:  # noqa: ANN401 - of torch
         self.tensor = tensor
-        self.device: str = tensor.device.type
+        self.device: str = tensor.device.type  # such as "cuda"
         self.dtype = dtype
         self.itemsize = dtype.itemsize
         self.shape: Sequence[int] = tuple(tensor.shape)
         self.ndim = len(self.shape)
         self.size: int = tensor.numel()
         self.nbytes = self.size * self.itemsize
-        self.flags = Flags(c_contiguous=tensor.is_contiguous())
+        self.flags = SimpleNamespace(
+            c_contiguous=tensor.is_contiguous(), aligned=True, writeable=True
+        )
 
     def __getitem__(self, part: slice) -> DeviceArray:
         """A part along the first dimension."""
         return DeviceArray(self.tensor[part], self.dtype)
 
 
-# numpy.typing takes as long to import as all of this package.
 Array = np.ndarray[Any, np.dtype[Any]]
 # An array of all blocks, one after the other; or an array for each; or None: no block.
 Blocks: TypeAlias = Array | Sequence[Array] | None
@@ -103,10 +100,10 @@ def as_arrays(
 
 def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str) -> None:
     """Check that arrays have the dtype of `model`."""
-    for place, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         if dtype_name(array) != dtype_name(model):
             raise InvalidArgumentError(
-                f"{operation}: {name}[{place}] is {describe(array)}, but another array of the call "
+                f"{operation}: {name}[{index}] is {describe(array)}, but another array of the call "
                 f"is {describe(model)}; their dtypes must be equal"
             )
 
@@ -133,17 +130,13 @@ def check_divides(array: Array, ranks: int, operation: str, name: str) -> None:
 def part_sizes(
     array: Array, sizes: Sequence[int] | None, ranks: int, operation: str, name: str
 ) -> list[int]:
-    """Each rank's share of an array's first dimension: as given, or evenly.
-
-    Raises:
-        InvalidArgumentError: the array cannot be cut so.
-    """
+    """Each rank's share of an array's first dimension: as given, or evenly."""
     length = _length(array)
     if not sizes:
         check_divides(array, ranks, operation, name)
         return [length // ranks] * ranks
     try:
-        found = [index(each) for each in sizes]
+        found = [operator.index(each) for each in sizes]
     except TypeError:  # no whole numbers
         found = []
     if len(found) != ranks or sum(found) != length or min(found) < 0:
@@ -164,8 +157,39 @@ def dtype_name(array: Array) -> str:
 
 def address(array: Array) -> int:
     """The address of an array's memory."""
-    place: int = array.__array_interface__["data"][0]
-    return place
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def packed(array: Array) -> Array:
+    """The same items in memory that engine and libraries take; the array itself if it is such."""
+    return array if is_packed(array) else copied(array)
+
+
+def is_packed(array: Array) -> bool:
+    """Whether the engine and libraries can take an array's memory as it is."""
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def copied(array: Any) -> Any:  # noqa: ANN401 - an Array, or a DeviceArray
+    """A packed copy of an array."""
+    if isinstance(array, DeviceArray):
+        tensor = array.tensor
+        copy = tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
+        return DeviceArray(copy, array.dtype)
+    return np.array(array, order="C")
+
+
+def overlap(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    """Whether any source and any target may share memory."""
+
+    def may_share(one: Any, other: Any) -> bool:  # noqa: ANN401 - as above
+        if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
+            storages = [each.tensor.untyped_storage().data_ptr() for each in (one, other)]
+            return bool(storages[0] == storages[1])
+        return isinstance(one, np.ndarray) and np.may_share_memory(one, other)
+
+    return any(may_share(one, other) for one in sources for other in targets)
 
 
 def describe(value: object) -> str:
@@ -202,24 +226,6 @@ def _from_other(value: object, operation: str, writes: bool) -> Array:
     return _view(tensor, operation)
 
 
-class _Holder:
-    """Keeps the memory of a tensor alive for a view of it.
-
-    torch's own numpy() would permanently prevent resizing the tensor's memory, which FSDP does with
-    its parameters.
-    """
-
-    def __init__(self, tensor: Any, code: str, item_bytes: int) -> None:  # noqa: ANN401
-        self.tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * item_bytes for stride in tensor.stride()),
-            "typestr": code,
-        }
-
-
 def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
     dtype = _dtype_of(tensor, operation)
     if tensor.numel() == 0:  # it may have no memory
@@ -229,7 +235,16 @@ def _view(tensor: Any, operation: str) -> Array:  # noqa: ANN401
             f"{operation} cannot take {describe(tensor)}, which has no memory of its own: it was "
             "freed, is a fake tensor, or wraps another tensor as DTensor does (pass to_local())"
         )
-    array: Array = np.asarray(_Holder(tensor, dtype.str, dtype.itemsize))
+    # torch's own numpy() would permanently prevent resizing the tensor's memory, which FSDP does
+    # with its parameters. This object keeps the memory alive.
+    layout = {
+        "version": 3,
+        "data": (tensor.data_ptr(), False),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(stride * dtype.itemsize for stride in tensor.stride()),
+        "typestr": dtype.str,
+    }
+    array: Array = np.asarray(SimpleNamespace(tensor=tensor, __array_interface__=layout))
     return array.view(dtype) if dtype is _BFLOAT16 else array
 
 
@@ -255,3 +270,38 @@ def _type_name(value: object) -> str:
 
 def _length(array: Array) -> int:
     return array.shape[0] if array.ndim else 1
+
+
+def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = float) -> Array:
+    """A new C-contiguous array in memory that this host's other ranks read without copying it.
+
+    Args:
+        shape, dtype: as in numpy.empty. The contents of the array are not specified.
+
+    The memory is freed when the last array that refers to it is collected. It has no name in the
+    file system. After os.fork, parent and child share it. `torch.from_numpy(empty(...))` is a
+    tensor of the same memory.
+
+    Raises:
+        InvalidTypeError: the shape is not a shape, or the dtype has no fixed size (objects cannot
+            be shared).
+        InvalidArgumentError: a length is negative.
+        OutOfMemoryError: there is not enough memory, or address space for it.
+    """
+    try:
+        lengths = [int(n) for n in shape] if isinstance(shape, Sequence) else [shape.__index__()]
+        items = np.dtype(dtype)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidTypeError(f"empty: {error}; pass a shape and a dtype") from None
+    if items.hasobject or items.itemsize == 0:
+        raise InvalidTypeError(f"empty takes dtypes of fixed size, not {items!r}")
+    if min(lengths, default=0) < 0:
+        raise InvalidArgumentError(f"empty: the shape {lengths} has a negative length")
+    nbytes = math.prod(lengths) * items.itemsize
+    block = allocate(nbytes) if nbytes <= sys.maxsize else None
+    if block is None:
+        raise OutOfMemoryError(
+            f"empty: the system could not provide {nbytes} bytes of shared memory for an array of "
+            f"shape {lengths}: {refused('mmap', errno.ENOMEM)}"
+        )
+    return block.view(items).reshape(lengths)

@@ -9,8 +9,8 @@ import pytest
 
 import rallypoint as dist
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.process_group.arrays import as_array, describe, part_sizes
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.process_group.memory.arrays import as_array, describe, part_sizes
 from tests.unit.process_group.ranks import run_ranks
 
 # What h5py notes of enumerations, and of text.

@@ -1,1 +1,0 @@
-"""The memory that calls are given: arrays, tensors, memory that peers read; sends nothing."""
