@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rallypoint.schedule.algorithms import tree
 from rallypoint.schedule.algorithms.tree import Tree
@@ -32,7 +33,7 @@ from rallypoint.schedule.program import (
 NAME = "binomial_tree"
 
 
-def shape(ranks: int) -> Tree:
+def trees(ranks: int) -> tuple[Tree]:
     """The tree with root 0."""
 
     def children(rank: int) -> tuple[int, ...]:
@@ -40,7 +41,12 @@ def shape(ranks: int) -> Tree:
         steps = (1 << bit for bit in range((reach - 1).bit_length()))
         return tuple(rank + step for step in steps if rank + step < ranks)
 
-    return Tree(0, lambda rank: rank & (rank - 1), children)
+    return (Tree(0, lambda rank: rank & (rank - 1), children),)
+
+
+all_reduce = partial(tree.all_reduce, NAME, trees)
+reduce = partial(tree.reduce, NAME, trees)
+broadcast = partial(tree.broadcast, NAME, trees)
 
 
 def size(rank: int, ranks: int) -> int:
@@ -48,25 +54,9 @@ def size(rank: int, ranks: int) -> int:
     return min(rank & -rank, ranks - rank) if rank else ranks
 
 
-def all_reduce(ranks: int, per_node: int = 1) -> Program:
-    """Reduce to rank 0 and broadcast; chains inside nodes."""
-    nodes = -(-ranks // per_node)
-    return tree.all_reduce(NAME, [tree.with_chains(shape(nodes), ranks, per_node)], ranks)
-
-
-def reduce(ranks: int, root: int) -> Program:
-    """Reduce to the root."""
-    return tree.reduce(NAME, [tree.turned(shape(ranks), ranks, root)], ranks)
-
-
-def broadcast(ranks: int, root: int) -> Program:
-    """Broadcast from the root."""
-    return tree.broadcast(NAME, [tree.turned(shape(ranks), ranks, root)], ranks)
-
-
 def scatter(ranks: int, root: int) -> Program:
     """Each rank gets the blocks of its subtree, keeps its own and passes on the others."""
-    whole = shape(ranks)
+    (whole,) = trees(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         place = (rank - root) % ranks
@@ -90,7 +80,7 @@ def scatter(ranks: int, root: int) -> Program:
 
 def gather(ranks: int, root: int) -> Program:
     """Each rank collects the blocks of its subtree, and sends them to its parent."""
-    whole = shape(ranks)
+    (whole,) = trees(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         place = (rank - root) % ranks

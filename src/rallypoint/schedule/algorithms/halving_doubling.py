@@ -4,12 +4,17 @@
     0 1 | 2 3           half what belongs to that half, and reduces what it gets; then the same
     0 | 1               inside each half, until rank r has chunk r of everybody.
                         doubling: the same backwards, with finished chunks.
+                        recursive_doubling: only backwards; partners exchange all they have, so
+                        each step doubles the number of ranks summed.
 
 If the left half has one rank more (3 above), that rank has no partner of its own: it sends to the
 last of the right half, and receives from it when doubling. Partners exchange half of the data, then
 a quarter, and so on: ceil(log2 n) steps and (n - 1) / n of the data each way, the least of both.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Int. J. High Perf. Comput. Appl. 19 (2005) 49-66, who
 fold the ranks beyond a power of two; splitting unevenly needs no fold.
+
+Recursive doubling takes ceil(log2 n) steps, each of the whole data: for small messages between
+hosts, where each message costs its sender and its receiver more than its bytes do.
 """
 
 from __future__ import annotations
@@ -134,6 +139,42 @@ def all_gather(ranks: int) -> Program:
         sends=sends,
         lanes=lanes,
         span=(ranks + 1) // 2,
+    )
+
+
+def recursive_doubling(ranks: int) -> Program:
+    """Combine halves of halves, the smallest first.
+
+    Both halves combine the left half's sum with the right one's, in that order, so all ranks get
+    the same bits. A rank without a partner of its own sends to nobody.
+    """
+    if ranks == 1:
+        return direct.all_reduce_one_shot(1)
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        operations: list[Operation] = []
+        value = Chunks(Buffer.INPUT, 0)
+        rounds = splits(rank, ranks)
+        for step, split in enumerate(reversed(rounds)):
+            if split.partners:
+                operations.append(Send(value, split.partners))
+            theirs = Incoming(split.partner)
+            operands = (value, theirs) if split.kept < split.given else (theirs, value)
+            is_last = step == len(rounds) - 1
+            value = Chunks(Buffer.OUTPUT, 0) if is_last else Chunks(Buffer.SCRATCH, step)
+            operations.append(Reduce(operands, (value,)))
+        return (tuple(operations),)
+
+    steps = (ranks - 1).bit_length()
+    return Program(
+        "recursive_doubling",
+        Collective.ALL_REDUCE,
+        ranks,
+        chunks=1,
+        sends=steps,
+        lanes=lanes,
+        scratch_chunks=steps - 1,
+        copies=True,
     )
 
 

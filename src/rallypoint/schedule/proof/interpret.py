@@ -6,10 +6,10 @@ program that runs here may still need more slots than an engine has.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import reduce as fold
-from typing import Any
+from typing import TypeVar
 
 from rallypoint.schedule.program import (
     Buffer,
@@ -19,15 +19,18 @@ from rallypoint.schedule.program import (
     Program,
     ProgramError,
     Send,
+    incoming,
 )
 
-Memory = dict[Buffer, list[Any]]
+T = TypeVar("T")
+Memory = dict[Buffer, list[T | None]]
 Route = tuple[int, int, int]  # sender, its lane, receiver
+Mail = defaultdict[Route, deque[list[T]]]
 
 
 def interpret(
-    program: Program, inputs: Sequence[Sequence[Any]], combine: Callable[[Any, Any], Any]
-) -> list[list[Any]]:
+    program: Program, inputs: Sequence[Sequence[T]], combine: Callable[[T, T], T]
+) -> list[list[T | None]]:
     """Run a program on all ranks.
 
     Args:
@@ -38,7 +41,7 @@ def interpret(
     Returns:
         The output chunks of each rank; None where nothing was written.
     """
-    memories: list[Memory] = [
+    memories: list[Memory[T]] = [
         {
             Buffer.INPUT: list(values),
             Buffer.OUTPUT: [None] * (program.output_blocks(rank) * program.chunks),
@@ -46,7 +49,7 @@ def interpret(
         }
         for rank, values in enumerate(inputs)
     ]
-    mail: defaultdict[Route, deque[list[Any]]] = defaultdict(deque)
+    mail: Mail[T] = defaultdict(deque)
     todo = {
         (rank, number): deque(lane)
         for rank in range(program.ranks)
@@ -59,17 +62,22 @@ def interpret(
             while operations and _can_run(operations[0], rank, mail):
                 _run(operations.popleft(), rank, lane, memories[rank], mail, combine)
                 progress = True
-    _check_finished(program, todo, mail)
+    for (rank, lane), operations in todo.items():
+        if operations:
+            raise ProgramError(
+                f"{program.name}: rank {rank}, lane {lane} waits forever at {operations[0]}"
+            )
+    for (sender, lane, receiver), messages in mail.items():
+        if messages:
+            raise ProgramError(
+                f"{program.name}: rank {receiver} never takes {len(messages)} message(s) "
+                f"of rank {sender}, lane {lane}"
+            )
     return [memory[Buffer.OUTPUT] for memory in memories]
 
 
-def _can_run(operation: Operation, rank: int, mail: defaultdict[Route, deque[list[Any]]]) -> bool:
-    if isinstance(operation, Send):
-        return True
-    needed: defaultdict[Route, int] = defaultdict(int)
-    for operand in operation.operands:
-        if isinstance(operand, Incoming):
-            needed[operand.peer, operand.lane, rank] += 1
+def _can_run(operation: Operation, rank: int, mail: Mail[T]) -> bool:
+    needed = Counter((message.peer, message.lane, rank) for message in incoming(operation))
     return all(len(mail[route]) >= count for route, count in needed.items())
 
 
@@ -77,13 +85,14 @@ def _run(
     operation: Operation,
     rank: int,
     lane: int,
-    memory: Memory,
-    mail: defaultdict[Route, deque[list[Any]]],
-    combine: Callable[[Any, Any], Any],
+    memory: Memory[T],
+    mail: Mail[T],
+    combine: Callable[[T, T], T],
 ) -> None:
-    def read(chunks: Chunks) -> list[Any]:
-        values = memory[chunks.buffer][chunks.index : chunks.index + chunks.count]
-        if len(values) != chunks.count or any(value is None for value in values):
+    def read(chunks: Chunks) -> list[T]:
+        stored = memory[chunks.buffer][chunks.index : chunks.index + chunks.count]
+        values = [value for value in stored if value is not None]
+        if len(values) != chunks.count:
             raise ProgramError(f"rank {rank}: {operation} reads chunks that hold nothing yet")
         return values
 
@@ -101,21 +110,3 @@ def _run(
         for offset in range(target.count):
             value = fold(combine, (operand[offset] for operand in operands))
             memory[target.buffer][target.index + offset] = value
-
-
-def _check_finished(
-    program: Program,
-    todo: dict[tuple[int, int], deque[Operation]],
-    mail: defaultdict[Route, deque[list[Any]]],
-) -> None:
-    for (rank, lane), operations in todo.items():
-        if operations:
-            raise ProgramError(
-                f"{program.name}: rank {rank}, lane {lane} waits forever at {operations[0]}"
-            )
-    for (sender, lane, receiver), messages in mail.items():
-        if messages:
-            raise ProgramError(
-                f"{program.name}: rank {receiver} never takes {len(messages)} message(s) "
-                f"of rank {sender}, lane {lane}"
-            )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.schedule.choose import ALGORITHMS, build
+from rallypoint.schedule.catalogue import ALGORITHMS, build
 from rallypoint.schedule.cost.links import Level, Links, read_model
 from rallypoint.schedule.cost.simulation import Simulation, closed_form
 from rallypoint.schedule.cost.simulation.prices import Pieces, cut
