@@ -59,19 +59,19 @@ def scatter(ranks: int, root: int) -> Program:
     (whole,) = trees(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        place = (rank - root) % ranks
-        blocks = _Blocks(Buffer.INPUT, place, root, ranks)
+        position = (rank - root) % ranks
+        blocks = _Blocks(Buffer.INPUT, position, root, ranks)
         result = Chunks(Buffer.OUTPUT, 0)
-        parent = (whole.parent(place) + root) % ranks
-        if place and size(place, ranks) == 1:
+        parent = (whole.parent(position) + root) % ranks
+        if position and size(position, ranks) == 1:
             return ((receive(parent, result),),)
         operations: list[Operation] = []
-        if place:
-            operations += [receive(parent, blocks.at(*span)) for span in blocks.below(place)]
-        for child in reversed(whole.children(place)):
+        if position:
+            operations += [receive(parent, blocks.at(*span)) for span in blocks.below(position)]
+        for child in reversed(whole.children(position)):
             to = ((child + root) % ranks,)
             operations += [Send(blocks.at(*span), to) for span in blocks.below(child)]
-        operations.append(copy(blocks.at(place, 1), result))
+        operations.append(copy(blocks.at(position, 1), result))
         return (tuple(operations),)
 
     sends = (ranks - 1).bit_length() + 1  # one to each child, and one more where blocks wrap round
@@ -83,18 +83,18 @@ def gather(ranks: int, root: int) -> Program:
     (whole,) = trees(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        place = (rank - root) % ranks
-        blocks = _Blocks(Buffer.OUTPUT, place, root, ranks)
+        position = (rank - root) % ranks
+        blocks = _Blocks(Buffer.OUTPUT, position, root, ranks)
         own = Chunks(Buffer.INPUT, 0)
-        to = ((whole.parent(place) + root) % ranks,)
-        if place and size(place, ranks) == 1:
+        to = ((whole.parent(position) + root) % ranks,)
+        if position and size(position, ranks) == 1:
             return ((Send(own, to),),)
-        operations: list[Operation] = [copy(own, blocks.at(place, 1))]
-        for child in whole.children(place):
+        operations: list[Operation] = [copy(own, blocks.at(position, 1))]
+        for child in whole.children(position):
             peer = (child + root) % ranks
             operations += [receive(peer, blocks.at(*span)) for span in blocks.below(child)]
-        if place:
-            operations += [Send(blocks.at(*span), to) for span in blocks.below(place)]
+        if position:
+            operations += [Send(blocks.at(*span), to) for span in blocks.below(position)]
         return (tuple(operations),)
 
     return _program(Collective.GATHER, ranks, root, lanes, sends=2)
@@ -105,24 +105,24 @@ class _Blocks:
     """Where a rank at a position in the tree keeps the blocks of the positions below it."""
 
     outer: Buffer  # the root's buffer
-    place: int
+    position: int
     root: int
     ranks: int
 
     def at(self, first: int, count: int) -> Chunks:
         """The blocks of consecutive positions."""
-        if self.place == 0:
+        if self.position == 0:
             return Chunks(self.outer, (first + self.root) % self.ranks, count)
-        return Chunks(Buffer.SCRATCH, first - self.place, count)
+        return Chunks(Buffer.SCRATCH, first - self.position, count)
 
-    def below(self, place: int) -> Iterator[tuple[int, int]]:
+    def below(self, position: int) -> Iterator[tuple[int, int]]:
         """The positions below one, including itself, split where the root's blocks wrap round."""
-        end, wrap = place + size(place, self.ranks), self.ranks - self.root
-        if place < wrap < end:
-            yield place, wrap - place
+        end, wrap = position + size(position, self.ranks), self.ranks - self.root
+        if position < wrap < end:
+            yield position, wrap - position
             yield wrap, end - wrap
         else:
-            yield place, end - place
+            yield position, end - position
 
 
 def _program(

@@ -65,16 +65,16 @@ def splits(rank: int, ranks: int) -> list[Split]:
         middle = first + (end - first + 1) // 2
         left, right = middle - first, end - middle
         if rank < middle:
-            place = rank - first
-            partner = middle + min(place, right - 1)
-            partners: tuple[int, ...] = (partner,) if place < right else ()
+            position = rank - first
+            partner = middle + min(position, right - 1)
+            partners: tuple[int, ...] = (partner,) if position < right else ()
             result.append(Split((first, middle), (middle, end), partner, partners))
             end = middle
         else:
-            place = rank - middle
-            extra = left > right and place == right - 1
-            partners = (first + place, first + place + 1) if extra else (first + place,)
-            result.append(Split((middle, end), (first, middle), first + place, partners))
+            position = rank - middle
+            extra = left > right and position == right - 1
+            partners = (first + position, first + position + 1) if extra else (first + position,)
+            result.append(Split((middle, end), (first, middle), first + position, partners))
             first = middle
     return result
 
@@ -85,8 +85,8 @@ def all_reduce(ranks: int) -> Program:
         return direct.all_reduce_one_shot(1)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        ways = splits(rank, ranks)
-        return ((*_halve(rank, ways, Buffer.OUTPUT), *_double(ways)),)
+        rounds = splits(rank, ranks)
+        return ((*_halve(rank, rounds, Buffer.OUTPUT), *_double(rounds)),)
 
     sends = 2 * (ranks - 1).bit_length()
     return Program(
@@ -178,25 +178,25 @@ def recursive_doubling(ranks: int) -> Program:
     )
 
 
-def _halve(rank: int, ways: list[Split], partial: Buffer) -> Iterator[Operation]:
+def _halve(rank: int, rounds: list[Split], partial: Buffer) -> Iterator[Operation]:
     """In the end, chunk `rank` of all ranks is in `partial`, at its own position."""
     held = Buffer.INPUT
-    for way in ways:
-        yield Send(_span(held, way.given), (way.partner,))
-        if way.partners:
-            own = _span(held, way.kept)
+    for split in rounds:
+        yield Send(_span(held, split.given), (split.partner,))
+        if split.partners:
+            own = _span(held, split.kept)
             held = partial
             yield Reduce(
-                tuple(own if p == rank else Incoming(p) for p in sorted((rank, *way.partners))),
-                (_span(held, way.kept),),
+                tuple(own if p == rank else Incoming(p) for p in sorted((rank, *split.partners))),
+                (_span(held, split.kept),),
             )
 
 
-def _double(ways: list[Split]) -> Iterator[Operation]:
-    for way in reversed(ways):
-        if way.partners:
-            yield Send(_span(Buffer.OUTPUT, way.kept), way.partners)
-        yield receive(way.partner, _span(Buffer.OUTPUT, way.given))
+def _double(rounds: list[Split]) -> Iterator[Operation]:
+    for split in reversed(rounds):
+        if split.partners:
+            yield Send(_span(Buffer.OUTPUT, split.kept), split.partners)
+        yield receive(split.partner, _span(Buffer.OUTPUT, split.given))
 
 
 def _span(buffer: Buffer, ranks: tuple[int, int]) -> Chunks:
