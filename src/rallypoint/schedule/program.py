@@ -174,7 +174,7 @@ def transformed(
     """The same operation on other chunks, with other peers, and from other lanes of theirs."""
     if isinstance(operation, Send):
         return Send(chunks(operation.source), tuple(map(peer, operation.to)))
-    operands = tuple(
+    operands: tuple[Chunks | Incoming, ...] = tuple(
         Incoming(peer(each.peer), lane(each.lane)) if isinstance(each, Incoming) else chunks(each)
         for each in operation.operands
     )

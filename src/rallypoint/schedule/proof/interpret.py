@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import reduce as fold
-from typing import TypeVar
+from typing import Any
 
 from rallypoint.schedule.program import (
     Buffer,
@@ -22,15 +22,14 @@ from rallypoint.schedule.program import (
     incoming,
 )
 
-T = TypeVar("T")
-Memory = dict[Buffer, list[T | None]]
+Memory = dict[Buffer, list[Any]]
 Route = tuple[int, int, int]  # sender, its lane, receiver
-Mail = defaultdict[Route, deque[list[T]]]
+Mail = defaultdict[Route, deque[list[Any]]]
 
 
 def interpret(
-    program: Program, inputs: Sequence[Sequence[T]], combine: Callable[[T, T], T]
-) -> list[list[T | None]]:
+    program: Program, inputs: Sequence[Sequence[Any]], combine: Callable[[Any, Any], Any]
+) -> list[list[Any]]:
     """Run a program on all ranks.
 
     Args:
@@ -41,7 +40,7 @@ def interpret(
     Returns:
         The output chunks of each rank; None where nothing was written.
     """
-    memories: list[Memory[T]] = [
+    memories: list[Memory] = [
         {
             Buffer.INPUT: list(values),
             Buffer.OUTPUT: [None] * (program.output_blocks(rank) * program.chunks),
@@ -49,7 +48,7 @@ def interpret(
         }
         for rank, values in enumerate(inputs)
     ]
-    mail: Mail[T] = defaultdict(deque)
+    mail: Mail = defaultdict(deque)
     todo = {
         (rank, number): deque(lane)
         for rank in range(program.ranks)
@@ -76,7 +75,7 @@ def interpret(
     return [memory[Buffer.OUTPUT] for memory in memories]
 
 
-def _can_run(operation: Operation, rank: int, mail: Mail[T]) -> bool:
+def _can_run(operation: Operation, rank: int, mail: Mail) -> bool:
     needed = Counter((message.peer, message.lane, rank) for message in incoming(operation))
     return all(len(mail[route]) >= count for route, count in needed.items())
 
@@ -85,11 +84,11 @@ def _run(
     operation: Operation,
     rank: int,
     lane: int,
-    memory: Memory[T],
-    mail: Mail[T],
-    combine: Callable[[T, T], T],
+    memory: Memory,
+    mail: Mail,
+    combine: Callable[[Any, Any], Any],
 ) -> None:
-    def read(chunks: Chunks) -> list[T]:
+    def read(chunks: Chunks) -> list[Any]:
         stored = memory[chunks.buffer][chunks.index : chunks.index + chunks.count]
         values = [value for value in stored if value is not None]
         if len(values) != chunks.count:
