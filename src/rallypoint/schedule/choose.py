@@ -93,7 +93,6 @@ def largest_of_class(nbytes: int) -> int:
 def _measured(
     collective: Collective, nbytes: int, ranks: int, per_node: int, has_cores: bool
 ) -> tuple[str, str]:
-    """Choose by measured rules."""
     if 1 < per_node < ranks and (algorithm := _on_two_levels(collective, nbytes, ranks, per_node)):
         return algorithm, "each byte crosses between two nodes no more often than it must"
     if per_node == 1 < ranks and collective is Collective.ALL_REDUCE:

@@ -30,7 +30,6 @@ _WORKER = str(Path(__file__).with_name("contender_worker.py"))
 
 
 def _is_mpi(name: str) -> bool:
-    """Whether the contender of an environment is an MPI."""
     return "mpi4py" in PACKAGES[name]
 
 

@@ -126,7 +126,6 @@ def _reduced_for_all(rank: int, ranks: int) -> Lane:
 
 
 def _results(rank: int, ranks: int, lane: int) -> Lane:
-    """Receive the other ranks' results."""
     return tuple(
         receive(peer, Chunks(Buffer.OUTPUT, peer), lane=lane) for peer in others(rank, ranks)
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -73,9 +74,6 @@ class Simulation:
         self._twin = twin  # a simulation of the same program on other links, to save work
         self._period = _period(program, links)
         self._graph: Graph | None = None
-        self._load: Load | None = None
-        self._steps: int | None = None
-        self._counted: Census | None = None
         with without_collector():
             self._rank_operations: int = (
                 twin._rank_operations if twin else sum(map(len, program.lanes(program.root)))
@@ -105,16 +103,14 @@ class Simulation:
             method=method,
         )
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """The longest chain of messages: the time if each message took 1 and everything else 0."""
-        if self._steps is None:
-            pieces = Pieces(1, 0.0)
-            time_us = ring_time_us(self.program, pieces, _HOPS)
-            if time_us is None and self._period:
-                time_us = max(walk(self.program, pieces, _HOPS, period=self.program.period))
-            self._steps = self._whole().steps if time_us is None else round(time_us)
-        return self._steps
+        pieces = Pieces(1, 0.0)
+        time_us = ring_time_us(self.program, pieces, _HOPS)
+        if time_us is None and self._period:
+            time_us = max(walk(self.program, pieces, _HOPS, period=self.program.period))
+        return self._whole().steps if time_us is None else round(time_us)
 
     def _path(self, pieces: Pieces, conditions: Conditions) -> tuple[float, str]:
         if conditions == CALM:
@@ -133,27 +129,21 @@ class Simulation:
             self._graph = twin.repriced(self.links) if twin else Graph(self.program, self.links)
         return self._graph
 
-    @property
+    @cached_property
     def census(self) -> Census:
         """The operations of the ranks of a period."""
-        if self._counted is None:
-            if self._twin is not None:
-                self._counted = self._twin.census
-            else:
-                with without_collector():
-                    self._counted = census(self.program)
-        return self._counted
+        if self._twin is not None:
+            return self._twin.census
+        with without_collector():
+            return census(self.program)
 
-    @property
+    @cached_property
     def load(self) -> Load:
         """The load that the program puts on each rank and link."""
-        if self._load is None:
-            if self._period:
-                ranks = self._period if Load.is_shared(self.links) else self.program.period
-                self._load = tally(self.census, self.links, ranks=ranks, of=self.program.ranks)
-            else:
-                self._load = self._whole().load
-        return self._load
+        if not self._period:
+            return self._whole().load
+        ranks = self._period if Load.is_shared(self.links) else self.program.period
+        return tally(self.census, self.links, ranks=ranks, of=self.program.ranks)
 
 
 def _period(program: Program, links: Links) -> int:
