@@ -20,7 +20,8 @@ from pathlib import Path
 
 from table import human_bytes, print_table, save
 
-from rallypoint.schedule.choose import build, choose
+from rallypoint.schedule.catalogue import build
+from rallypoint.schedule.choose import choose
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective
 

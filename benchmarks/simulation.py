@@ -15,7 +15,7 @@ import time
 
 from table import human_bytes, print_table, save
 
-from rallypoint.schedule.choose import build
+from rallypoint.schedule.catalogue import build
 from rallypoint.schedule.cost.links import read_model
 from rallypoint.schedule.cost.simulation import Simulation
 from rallypoint.schedule.program import Collective

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from table import print_table, save
 
 if TYPE_CHECKING:  # the MPIs' environments have nothing of ours
-    from rallypoint.lab.bench.environments import Environments
+    from rallypoint.lab.bench.contenders import Environments
 
 CASES = {"together": 2, "apart": 2, "crowded": 4, "late": 2}
 CALLS, TURNS, LATE_CALLS, LATE_S = 200, 5, 60, 0.005
@@ -130,7 +130,7 @@ def main() -> None:
     if given.worker:
         return worker(given.worker)
     from rallypoint.base.errors import HostError
-    from rallypoint.lab.bench.environments import Environments, default_cache
+    from rallypoint.lab.bench.contenders import Environments, default_cache
 
     environments = Environments({}, default_cache(), make=False)
     names = ["rallypoint"]

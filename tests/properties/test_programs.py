@@ -13,9 +13,8 @@ from tests.unit.engine.ranks import run_ranks
 
 from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.schedule.catalogue import ALGORITHMS, build
-from rallypoint.schedule.program import Collective, Program, ProgramError
+from rallypoint.schedule.program import Collective, Program, ProgramError, widen
 from rallypoint.schedule.proof.interpret import interpret
-from rallypoint.schedule.widen import widen
 
 CASES = [
     (collective, name)

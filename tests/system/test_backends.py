@@ -25,7 +25,7 @@ from tests.remote_shell import RemoteShell
 from tests.system.conftest import Launch
 
 import rallypoint
-from rallypoint.lab.bench.environments import default_cache
+from rallypoint.lab.bench.contenders import default_cache
 
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 

@@ -16,7 +16,7 @@ from tests.remote_shell import RemoteShell
 from tests.system.nodes import alive_on
 from tests.system.test_bench_operations import rows_of
 
-from rallypoint.lab.bench.environments import default_cache
+from rallypoint.lab.bench.contenders import default_cache
 
 pytestmark = pytest.mark.system
 

@@ -23,7 +23,7 @@ from tests.system.everyday import wait_until
 from tests.system.nodes import alive_on
 from tests.unit.cluster.pmi_server import PmiServer
 
-from rallypoint.lab.bench.environments import default_cache
+from rallypoint.lab.bench.contenders import default_cache
 
 pytestmark = pytest.mark.system
 

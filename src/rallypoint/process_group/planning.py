@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
-from rallypoint.schedule.catalogue import ALGORITHMS, Team
-from rallypoint.schedule.choose import build, check_override, choose
+from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
+from rallypoint.schedule.choose import check_override, choose
 from rallypoint.schedule.cost.links import parse_model
 from rallypoint.schedule.custom import Custom, is_file, load
 from rallypoint.schedule.encode import encode
-from rallypoint.schedule.program import Collective, Program, ProgramError
-from rallypoint.schedule.widen import widen
+from rallypoint.schedule.program import Collective, Program, ProgramError, widen
 
 # (collective and variant, root, bytes, whether blocks differ in length) -> this rank's encoded
 # program, and whether reductions of several operands combine the inputs of all ranks.

@@ -3,7 +3,7 @@
     choose   custom              which program serves a call | a program of the user's own
     proof  | cost                is it right | how long does it take
     catalogue   algorithms       all built-in algorithms | one family per file
-    encode   execution   widen   a program as words | as steps in some order | with more lanes
+    encode      execution        a program as words | as steps in some order
     program                      what a program is
 
 Each package knows only what is below it.

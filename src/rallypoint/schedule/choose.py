@@ -14,13 +14,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.schedule.catalogue import ALGORITHMS as ALGORITHMS  # noqa: PLC0414 - re-exported
-from rallypoint.schedule.catalogue import MANY_RANKS
-from rallypoint.schedule.catalogue import build as build  # noqa: PLC0414
+from rallypoint.schedule.catalogue import ALGORITHMS, MANY_RANKS, build
 from rallypoint.schedule.cost.links import LinkModel, Links
 from rallypoint.schedule.custom import is_file
-from rallypoint.schedule.program import Collective, ProgramError
-from rallypoint.schedule.widen import widen
+from rallypoint.schedule.program import Collective, ProgramError, widen
 
 if TYPE_CHECKING:
     from rallypoint.schedule.cost.simulation import Simulation
@@ -47,14 +44,12 @@ class Choice:
     """An algorithm by name, and the reason for it.
 
     Attributes:
-        ways: how many copies run side by side (see widen.py).
-        rule: what is commonly used at this scale, for comparison.
+        ways: how many copies run side by side (see program.widen).
     """
 
     algorithm: str
     reason: str
     ways: int = 1
-    rule: str = ""
 
 
 def choose(
@@ -78,17 +73,16 @@ def choose(
         uneven: blocks differ in length, and each rank knows only the lengths of its own.
         has_cores: each rank has a core of its own.
     """
-    rule = rule_of_thumb(ranks)
     nbytes = largest_of_class(nbytes)
     if uneven and UNEVEN in ALGORITHMS[collective]:
-        return Choice(UNEVEN, "each rank knows only the lengths of its own blocks", rule=rule)
+        return Choice(UNEVEN, "each rank knows only the lengths of its own blocks")
     if override in ALGORITHMS[collective]:
-        return Choice(override, "asked for", rule=rule)
+        return Choice(override, "asked for")
     if model is not None and ranks > 1 and collective is not Collective.SEND:
-        return _predicted(collective, nbytes, ranks, per_node or ranks, model, rule)
+        return _predicted(collective, nbytes, ranks, per_node or ranks, model)
     algorithm, reason = _measured(collective, nbytes, ranks, per_node or ranks, has_cores)
     is_wide = per_node == 1 and algorithm == "direct_two_shot" and nbytes >= WIDE_BYTES
-    return Choice(algorithm, reason, 2 if is_wide else 1, rule)
+    return Choice(algorithm, reason, 2 if is_wide else 1)
 
 
 def largest_of_class(nbytes: int) -> int:
@@ -96,19 +90,9 @@ def largest_of_class(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
 
 
-def rule_of_thumb(ranks: int) -> str:
-    """The algorithm commonly used for so many ranks."""
-    if ranks <= 32:
-        return "up to 32 ranks: everybody talks to everybody, or a ring for large messages"
-    if ranks <= 512:
-        return "32 to 512 ranks: trees for small messages, rings for large ones"
-    return "beyond 512 ranks: trees (two for large messages), and levels where nodes have several"
-
-
 def _measured(
     collective: Collective, nbytes: int, ranks: int, per_node: int, has_cores: bool
 ) -> tuple[str, str]:
-    """Choose by measured rules."""
     if 1 < per_node < ranks and (algorithm := _on_two_levels(collective, nbytes, ranks, per_node)):
         return algorithm, "each byte crosses between two nodes no more often than it must"
     if per_node == 1 < ranks and collective is Collective.ALL_REDUCE:
@@ -154,7 +138,7 @@ def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str,
         small, large = MANY_RANKS[collective]
         if nbytes <= ONE_SHOT_BYTES:
             return small, f"beyond {FEW_RANKS} ranks, few steps for few bytes"
-        return large, f"beyond {FEW_RANKS} ranks, few neighbours heartbeat few steps"
+        return large, f"beyond {FEW_RANKS} ranks, few neighbours matter more than few steps"
     if collective is not Collective.ALL_REDUCE:
         return "direct", f"up to {FEW_RANKS} ranks, one step to everybody"
     one_shot_bytes = ONE_SHOT_BYTES
@@ -168,7 +152,7 @@ def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str,
 
 
 def _predicted(
-    collective: Collective, nbytes: int, ranks: int, per_node: int, model: LinkModel, rule: str
+    collective: Collective, nbytes: int, ranks: int, per_node: int, model: LinkModel
 ) -> Choice:
     times: list[tuple[float, str, int]] = []
     for variant in model.variants:
@@ -188,7 +172,7 @@ def _predicted(
     reason = f"predicted to take {time_us:.4g} us by {model.name}"
     if second is not None:
         reason += f"; {second[1]} would take {second[0]:.4g} us"
-    return Choice(name, reason, ways, rule)
+    return Choice(name, reason, ways)
 
 
 @lru_cache(maxsize=1024)

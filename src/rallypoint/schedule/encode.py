@@ -10,7 +10,7 @@ The format, all int32 in host order (native/engine/program.h reads it):
                 or 1, peer | lane << 24, ordinal; then each target: buffer, index
 
 A receiver's `operation` is the index of the operation that receives the message; an operand's
-`ordinal` counts the sender's sends in that lane. So both ends compute the same places and progress
+`ordinal` counts the sender's sends in that lane. So both ends compute the same numbers and progress
 without negotiation.
 """
 
@@ -24,12 +24,12 @@ from zlib import crc32
 
 from rallypoint.schedule.program import (
     Chunks,
-    Incoming,
     Lane,
     Program,
     ProgramError,
     Reduce,
     Send,
+    incoming,
 )
 
 MAGIC = 0x52504C31  # "RPL1"
@@ -69,13 +69,13 @@ class _Encoder:
         yield from (SEND, send.source.buffer, send.source.index, send.source.count, len(send.to))
         for receiver in send.to:
             takings = self._takings[receiver].get((self._rank, lane), [])
-            place = self._sent[receiver, lane]
+            ordinal = self._sent[receiver, lane]
             self._sent[receiver, lane] += 1
-            if place >= len(takings):
+            if ordinal >= len(takings):
                 raise ProgramError(
                     f"{self._program.name}: nobody takes {send} of rank {self._rank}"
                 )
-            yield from (receiver, *takings[place])
+            yield from (receiver, *takings[ordinal])
 
     def _reduce(self, reduce: Reduce) -> Iterator[int]:
         yield from (REDUCE, len(reduce.operands), len(reduce.targets))
@@ -85,13 +85,13 @@ class _Encoder:
                 yield from (LOCAL, operand.buffer, operand.index)
                 continue
             sendings = self._sendings[operand.peer].get(operand.lane, [])
-            place = self._taken[operand.peer, operand.lane]
+            ordinal = self._taken[operand.peer, operand.lane]
             self._taken[operand.peer, operand.lane] += 1
-            if place >= len(sendings):
+            if ordinal >= len(sendings):
                 raise ProgramError(
                     f"{self._program.name}: nobody sends what {reduce} of rank {self._rank} takes"
                 )
-            yield from (REMOTE, operand.peer | operand.lane << 24, sendings[place])
+            yield from (REMOTE, operand.peer | operand.lane << 24, sendings[ordinal])
         for target in reduce.targets:
             yield from (target.buffer, target.index)
 
@@ -112,7 +112,7 @@ def _peers(lanes: tuple[Lane, ...]) -> set[int]:
         if isinstance(operation, Send):
             peers.update(operation.to)
         else:
-            peers.update(o.peer for o in operation.operands if isinstance(o, Incoming))
+            peers.update(message.peer for message in incoming(operation))
     return peers
 
 
@@ -120,22 +120,16 @@ def _takings(lanes: tuple[Lane, ...]) -> dict[tuple[int, int], list[tuple[int, i
     """(sender, its lane) -> the (lane, operation) at which each of its messages is received."""
     takings: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, lane in enumerate(lanes):
-        for place, operation in enumerate(lane):
-            if not isinstance(operation, Send):
-                for operand in operation.operands:
-                    if isinstance(operand, Incoming):
-                        source = (operand.peer, operand.lane)
-                        takings.setdefault(source, []).append((number, place))
+        for step, operation in enumerate(lane):
+            for message in incoming(operation):
+                takings.setdefault((message.peer, message.lane), []).append((number, step))
     return takings
 
 
 def _sendings(lanes: tuple[Lane, ...], receiver: int) -> dict[int, list[int]]:
     """Lane -> which of its sends go to the receiver."""
+    sends = [[each for each in lane if isinstance(each, Send)] for lane in lanes]
     return {
-        number: [place for place, send in enumerate(_sends(lane)) if receiver in send.to]
-        for number, lane in enumerate(lanes)
+        number: [ordinal for ordinal, send in enumerate(lane) if receiver in send.to]
+        for number, lane in enumerate(sends)
     }
-
-
-def _sends(lane: Lane) -> Iterator[Send]:
-    return (operation for operation in lane if isinstance(operation, Send))

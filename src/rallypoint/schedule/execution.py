@@ -4,22 +4,24 @@ A lane waits while `slots` of its messages have not been received. Each lane wai
 messages and slots only, so the order in which lanes are run does not matter: if one run ends, every
 run ends, and if one run deadlocks, every run does.
 
-The contents of messages are not examined here; see verify.py.
+The contents of messages are not examined here; see proof/verify.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rallypoint.schedule.program import (
-    Incoming,
     Operation,
     Program,
     ProgramError,
     Send,
-    describe,
+    error_at,
+    incoming,
+    position_of,
 )
 
 
@@ -75,56 +77,54 @@ def execute(program: Program, *, slots: int, pieces: int, ranks: int = 0) -> Tra
 class _Machine:
     def __init__(self, program: Program, slots: int, pieces: int, ranks: int) -> None:
         self.trace = Trace(ranks=ranks)
-        self._all_ranks = program.ranks
-        self._name = program.name
+        self._program = program
         self._slots, self._pieces = slots, pieces
         self._lanes: list[tuple[Operation, ...]] = []
         for rank in range(ranks):
             for number, lane in enumerate(program.lanes(rank)):
                 self.trace.lanes.append((rank, number))
                 self._lanes.append(lane)
-        self._ids = {place: lane for lane, place in enumerate(self.trace.lanes)}
+        self._ids = {key: lane for lane, key in enumerate(self.trace.lanes)}
         self._routes: dict[tuple[int, int], int] = {}  # (sending lane, receiving rank) -> number
         self._mail: list[deque[tuple[int, int]]] = []  # by route: (message, event of its send)
         self._taker: list[int] = []  # by route: the receiving lane, or -1
         self._sender: list[int] = []  # by route
-        self._ways = [self._compile(lane) for lane in range(len(self._lanes))]
+        # By lane and step: the routes of its messages.
+        self._by_step = [self._compile(lane) for lane in range(len(self._lanes))]
         count = len(self._lanes)
         self._step, self._piece, self._clock = [0] * count, [0] * count, [0] * count
         self._untaken: list[list[int]] = [[] for _ in range(count)]  # by lane and message
 
     def _compile(self, lane: int) -> list[tuple[int, ...]]:
         """For each operation of a lane, the routes of its messages."""
+        return [
+            tuple(self._route(lane, receiver) for receiver in operation.to)
+            if isinstance(operation, Send)
+            else tuple(self._receiving_routes(lane, step))
+            for step, operation in enumerate(self._lanes[lane])
+        ]
+
+    def _receiving_routes(self, lane: int, step: int) -> Iterator[int]:
         rank = self.trace.lanes[lane][0]
-        ways = []
-        for step, operation in enumerate(self._lanes[lane]):
-            if isinstance(operation, Send):
-                ways.append(tuple(self._route(lane, receiver) for receiver in operation.to))
-                continue
-            routes = []
-            for operand in operation.operands:
-                if not isinstance(operand, Incoming):
-                    continue
-                # The peer's representative is run in its place; from there, this rank is as far in
-                # the other direction.
-                like = operand.peer % self.trace.ranks
-                receiver = (rank + like - operand.peer) % self._all_ranks
-                sender = self._ids.get((like, operand.lane))
-                if sender is None:
-                    raise self._error(lane, step, f"rank {operand.peer} has no lane {operand.lane}")
-                route = self._route(sender, receiver)
-                taker = self._taker[route]
-                if taker not in (-1, lane):
-                    raise self._error(
-                        lane,
-                        step,
-                        f"lane {self.trace.lanes[taker][1]} takes messages of lane "
-                        f"{operand.lane} of rank {operand.peer} too; one lane must take them all",
-                    )
-                self._taker[route] = lane
-                routes.append(route)
-            ways.append(tuple(routes))
-        return ways
+        for message in incoming(self._lanes[lane][step]):
+            # The peer's representative is run instead of it; from there, this rank is as far in the
+            # other direction.
+            peer = message.peer
+            like = peer % self.trace.ranks
+            sender = self._ids.get((like, message.lane))
+            if sender is None:
+                raise self._error(lane, step, f"rank {peer} has no lane {message.lane}")
+            route = self._route(sender, (rank + like - peer) % self._program.ranks)
+            taker = self._taker[route]
+            if taker not in (-1, lane):
+                raise self._error(
+                    lane,
+                    step,
+                    f"lane {self.trace.lanes[taker][1]} takes messages of lane "
+                    f"{message.lane} of rank {peer} too; one lane must take them all",
+                )
+            self._taker[route] = lane
+            yield route
 
     def _route(self, sender: int, receiver: int) -> int:
         route = self._routes.setdefault((sender, receiver), len(self._mail))
@@ -148,12 +148,12 @@ class _Machine:
 
     def _advance(self, lane: int) -> set[int]:
         """Run a lane as far as possible; returns the lanes that may now advance."""
-        operations, ways = self._lanes[lane], self._ways[lane]
+        operations, by_step = self._lanes[lane], self._by_step[lane]
         events, mail = self.trace.events, self._mail
         step, piece, clock = self._step[lane], self._piece[lane], self._clock[lane]
         woken: set[int] = set()
         while piece < self._pieces and operations:
-            operation, routes = operations[step], ways[step]
+            operation, routes = operations[step], by_step[step]
             if isinstance(operation, Send):
                 if self._slot_holder(lane) is not None:
                     break
@@ -214,12 +214,12 @@ class _Machine:
         takers: dict[int, list[int]] = {}
         queues: dict[int, deque[int]] = {}
         for number, event in enumerate(self.trace.events):
-            for route in self._ways[event.lane][event.step]:
+            for route in self._by_step[event.lane][event.step]:
                 if isinstance(event.operation, Send):
                     queues.setdefault(route, deque()).append(number)
         for number, event in enumerate(self.trace.events):
             if not isinstance(event.operation, Send):
-                for route in self._ways[event.lane][event.step]:
+                for route in self._by_step[event.lane][event.step]:
                     times = lanes[route][1] // ranks
                     takers.setdefault(queues[route].popleft(), []).append(number + times * count)
         self.trace.takers = takers
@@ -228,9 +228,9 @@ class _Machine:
         """Describe a deadlock: follow who waits for whom until the chain closes, or ends at a rank
         that never comes.
         """
-        way: list[int] = []
-        while lane not in way:
-            way.append(lane)
+        chain: list[int] = []
+        while lane not in chain:
+            chain.append(lane)
             step = self._step[lane]
             if isinstance(self._lanes[lane][step], Send):
                 holder = self._slot_holder(lane)
@@ -245,7 +245,7 @@ class _Machine:
                     return self._never_taken(lane, receiver, sending)
                 lane = taker
                 continue
-            missing = self._missing(self._ways[lane][step])
+            missing = self._missing(self._by_step[lane][step])
             assert missing is not None, "a lane that misses nothing can run"
             sender = self._sender[missing]
             if self._is_done(sender):
@@ -253,8 +253,8 @@ class _Machine:
                 text = f"rank {rank}, lane {number} never sends what is taken here"
                 return self._error(lane, step, text)
             lane = sender
-        cycle = way[way.index(lane) :]
-        waits = ", ".join(self._place(member, self._step[member]) for member in cycle)
+        cycle = chain[chain.index(lane) :]
+        waits = ", ".join(self._position(member, self._step[member]) for member in cycle)
         return self._error(lane, self._step[lane], f"these wait for each other: {waits}")
 
     def _is_done(self, lane: int) -> bool:
@@ -264,19 +264,12 @@ class _Machine:
         step = self.trace.events[event].step
         return self._error(sender, step, f"rank {receiver} never takes this message")
 
-    def _place(self, lane: int, step: int) -> str:
+    def _position(self, lane: int, step: int) -> str:
         rank, number = self.trace.lanes[lane]
-        return f"rank {rank}, lane {number}, step {step} ({describe(self._lanes[lane][step])})"
+        operation = self._lanes[lane][step]
+        return position_of(rank=rank, lane=number, step=step, operation=operation)
 
     def _error(self, lane: int, step: int, text: str) -> ProgramError:
         rank, number = self.trace.lanes[lane]
-        message = f"{self._name}: {self._place(lane, step)}: {text}"
-        chunk = chunk_of(self._lanes[lane][step])
-        return ProgramError(message, rank=rank, lane=number, step=step, chunk=chunk)
-
-
-def chunk_of(operation: Operation) -> int | None:
-    """The first chunk that an operation uses."""
-    if isinstance(operation, Send):
-        return operation.source.index
-    return operation.targets[0].index if operation.targets else None
+        operation = self._lanes[lane][step]
+        return error_at(self._program, text, rank=rank, lane=number, step=step, operation=operation)

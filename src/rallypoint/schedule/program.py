@@ -16,7 +16,7 @@ its owner; verify.py reports which programs do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from rallypoint.base.collective import Collective as Collective  # noqa: PLC0414 - re-exported
@@ -138,7 +138,7 @@ class ProgramError(CallerError, ValueError):
     """A program that cannot work.
 
     Attributes:
-        rank, lane, step, chunk: the place of the error; each None if it is not a single place.
+        rank, lane, step, chunk: the position of the error; each None if it is not a single one.
     """
 
     def __init__(
@@ -157,6 +157,70 @@ class ProgramError(CallerError, ValueError):
         self.chunk = chunk
 
 
+def incoming(operation: Operation) -> tuple[Incoming, ...]:
+    """The messages that an operation receives, in the order of its operands."""
+    if isinstance(operation, Send):
+        return ()
+    return tuple(each for each in operation.operands if isinstance(each, Incoming))
+
+
+def transformed(
+    operation: Operation,
+    *,
+    chunks: Callable[[Chunks], Chunks] = lambda chunks: chunks,
+    peer: Callable[[int], int] = lambda rank: rank,
+    lane: Callable[[int], int] = lambda lane: lane,
+) -> Operation:
+    """The same operation on other chunks, with other peers, and from other lanes of theirs."""
+    if isinstance(operation, Send):
+        return Send(chunks(operation.source), tuple(map(peer, operation.to)))
+    operands: tuple[Chunks | Incoming, ...] = tuple(
+        Incoming(peer(each.peer), lane(each.lane)) if isinstance(each, Incoming) else chunks(each)
+        for each in operation.operands
+    )
+    return Reduce(operands, tuple(map(chunks, operation.targets)))
+
+
+def widen(program: Program, ways: int) -> Program:
+    """The same algorithm `ways` times side by side, each for a slice of the data, in lanes of its
+    own. This pays where a single lane cannot saturate a link or a core.
+
+        block of 2 chunks         0   1                  lane 0, 1
+        the same, 2 ways wide     0   1 | 2   3          lanes 0, 2 for chunks 0, 1; 1, 3 for 2, 3
+    """
+    if ways == 1:
+        return program
+    chunks = program.chunks
+    torn = ProgramError(f"{program.name} moves several blocks at once: it cannot be widened")
+    if program.span > chunks:
+        raise torn
+
+    def widened(operation: Operation, way: int) -> Operation:
+        def slice_of(source: Chunks) -> Chunks:
+            block, chunk = divmod(source.index, chunks)
+            if chunk + source.count > chunks:
+                raise torn
+            return replace(source, index=(block * ways + way) * chunks + chunk)
+
+        return transformed(operation, chunks=slice_of, lane=lambda lane: lane * ways + way)
+
+    def lanes(rank: int) -> tuple[Lane, ...]:
+        return tuple(
+            tuple(widened(operation, way) for operation in lane)
+            for lane in program.lanes(rank)
+            for way in range(ways)
+        )
+
+    return replace(
+        program,
+        name=f"{program.name} x{ways}",
+        chunks=chunks * ways,
+        scratch_chunks=-(-program.scratch_chunks // chunks) * chunks * ways,
+        lanes=lanes,
+        restartable=False,
+    )
+
+
 def describe(operation: Operation) -> str:
     """An operation in words, e.g. ``"input 0 + from rank 1 -> output 0"``."""
     if isinstance(operation, Send):
@@ -167,8 +231,26 @@ def describe(operation: Operation) -> str:
     return f"{operands} -> {targets or 'nothing'}"
 
 
-def _words(place: Chunks | Incoming) -> str:
-    if isinstance(place, Incoming):
-        return f"from rank {place.peer}" + (f" lane {place.lane}" if place.lane else "")
-    end = f" to {place.index + place.count - 1}" if place.count > 1 else ""
-    return f"{place.buffer.name.lower()} {place.index}{end}"
+def _words(value: Chunks | Incoming) -> str:
+    if isinstance(value, Incoming):
+        return f"from rank {value.peer}" + (f" lane {value.lane}" if value.lane else "")
+    last = f" to {value.index + value.count - 1}" if value.count > 1 else ""
+    return f"{value.buffer.name.lower()} {value.index}{last}"
+
+
+def position_of(*, rank: int, lane: int, step: int, operation: Operation) -> str:
+    """An operation and its position in its program, in words."""
+    return f"rank {rank}, lane {lane}, step {step} ({describe(operation)})"
+
+
+def error_at(
+    program: Program, text: str, *, rank: int, lane: int, step: int, operation: Operation
+) -> ProgramError:
+    """An error of one operation."""
+    if isinstance(operation, Send):
+        chunk: int | None = operation.source.index
+    else:
+        chunk = operation.targets[0].index if operation.targets else None
+    position = position_of(rank=rank, lane=lane, step=step, operation=operation)
+    message = f"{program.name}: {position}: {text}"
+    return ProgramError(message, rank=rank, lane=lane, step=step, chunk=chunk)

@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.process_group.arrays import empty
-from rallypoint.schedule.choose import ALGORITHMS
+from rallypoint.schedule.catalogue import ALGORITHMS
 from rallypoint.schedule.program import Collective
 from tests.unit.engine import ranks as ranks_module
 from tests.unit.engine.ranks import run_ranks

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rallypoint._native import region_bytes
 from rallypoint.base.errors import CollectiveTimeoutError, MismatchError, PeerError, PeerLostError
 from rallypoint.engine.communicator import Communicator, ReduceOp
-from rallypoint.schedule.choose import ALGORITHMS
+from rallypoint.schedule.catalogue import ALGORITHMS
 from rallypoint.schedule.program import (
     Buffer,
     Chunks,

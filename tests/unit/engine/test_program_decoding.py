@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint._native import Communicator, region_bytes
-from rallypoint.schedule.choose import build
+from rallypoint.schedule.catalogue import build
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective
 

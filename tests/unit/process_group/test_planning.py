@@ -15,8 +15,8 @@ from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.engine.communicator import Communicator, ReduceOp
 from rallypoint.process_group import planning
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, ranks_per_host
-from rallypoint.schedule.catalogue import ALGORITHMS
-from rallypoint.schedule.choose import UNEVEN, build
+from rallypoint.schedule.catalogue import ALGORITHMS, build
+from rallypoint.schedule.choose import UNEVEN
 from rallypoint.schedule.cost.links import read_model_text
 from rallypoint.schedule.program import Collective, ProgramError
 from tests.unit.engine import ranks as engine_ranks

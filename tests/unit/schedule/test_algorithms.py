@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rallypoint.schedule.choose import ALGORITHMS, build
+from rallypoint.schedule.catalogue import ALGORITHMS, build
 from rallypoint.schedule.program import Collective, Program, ProgramError, Send
 from rallypoint.schedule.proof.interpret import interpret
 

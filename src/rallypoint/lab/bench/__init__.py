@@ -19,12 +19,11 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.cli.flags import read_command
 from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, perform, reader, text
 from rallypoint.cluster.remote_shell import is_host_name
-from rallypoint.lab.bench.contenders import PEERS
-from rallypoint.lab.bench.environments import PACKAGES
+from rallypoint.lab.bench.contenders import PACKAGES, PEERS
 from rallypoint.lab.quantities import doubling
 
 if TYPE_CHECKING:
-    from rallypoint.lab.bench.crew import Here
+    from rallypoint.lab.bench.crew import LocalStarter
     from rallypoint.lab.bench.on_hosts import ContenderHosts
 
 PROGRAM = "rallypoint bench"
@@ -210,11 +209,6 @@ class BenchmarkRequest:
         """The operation as a member of the enumeration."""
         return Collective[self.operation.upper()]
 
-    @property
-    def is_reducing(self) -> bool:
-        """Whether the operation has an operator."""
-        return self.collective.reduces
-
     def bytes_of(self, count: int) -> int:
         """The size of the larger buffer, as nccl-tests count it."""
         return count * self.collective.most_blocks(self.ranks) * ITEM_BYTES[self.dtype]
@@ -289,15 +283,15 @@ def _compare(operation: str, options: BenchmarkOptions, rest: list[str]) -> int:
 
         check_plot(options.plot)
     signal.signal(signal.SIGTERM, _terminated)
-    place = _place(request, named, options)
+    starter = _starter(request, named, options)
     rows = []
-    with Contest(request, place) as contest:
-        versions, where = contest.versions, place.describe()
+    with Contest(request, starter) as contest:
+        versions, where = contest.versions, starter.describe()
         table = Table(request, versions, where)
         for row in contest.rows():
             table.add(row)
             rows.append(row)
-        table.end(place.load())
+        table.end(starter.load())
     if options.json is not None:
         write_json(options.json, request, versions, where, rows)
     if options.plot is not None:
@@ -305,10 +299,10 @@ def _compare(operation: str, options: BenchmarkOptions, rest: list[str]) -> int:
     return _STATUS_FAILED if any(row.wrong[OURS] for row in rows) else _STATUS_OK
 
 
-def _place(
+def _starter(
     request: BenchmarkRequest, named: Mapping[str, Path], options: BenchmarkOptions
-) -> Here | ContenderHosts:
-    """The place where all contenders run; `named` gives environments of some."""
+) -> LocalStarter | ContenderHosts:
+    """What starts all contenders; `named` gives environments of some."""
     make = options.get_mpi
     if request.hosts:
         from rallypoint.cluster.remote_shell import SSH
@@ -322,14 +316,13 @@ def _place(
         }
         rsh = options.rsh or SSH
         return ContenderHosts(request.hosts, rsh, ranks=request.ranks_per_host, begin=begin)
-    from rallypoint.lab.bench.contenders import check
-    from rallypoint.lab.bench.crew import Here
-    from rallypoint.lab.bench.environments import Environments, default_cache
+    from rallypoint.lab.bench.contenders import Environments, check, default_cache
+    from rallypoint.lab.bench.crew import LocalStarter
 
     environments = Environments(named, default_cache(), make=make)
     for name in request.peers:
         check(name, environments)
-    return Here(request.ranks, environments, pin=request.pin)
+    return LocalStarter(request.ranks, environments, pin=request.pin)
 
 
 def _terminated(number: int, _: FrameType | None) -> NoReturn:
@@ -352,7 +345,6 @@ def _calibrate(options: CalibrationOptions, rest: list[str]) -> int:
         raise UsageError(f"--out {out} must end in .toml, as link models do.")
 
     import statistics
-    from pathlib import Path
 
     from rallypoint.lab.bench.calibrate import calibrate, p95
 

@@ -44,17 +44,17 @@ class ContenderProcesses(Protocol):
     name: str
     version: str
 
-    def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def ask(self, order: Mapping[str, object]) -> list[dict[str, Any]]:
         """Send an order to all at once; returns their answers."""
 
     def end(self) -> None:
         """Make sure that all have ended."""
 
 
-class ContestPlace(Protocol):
-    """The place where contenders run."""
+class ContenderStarter(Protocol):
+    """Starts contenders, here or on other hosts."""
 
-    def start(self, name: str, begin: Mapping[str, Any]) -> ContenderProcesses:
+    def start(self, name: str, begin: Mapping[str, object]) -> ContenderProcesses:
         """Start the processes of a contender."""
 
     def close(self) -> None:
@@ -66,9 +66,9 @@ class Contest:
     all.
     """
 
-    def __init__(self, request: BenchmarkRequest, place: ContestPlace) -> None:
+    def __init__(self, request: BenchmarkRequest, starter: ContenderStarter) -> None:
         self._request = request
-        self._place = place
+        self._starter = starter
         algorithm = request.algorithm
         self._begin = {
             "operation": request.operation,
@@ -84,7 +84,7 @@ class Contest:
         try:
             for name in (OURS, *self._request.peers):
                 print(f"starting {name}", file=sys.stderr)
-                self._teams.append(self._place.start(name, self._begin))
+                self._teams.append(self._starter.start(name, self._begin))
         except BaseException:
             self.__exit__()
             raise
@@ -92,7 +92,7 @@ class Contest:
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # we are already ending
-        self._place.close()
+        self._starter.close()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @property

@@ -4,7 +4,7 @@ They are started in a process group of their own, so that Ctrl-C reaches only th
 connects to a socket of this crew. If it belongs to this user, a descriptor (pidfd) then holds its
 process: one that does not leave when told to is killed, whatever started it.
 
-`Here` is this machine alone, as the place where contenders run.
+`LocalStarter` starts contenders on this machine alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import Any
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.process_end import ProcessEnd
-from rallypoint.lab.bench.contenders import Setting, contender
-from rallypoint.lab.bench.environments import Environments
+from rallypoint.lab.bench.contenders import Environments, Setting, contender
 
 START_S = 120.0
 ANSWER_S = 300.0
@@ -55,6 +54,7 @@ class Crew:
 
     def __init__(self, name: str, *, ranks: int, address: str, directory: Path) -> None:
         self.name = name
+        self.version = ""
         self._ranks = ranks
         self._members: list[_Member] = []
         self._directory = directory
@@ -68,7 +68,7 @@ class Crew:
         self._listener.settimeout(_LOOK_S)
 
     def start(
-        self, command: Sequence[str], environ: Mapping[str, str], begin: Mapping[str, Any]
+        self, command: Sequence[str], environ: Mapping[str, str], begin: Mapping[str, object]
     ) -> list[dict[str, Any]]:
         """Start them and give them their first order; returns their answers.
 
@@ -90,7 +90,7 @@ class Crew:
         self._members.sort(key=lambda member: member.rank)
         return answers
 
-    def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def ask(self, order: Mapping[str, object]) -> list[dict[str, Any]]:
         """Send an order to all at once; returns their answers, by rank after the first time."""
         line = json.dumps(order) + "\n"
         answers = []
@@ -212,13 +212,7 @@ def _who(connection: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
-class LocalCrew(Crew):
-    """All processes of a contender, on this machine."""
-
-    version = ""
-
-
-class Here:
+class LocalStarter:
     """Starts contenders on this machine."""
 
     def __init__(self, ranks: int, environments: Environments, *, pin: bool) -> None:
@@ -228,10 +222,10 @@ class Here:
         self._crews: list[Crew] = []
         self._directory = tempfile.TemporaryDirectory(prefix="rallypoint-bench-")
 
-    def start(self, name: str, begin: Mapping[str, Any]) -> LocalCrew:
+    def start(self, name: str, begin: Mapping[str, object]) -> Crew:
         """Start the processes of a contender."""
         setting = Setting(self._ranks, self._pin, new_address())
-        crew = LocalCrew(
+        crew = Crew(
             name,
             ranks=self._ranks,
             address=setting.address,

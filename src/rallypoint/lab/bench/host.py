@@ -22,13 +22,12 @@ import tempfile
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rallypoint.base.errors import HostError
 from rallypoint.cluster.remote_shell import greeting
-from rallypoint.lab.bench.contenders import Setting, check, contender
+from rallypoint.lab.bench.contenders import Environments, Setting, check, contender, default_cache
 from rallypoint.lab.bench.crew import Crew, cores, cpu, end_all
-from rallypoint.lab.bench.environments import Environments, default_cache
 
 GREETING = "rallypoint bench"  # anything printed before it comes from a login shell
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -40,11 +39,10 @@ class OrderRunner:
     def __init__(self, directory: Path) -> None:
         self.crews: dict[str, Crew] = {}
         self._directory = directory
-        self._order: dict[str, Any] = {}
         self._environments = Environments({}, default_cache(), make=False)
 
     def begin(self, *, environ: dict[str, str], ranks: int, pin: bool, mpi: dict[str, str],
-              make: bool, contenders: list[str]) -> dict[str, Any]:  # fmt: skip
+              make: bool, contenders: list[str]) -> dict[str, object]:  # fmt: skip
         """Take what is the same for all contenders; answers whether they are installed."""
         os.environ.update(environ)
         self._ranks, self._pin = ranks, pin
@@ -52,9 +50,9 @@ class OrderRunner:
         self._environments = Environments(named, default_cache(), make=make)
         for name in contenders:
             check(name, self._environments)
-        return {"port": 0}
+        return {}
 
-    def open(self, *, crew: str, address: str) -> dict[str, Any]:
+    def open(self, *, crew: str, address: str) -> dict[str, object]:
         """Let a contender's processes connect from now on; answers with a free port."""
         self.crews[crew] = Crew(
             crew, ranks=self._ranks, address=address, directory=self._directory / crew
@@ -63,7 +61,7 @@ class OrderRunner:
             return {"port": server.getsockname()[1]}
 
     def start(self, *, crew: str, address: str, hosts: list[str], node: int, port: int,
-              rsh: list[str], begin: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+              rsh: list[str], begin: dict[str, object]) -> dict[str, object]:  # fmt: skip
         """Start them; returns their answers."""
         setting = Setting(
             self._ranks, self._pin, address, tuple(hosts), node, port, self._remote_shell(rsh)
@@ -72,11 +70,11 @@ class OrderRunner:
         order = {**begin, "cores": cores(pin=self._pin)}
         return {"answers": self.crews[crew].start(plan.command, plan.environ, order)}
 
-    def ask(self, *, crew: str, order: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, *, crew: str, order: dict[str, object]) -> dict[str, object]:
         """Pass on an order; returns their answers."""
         return {"answers": self.crews[crew].ask(order)}
 
-    def end(self, *, crew: str) -> dict[str, Any]:
+    def end(self, *, crew: str) -> dict[str, object]:
         """Make sure that all of them have ended."""
         self.crews.pop(crew).end()
         return {}
@@ -114,7 +112,7 @@ def _obey(host: OrderRunner, lines: queue.SimpleQueue[str]) -> NoReturn:
     while True:
         order = json.loads(lines.get())
         try:
-            answer: dict[str, Any] = getattr(host, order.pop("do"))(**order)
+            answer: dict[str, object] = getattr(host, order.pop("do"))(**order)
         except HostError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

@@ -1,4 +1,4 @@
-"""Several hosts as the place where contenders run: one connection to each, made by ssh.
+"""Starts contenders on several hosts, with one connection to each, made by ssh.
 
     rallypoint bench  --ssh-->  host.py on host 0   -> a crew for each contender
                       --ssh-->  host.py on host 1   -> a crew for each contender
@@ -38,7 +38,7 @@ class FarCrew:
         self.version = version
         self._hosts = hosts
 
-    def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def ask(self, order: Mapping[str, object]) -> list[dict[str, Any]]:
         """Send an order to all at once; returns their answers."""
         found = self._hosts.order("ask", ANSWER_S + _GRACE_S, crew=self.name, order=order)
         return [answer for each in found for answer in each["answers"]]
@@ -60,7 +60,7 @@ class ContenderHosts:
     """
 
     def __init__(
-        self, names: Sequence[str], rsh: Sequence[str], *, ranks: int, begin: Mapping[str, Any]
+        self, names: Sequence[str], rsh: Sequence[str], *, ranks: int, begin: Mapping[str, object]
     ) -> None:
         self._names = [name.rpartition("@")[2] for name in names]
         self._rsh = list(rsh)
@@ -76,7 +76,7 @@ class ContenderHosts:
             self.close()
             raise
 
-    def start(self, name: str, begin: Mapping[str, Any]) -> FarCrew:
+    def start(self, name: str, begin: Mapping[str, object]) -> FarCrew:
         """Start the processes of a contender."""
         address = new_address()
         port = self.order("open", ANSWER_S, crew=name, address=address)[0]["port"]
@@ -110,7 +110,7 @@ class ContenderHosts:
             link.end(until)
 
     def _order(
-        self, do: str, wait_s: float, orders: Sequence[Mapping[str, Any]]
+        self, do: str, wait_s: float, orders: Sequence[Mapping[str, object]]
     ) -> list[dict[str, Any]]:
         for link, order in zip(self._links, orders, strict=True):
             link.tell({"do": do, **order})

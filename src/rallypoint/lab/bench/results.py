@@ -25,12 +25,14 @@ _PEER_WIDTH = 11
 class Table:
     """Prints rows as they come."""
 
-    def __init__(self, request: BenchmarkRequest, versions: Mapping[str, str], place: str) -> None:
+    def __init__(
+        self, request: BenchmarkRequest, versions: Mapping[str, str], machines: str
+    ) -> None:
         self._request = request
         self._peers = [name for name in versions if name != OURS]
         self._remarks: list[str] = []
         print(f"# {describe(request)}; {', '.join(f'{n} ({v})' for n, v in versions.items())}")
-        print(f"# {place}")
+        print(f"# {machines}")
         columns = [*_OURS_COLUMNS, *((name, "us") for name in self._peers)]
         if self._peers:
             columns.append(("ahead", "times"))
@@ -41,7 +43,7 @@ class Table:
         """Print a row."""
         found = {name: result_of(self._request, row, name) for name in (OURS, *self._peers)}
         ours = found[OURS]
-        op = self._request.op if self._request.is_reducing else "-"
+        op = self._request.op if self._request.collective.reduces else "-"
         cells = [str(row.nbytes), str(row.count), self._request.dtype, op]
         cells += [_short(ours["time_us"]), _short(ours["algbw_gb_s"]), _short(ours["busbw_gb_s"])]
         cells.append(str(ours["wrong"]))
@@ -89,14 +91,14 @@ def write_json(
     path: str,
     request: BenchmarkRequest,
     versions: Mapping[str, str],
-    place: str,
+    machines: str,
     rows: Sequence[Row],
 ) -> None:
     """Write all results, including each turn's time."""
     data = {
         "request": asdict(request),
         "contenders": dict(versions),
-        "place": place,
+        "place": machines,
         "rows": [
             {
                 "bytes": row.nbytes,

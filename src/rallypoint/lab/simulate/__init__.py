@@ -101,13 +101,12 @@ def request_of(collective: str, options: SimulationOptions) -> SimulationRequest
     """Read the flags."""
     if not collective:
         raise UsageError(f"name a collective, as in: {PROGRAM} all_reduce")
-    ranks, nbytes = options.ranks, options.bytes
     if "--sweep-ranks" in options and "--sweep-bytes" in options:
         raise UsageError("--sweep-ranks and --sweep-bytes cannot be combined.")
     return SimulationRequest(
         collective=collective,
-        ranks=options.sweep_ranks or [ranks],
-        nbytes=options.sweep_bytes or [nbytes],
+        ranks=options.sweep_ranks or [options.ranks],
+        nbytes=options.sweep_bytes or [options.bytes],
         per_node=options.ranks_per_node,
         algorithms=options.algorithms,
         links=options.links,

@@ -14,8 +14,8 @@ from rallypoint.schedule.execution import Trace, execute
 from rallypoint.schedule.program import SLOTS, Collective, Program, Send, describe
 from rallypoint.schedule.proof.verify import verify
 
-# The collectives in which a chunk has the same place on every rank.
-_WAYS = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
+# The collectives in which a chunk has the same index on every rank.
+_WITH_PATHS = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
 MOST_RANKS = 16
 FIRST_STEPS = 4
 
@@ -50,11 +50,11 @@ def drawing(program: Program) -> Iterator[str]:
     ]
     if any(facts):
         yield "  " + "; ".join(fact for fact in facts if fact)
-    for chunk in range(min(chunks, 2)) if program.collective in _WAYS else ():
+    for chunk in range(min(chunks, 2)) if program.collective in _WITH_PATHS else ():
         yield ""
         word = "to the rank that gets the result" if program.collective.reduces else "from its rank"
         yield f"  the path of chunk {chunk}, {word}:"
-        yield from (f"    {line}" for line in _way(program, trace, chunk))
+        yield from (f"    {line}" for line in _path(program, trace, chunk))
     yield ""
     for number, lines in list(enumerate(steps, start=1))[:FIRST_STEPS]:
         yield f"  step {number}"
@@ -78,7 +78,7 @@ def _steps(trace: Trace) -> list[list[str]]:
     return [[line for _, line in sorted(steps[depth])] for depth in sorted(steps)]
 
 
-def _way(program: Program, trace: Trace, chunk: int) -> Iterator[str]:
+def _path(program: Program, trace: Trace, chunk: int) -> Iterator[str]:
     """The tree along which a chunk is reduced, or otherwise distributed."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     parents: dict[int, int] = {}

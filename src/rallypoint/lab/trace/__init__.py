@@ -75,8 +75,8 @@ def trace(words: Sequence[str]) -> int:
 def _trace_running(job: RunningJob, options: _TraceOptions) -> int:
     seconds = options.seconds
     with _writable(Path(options.output)) as path:
-        told = f"tracing {job} for {seconds:g} s; Ctrl-C ends it earlier"
-        print(printable(told), file=sys.stderr)
+        message = f"tracing {job} for {seconds:g} s; Ctrl-C ends it earlier"
+        print(printable(message), file=sys.stderr)
         with _interruptible() as is_over:
             seen = trace_everywhere(job.agents, seconds, is_over.is_set)
         if not any(node.workers for node in seen.nodes):
@@ -213,9 +213,9 @@ def _notes(workers: Sequence[WorkerTrace]) -> Iterator[str]:
 
 def _summary(path: Path, seen: JobTrace, drawing: Drawing, what: str) -> str:
     ranks, nodes = len(drawing.lanes), len(seen.nodes)
-    places = f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
+    ranks_and_nodes = f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
     size = Path(path).stat().st_size
     return (
-        f"{path}: {what} job {seen.run_id}, {drawing.calls} calls of {places}"
+        f"{path}: {what} job {seen.run_id}, {drawing.calls} calls of {ranks_and_nodes}"
         f" ({size / 1e6:.1f} MB); open it at {_VIEWER}"
     )

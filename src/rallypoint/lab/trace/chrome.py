@@ -22,8 +22,8 @@ def to_lines(drawing: Drawing, about: Mapping[str, object]) -> Iterator[str]:
     Args:
         about: facts about the trace as a whole.
     """
-    told = {**about, "clocks": [_clock(node, one) for node, one in drawing.clocks.items()]}
-    yield f'{{"displayTimeUnit": "ns",\n"otherData": {json.dumps(told)},\n"traceEvents": [\n'
+    facts = {**about, "clocks": [_clock(node, one) for node, one in drawing.clocks.items()]}
+    yield f'{{"displayTimeUnit": "ns",\n"otherData": {json.dumps(facts)},\n"traceEvents": [\n'
     before = ""
     for event in to_events(drawing):
         yield before + json.dumps(event, separators=(",", ":"))
@@ -35,17 +35,17 @@ def to_events(drawing: Drawing) -> Iterator[dict[str, object]]:
     """The events: first the names, then the calls of each track in the order of time."""
     for lane in drawing.lanes:
         yield from _names(lane)
-    places: dict[int, tuple[int, int]] = {}  # process and thread, by the identity of slices
+    threads: dict[int, tuple[int, int]] = {}  # process and thread, by the identity of slices
     for number, track in enumerate(drawing.tracks):
         process, thread = _process(track.rank), _FIRST_THREAD + number
         yield _meta("thread_name", process, thread, name=track.name)
         yield _meta("thread_sort_index", process, thread, sort_index=number)
         for each in track.slices:
-            places[id(each)] = (process, thread)
+            threads[id(each)] = (process, thread)
             yield _event(each, process, thread)
     for flow, slices in enumerate(drawing.flows, 1):
         for number, each in enumerate(slices):
-            process, thread = places[id(each)]
+            process, thread = threads[id(each)]
             phase = "s" if number == 0 else "f" if number == len(slices) - 1 else "t"
             yield {
                 "ph": phase,

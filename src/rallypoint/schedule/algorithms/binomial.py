@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rallypoint.schedule.algorithms import tree
 from rallypoint.schedule.algorithms.tree import Tree
@@ -32,7 +33,7 @@ from rallypoint.schedule.program import (
 NAME = "binomial_tree"
 
 
-def shape(ranks: int) -> Tree:
+def trees(ranks: int) -> tuple[Tree]:
     """The tree with root 0."""
 
     def children(rank: int) -> tuple[int, ...]:
@@ -40,7 +41,12 @@ def shape(ranks: int) -> Tree:
         steps = (1 << bit for bit in range((reach - 1).bit_length()))
         return tuple(rank + step for step in steps if rank + step < ranks)
 
-    return Tree(0, lambda rank: rank & (rank - 1), children)
+    return (Tree(0, lambda rank: rank & (rank - 1), children),)
+
+
+all_reduce = partial(tree.all_reduce, NAME, trees)
+reduce = partial(tree.reduce, NAME, trees)
+broadcast = partial(tree.broadcast, NAME, trees)
 
 
 def size(rank: int, ranks: int) -> int:
@@ -48,40 +54,24 @@ def size(rank: int, ranks: int) -> int:
     return min(rank & -rank, ranks - rank) if rank else ranks
 
 
-def all_reduce(ranks: int, per_node: int = 1) -> Program:
-    """Reduce to rank 0 and broadcast; chains inside nodes."""
-    nodes = -(-ranks // per_node)
-    return tree.all_reduce(NAME, [tree.with_chains(shape(nodes), ranks, per_node)], ranks)
-
-
-def reduce(ranks: int, root: int) -> Program:
-    """Reduce to the root."""
-    return tree.reduce(NAME, [tree.turned(shape(ranks), ranks, root)], ranks)
-
-
-def broadcast(ranks: int, root: int) -> Program:
-    """Broadcast from the root."""
-    return tree.broadcast(NAME, [tree.turned(shape(ranks), ranks, root)], ranks)
-
-
 def scatter(ranks: int, root: int) -> Program:
     """Each rank gets the blocks of its subtree, keeps its own and passes on the others."""
-    whole = shape(ranks)
+    (whole,) = trees(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        place = (rank - root) % ranks
-        blocks = _Blocks(Buffer.INPUT, place, root, ranks)
+        position = (rank - root) % ranks
+        blocks = _Blocks(Buffer.INPUT, position, root, ranks)
         result = Chunks(Buffer.OUTPUT, 0)
-        parent = (whole.parent(place) + root) % ranks
-        if place and size(place, ranks) == 1:
+        parent = (whole.parent(position) + root) % ranks
+        if position and size(position, ranks) == 1:
             return ((receive(parent, result),),)
         operations: list[Operation] = []
-        if place:
-            operations += [receive(parent, blocks.at(*span)) for span in blocks.below(place)]
-        for child in reversed(whole.children(place)):
+        if position:
+            operations += [receive(parent, blocks.at(*span)) for span in blocks.below(position)]
+        for child in reversed(whole.children(position)):
             to = ((child + root) % ranks,)
             operations += [Send(blocks.at(*span), to) for span in blocks.below(child)]
-        operations.append(copy(blocks.at(place, 1), result))
+        operations.append(copy(blocks.at(position, 1), result))
         return (tuple(operations),)
 
     sends = (ranks - 1).bit_length() + 1  # one to each child, and one more where blocks wrap round
@@ -90,21 +80,21 @@ def scatter(ranks: int, root: int) -> Program:
 
 def gather(ranks: int, root: int) -> Program:
     """Each rank collects the blocks of its subtree, and sends them to its parent."""
-    whole = shape(ranks)
+    (whole,) = trees(ranks)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        place = (rank - root) % ranks
-        blocks = _Blocks(Buffer.OUTPUT, place, root, ranks)
+        position = (rank - root) % ranks
+        blocks = _Blocks(Buffer.OUTPUT, position, root, ranks)
         own = Chunks(Buffer.INPUT, 0)
-        to = ((whole.parent(place) + root) % ranks,)
-        if place and size(place, ranks) == 1:
+        to = ((whole.parent(position) + root) % ranks,)
+        if position and size(position, ranks) == 1:
             return ((Send(own, to),),)
-        operations: list[Operation] = [copy(own, blocks.at(place, 1))]
-        for child in whole.children(place):
+        operations: list[Operation] = [copy(own, blocks.at(position, 1))]
+        for child in whole.children(position):
             peer = (child + root) % ranks
             operations += [receive(peer, blocks.at(*span)) for span in blocks.below(child)]
-        if place:
-            operations += [Send(blocks.at(*span), to) for span in blocks.below(place)]
+        if position:
+            operations += [Send(blocks.at(*span), to) for span in blocks.below(position)]
         return (tuple(operations),)
 
     return _program(Collective.GATHER, ranks, root, lanes, sends=2)
@@ -115,24 +105,24 @@ class _Blocks:
     """Where a rank at a position in the tree keeps the blocks of the positions below it."""
 
     outer: Buffer  # the root's buffer
-    place: int
+    position: int
     root: int
     ranks: int
 
     def at(self, first: int, count: int) -> Chunks:
         """The blocks of consecutive positions."""
-        if self.place == 0:
+        if self.position == 0:
             return Chunks(self.outer, (first + self.root) % self.ranks, count)
-        return Chunks(Buffer.SCRATCH, first - self.place, count)
+        return Chunks(Buffer.SCRATCH, first - self.position, count)
 
-    def below(self, place: int) -> Iterator[tuple[int, int]]:
+    def below(self, position: int) -> Iterator[tuple[int, int]]:
         """The positions below one, including itself, split where the root's blocks wrap round."""
-        end, wrap = place + size(place, self.ranks), self.ranks - self.root
-        if place < wrap < end:
-            yield place, wrap - place
+        end, wrap = position + size(position, self.ranks), self.ranks - self.root
+        if position < wrap < end:
+            yield position, wrap - position
             yield wrap, end - wrap
         else:
-            yield place, end - place
+            yield position, end - position
 
 
 def _program(

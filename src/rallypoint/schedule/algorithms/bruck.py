@@ -111,31 +111,31 @@ def _runs(ranks: int, step: int) -> list[tuple[int, int]]:
     return [(d, min(step, ranks - d)) for d in range(step, ranks, 2 * step)]
 
 
-def _pack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> Iterator[Operation]:
+def _pack(rank: int, ranks: int, runs: list[tuple[int, int]], index: int) -> Iterator[Operation]:
     """Pack the blocks to be sent. Those of the first run start here; the others arrived earlier."""
     for first, count in runs:
         own = Chunks(Buffer.INPUT, (rank + first) % ranks)
-        yield copy(own, Chunks(Buffer.SCRATCH, place))
+        yield copy(own, Chunks(Buffer.SCRATCH, index))
         if count > 1:
             yield copy(
                 Chunks(Buffer.SCRATCH, first + 1, count - 1),
-                Chunks(Buffer.SCRATCH, place + 1, count - 1),
+                Chunks(Buffer.SCRATCH, index + 1, count - 1),
             )
-        place += count
+        index += count
 
 
-def _unpack(rank: int, ranks: int, runs: list[tuple[int, int]], place: int) -> Iterator[Operation]:
+def _unpack(rank: int, ranks: int, runs: list[tuple[int, int]], index: int) -> Iterator[Operation]:
     """Unpack what was received. The first run, without higher bits, is at its destination; the
     others wait for their next step.
     """
     first, count = runs[0]
     for offset in range(count):
         target = Chunks(Buffer.OUTPUT, (rank - first - offset) % ranks)
-        yield copy(Chunks(Buffer.SCRATCH, place + offset), target)
-    place += count
+        yield copy(Chunks(Buffer.SCRATCH, index + offset), target)
+    index += count
     for first, count in runs[1:]:
-        yield copy(Chunks(Buffer.SCRATCH, place, count), Chunks(Buffer.SCRATCH, first, count))
-        place += count
+        yield copy(Chunks(Buffer.SCRATCH, index, count), Chunks(Buffer.SCRATCH, first, count))
+        index += count
 
 
 def barrier(ranks: int) -> Program:

@@ -126,7 +126,6 @@ def _reduced_for_all(rank: int, ranks: int) -> Lane:
 
 
 def _results(rank: int, ranks: int, lane: int) -> Lane:
-    """Receive the other ranks' results."""
     return tuple(
         receive(peer, Chunks(Buffer.OUTPUT, peer), lane=lane) for peer in others(rank, ranks)
     )
@@ -222,14 +221,9 @@ def scatter(ranks: int, root: int) -> Program:
         sends = (Send(Chunks(Buffer.INPUT, peer), (peer,)) for peer in others(root, ranks))
         return ((*sends, copy(Chunks(Buffer.INPUT, root), result)),)
 
+    sends = max(ranks - 1, 1)
     return Program(
-        "direct",
-        Collective.SCATTER,
-        ranks,
-        chunks=1,
-        sends=max(ranks - 1, 1),
-        lanes=lanes,
-        root=root,
+        "direct", Collective.SCATTER, ranks, chunks=1, sends=sends, lanes=lanes, root=root
     )
 
 
@@ -245,14 +239,9 @@ def all_to_all(ranks: int) -> Program:
         takes = (receive(peer, Chunks(Buffer.OUTPUT, peer)) for peer in senders)
         return (tuple(sends), (keep, *takes))
 
+    sends = max(ranks - 1, 1)
     return Program(
-        "direct",
-        Collective.ALL_TO_ALL,
-        ranks,
-        chunks=1,
-        sends=max(ranks - 1, 1),
-        lanes=lanes,
-        period=1,
+        "direct", Collective.ALL_TO_ALL, ranks, chunks=1, sends=sends, lanes=lanes, period=1
     )
 
 

@@ -46,14 +46,9 @@ def all_reduce(ranks: int) -> Program:
                 operations.append(Send(result, (right,)))
         return (tuple(operations),)
 
+    sends = 2 * (ranks - 1)
     return Program(
-        "ring",
-        Collective.ALL_REDUCE,
-        ranks,
-        chunks=ranks,
-        sends=2 * (ranks - 1),
-        lanes=lanes,
-        period=1,
+        "ring", Collective.ALL_REDUCE, ranks, chunks=ranks, sends=sends, lanes=lanes, period=1
     )
 
 
@@ -73,14 +68,9 @@ def all_gather(ranks: int) -> Program:
                 operations.append(Send(block, (right,)))
         return (tuple(operations),)
 
+    sends = max(ranks - 1, 1)
     return Program(
-        "ring",
-        Collective.ALL_GATHER,
-        ranks,
-        chunks=1,
-        sends=max(ranks - 1, 1),
-        lanes=lanes,
-        period=1,
+        "ring", Collective.ALL_GATHER, ranks, chunks=1, sends=sends, lanes=lanes, period=1
     )
 
 

@@ -8,13 +8,14 @@
 
 A rank reduces its children's values and its own in the order of ranks. If a tree has smaller ranks
 on the left and larger ones on the right, the total order is 0, 1, 2, ... The trees themselves are
-in binomial.py, binary_tree.py and double_tree.py.
+in binomial.py and binary_tree.py. With several trees, each carries a chunk of the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from rallypoint.schedule.program import (
     Buffer,
@@ -46,9 +47,14 @@ class Tree:
     children: Callable[[int], tuple[int, ...]]
 
 
+Trees: TypeAlias = Callable[[int], Sequence[Tree]]  # number of ranks -> trees
+
+
 def turned(tree: Tree, ranks: int, root: int) -> Tree:
     """The same tree, rotated so that `root` is its root."""
     shift = root - tree.root
+    if shift == 0:
+        return tree
     return Tree(
         root,
         lambda rank: (tree.parent((rank - shift) % ranks) + shift) % ranks,
@@ -114,8 +120,12 @@ def down(tree: Tree, rank: int, *, chunk: int, lane: int, root_lane: int) -> Lan
     return tuple(operations)
 
 
-def all_reduce(name: str, trees: Sequence[Tree], ranks: int) -> Program:
-    """Reduce a chunk in each tree to its root, which sends the result back down."""
+def all_reduce(name: str, trees: Trees, ranks: int, per_node: int = 1) -> Program:
+    """Reduce a chunk in each tree to its root, which sends the result back down; chains inside
+    nodes.
+    """
+    nodes = -(-ranks // per_node)
+    shapes = [with_chains(tree, ranks, per_node) for tree in trees(nodes)]
 
     def up_and_down(tree: Tree, rank: int, chunk: int) -> tuple[Lane, Lane]:
         rising = up(tree, rank, chunk=chunk, lane=2 * chunk)
@@ -125,23 +135,25 @@ def all_reduce(name: str, trees: Sequence[Tree], ranks: int) -> Program:
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         return tuple(
-            lane for chunk, tree in enumerate(trees) for lane in up_and_down(tree, rank, chunk)
+            lane for chunk, tree in enumerate(shapes) for lane in up_and_down(tree, rank, chunk)
         )
 
-    return _program(name, Collective.ALL_REDUCE, trees, ranks, lanes)
+    return _program(name, Collective.ALL_REDUCE, shapes, ranks, lanes)
 
 
-def reduce(name: str, trees: Sequence[Tree], ranks: int) -> Program:
-    """Reduce a chunk in each tree; all have the same root."""
+def reduce(name: str, trees: Trees, ranks: int, root: int) -> Program:
+    """Reduce a chunk in each tree, rotated to the root."""
+    shapes = [turned(tree, ranks, root) for tree in trees(ranks)]
 
     def lanes(rank: int) -> tuple[Lane, ...]:
-        return tuple(up(tree, rank, chunk=chunk, lane=chunk) for chunk, tree in enumerate(trees))
+        return tuple(up(tree, rank, chunk=chunk, lane=chunk) for chunk, tree in enumerate(shapes))
 
-    return _program(name, Collective.REDUCE, trees, ranks, lanes)
+    return _program(name, Collective.REDUCE, shapes, ranks, lanes)
 
 
-def broadcast(name: str, trees: Sequence[Tree], ranks: int) -> Program:
-    """Send a chunk of the root's input down each tree; all have the same root."""
+def broadcast(name: str, trees: Trees, ranks: int, root: int) -> Program:
+    """Send a chunk of the root's input down each tree, rotated to the root."""
+    shapes = [turned(tree, ranks, root) for tree in trees(ranks)]
 
     def from_root(tree: Tree, chunk: int) -> Lane:
         own, children = Chunks(Buffer.INPUT, chunk), tree.children(tree.root)
@@ -151,12 +163,12 @@ def broadcast(name: str, trees: Sequence[Tree], ranks: int) -> Program:
     def lanes(rank: int) -> tuple[Lane, ...]:
         return tuple(
             from_root(tree, chunk)
-            if rank == tree.root
+            if rank == root
             else down(tree, rank, chunk=chunk, lane=chunk, root_lane=chunk)
-            for chunk, tree in enumerate(trees)
+            for chunk, tree in enumerate(shapes)
         )
 
-    return _program(name, Collective.BROADCAST, trees, ranks, lanes)
+    return _program(name, Collective.BROADCAST, shapes, ranks, lanes)
 
 
 def _program(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rallypoint.base.collective import Collective
-from rallypoint.schedule.execution import Event, Trace, chunk_of
+from rallypoint.schedule.execution import Event, Trace
 from rallypoint.schedule.program import (
     Buffer,
     Chunks,
@@ -22,6 +22,7 @@ from rallypoint.schedule.program import (
     ProgramError,
     Send,
     describe,
+    error_at,
 )
 from rallypoint.schedule.proof.symmetry import Rotation
 
@@ -46,8 +47,9 @@ class Contents:
         self._writers: dict[tuple[int, Buffer, int], Event] = {}
         for rank in range(trace.ranks):
             for index in range(program.input_blocks(rank) * program.chunks):
-                place = (rank, Buffer.INPUT, index)
-                self._values[place] = Value(index, 1 << rank, rank * self._times)
+                self._values[rank, Buffer.INPUT, index] = Value(
+                    index, 1 << rank, rank * self._times
+                )
         for number, event in enumerate(trace.events):
             if event.piece == 0:
                 self._run(number, event)
@@ -108,9 +110,8 @@ class Contents:
                     f"chunk {value.chunk % chunks} of a block is put where chunk "
                     f"{index % chunks} belongs; they may differ in length",
                 )
-            place = (rank, target.buffer, index)
-            self._values[place] = value
-            self._writers[place] = event
+            self._values[rank, target.buffer, index] = value
+            self._writers[rank, target.buffer, index] = event
 
     def _combine(self, event: Event, values: list[Value]) -> Value:
         if not self._program.collective.reduces:
@@ -167,8 +168,7 @@ class Contents:
             self._check_turned_alike(self._turn)
 
     def _check_output(self, rank: int, index: int, wanted: int, ranks: int) -> None:
-        place = (rank, Buffer.OUTPUT, index)
-        value = self._values.get(place)
+        value = self._values.get((rank, Buffer.OUTPUT, index))
         who = f"{self._program.name}: rank {rank}: output {index}"
         if value is None:
             raise ProgramError(f"{who} is never written", rank=rank, chunk=index)
@@ -178,7 +178,7 @@ class Contents:
             return
         text = f"{who} holds input {value.chunk} of {ranks_of(value.ranks)}, not "
         text += f"input {wanted} of {ranks_of(ranks)}"
-        event = self._writers.get(place)
+        event = self._writers.get((rank, Buffer.OUTPUT, index))
         if event is None:
             raise ProgramError(f"{text}; it is never written", rank=rank, chunk=index)
         lane = self._trace.lanes[event.lane][1]
@@ -222,13 +222,8 @@ class Contents:
 
     def _error(self, event: Event, text: str) -> ProgramError:
         rank, lane = self._trace.lanes[event.lane]
-        return ProgramError(
-            f"{self._program.name}: rank {rank}, lane {lane}, step {event.step} "
-            f"({describe(event.operation)}): {text}",
-            rank=rank,
-            lane=lane,
-            step=event.step,
-            chunk=chunk_of(event.operation),
+        return error_at(
+            self._program, text, rank=rank, lane=lane, step=event.step, operation=event.operation
         )
 
 

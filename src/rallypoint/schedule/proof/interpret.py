@@ -6,7 +6,7 @@ program that runs here may still need more slots than an engine has.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import reduce as fold
 from typing import Any
@@ -19,10 +19,12 @@ from rallypoint.schedule.program import (
     Program,
     ProgramError,
     Send,
+    incoming,
 )
 
 Memory = dict[Buffer, list[Any]]
 Route = tuple[int, int, int]  # sender, its lane, receiver
+Mail = defaultdict[Route, deque[list[Any]]]
 
 
 def interpret(
@@ -46,7 +48,7 @@ def interpret(
         }
         for rank, values in enumerate(inputs)
     ]
-    mail: defaultdict[Route, deque[list[Any]]] = defaultdict(deque)
+    mail: Mail = defaultdict(deque)
     todo = {
         (rank, number): deque(lane)
         for rank in range(program.ranks)
@@ -59,17 +61,22 @@ def interpret(
             while operations and _can_run(operations[0], rank, mail):
                 _run(operations.popleft(), rank, lane, memories[rank], mail, combine)
                 progress = True
-    _check_finished(program, todo, mail)
+    for (rank, lane), operations in todo.items():
+        if operations:
+            raise ProgramError(
+                f"{program.name}: rank {rank}, lane {lane} waits forever at {operations[0]}"
+            )
+    for (sender, lane, receiver), messages in mail.items():
+        if messages:
+            raise ProgramError(
+                f"{program.name}: rank {receiver} never takes {len(messages)} message(s) "
+                f"of rank {sender}, lane {lane}"
+            )
     return [memory[Buffer.OUTPUT] for memory in memories]
 
 
-def _can_run(operation: Operation, rank: int, mail: defaultdict[Route, deque[list[Any]]]) -> bool:
-    if isinstance(operation, Send):
-        return True
-    needed: defaultdict[Route, int] = defaultdict(int)
-    for operand in operation.operands:
-        if isinstance(operand, Incoming):
-            needed[operand.peer, operand.lane, rank] += 1
+def _can_run(operation: Operation, rank: int, mail: Mail) -> bool:
+    needed = Counter((message.peer, message.lane, rank) for message in incoming(operation))
     return all(len(mail[route]) >= count for route, count in needed.items())
 
 
@@ -78,12 +85,13 @@ def _run(
     rank: int,
     lane: int,
     memory: Memory,
-    mail: defaultdict[Route, deque[list[Any]]],
+    mail: Mail,
     combine: Callable[[Any, Any], Any],
 ) -> None:
     def read(chunks: Chunks) -> list[Any]:
-        values = memory[chunks.buffer][chunks.index : chunks.index + chunks.count]
-        if len(values) != chunks.count or any(value is None for value in values):
+        stored = memory[chunks.buffer][chunks.index : chunks.index + chunks.count]
+        values = [value for value in stored if value is not None]
+        if len(values) != chunks.count:
             raise ProgramError(f"rank {rank}: {operation} reads chunks that hold nothing yet")
         return values
 
@@ -101,21 +109,3 @@ def _run(
         for offset in range(target.count):
             value = fold(combine, (operand[offset] for operand in operands))
             memory[target.buffer][target.index + offset] = value
-
-
-def _check_finished(
-    program: Program,
-    todo: dict[tuple[int, int], deque[Operation]],
-    mail: defaultdict[Route, deque[list[Any]]],
-) -> None:
-    for (rank, lane), operations in todo.items():
-        if operations:
-            raise ProgramError(
-                f"{program.name}: rank {rank}, lane {lane} waits forever at {operations[0]}"
-            )
-    for (sender, lane, receiver), messages in mail.items():
-        if messages:
-            raise ProgramError(
-                f"{program.name}: rank {receiver} never takes {len(messages)} message(s) "
-                f"of rank {sender}, lane {lane}"
-            )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rallypoint.schedule.execution import Trace
 from rallypoint.schedule.program import Buffer, Chunks, Program, Send
 
-Place = tuple[int, Buffer, int]  # rank, buffer, chunk
+Location = tuple[int, Buffer, int]  # rank, buffer, chunk
 
 _TABLE = 50_000_000  # entries
 
@@ -51,13 +51,13 @@ class Access(NamedTuple):
     is_input: bool
 
 
-Accesses = dict[Place, list[Access]]
+Accesses = dict[Location, list[Access]]
 
 
 class Race(NamedTuple):
-    """Two accesses to a place, the second one a write."""
+    """Two accesses to a chunk, the second one a write."""
 
-    place: Place
+    location: Location
     other: Access
     write: Access
     kind: RaceKind
@@ -141,7 +141,7 @@ def accesses(trace: Trace) -> Accesses:
     """All accesses by chunk, in the order of the trace; for pieces after the first, only those to
     scratch memory.
     """
-    found: defaultdict[Place, list[Access]] = defaultdict(list)
+    found: defaultdict[Location, list[Access]] = defaultdict(list)
 
     def note(rank: int, chunks: Chunks, access: Access) -> None:
         buffer, first = chunks.buffer, chunks.index
@@ -195,22 +195,22 @@ def races(trace: Trace, clocks: Before, found: Accesses) -> Iterator[Race]:
 
     Order is transitive, so each access is compared only with those since the last write.
     """
-    for place, row in found.items():
+    for location, row in found.items():
         write: Access | None = None
         reads: list[Access] = []
         for access in row:
             if not access.writes:
                 if write is not None and write.event != access.event:
                     if not clocks.before(write.event, access.event):
-                        yield Race(place, access, write, RaceKind.LANES)
+                        yield Race(location, access, write, RaceKind.LANES)
                     elif access.is_input:
-                        yield Race(place, access, write, RaceKind.LATE)
+                        yield Race(location, access, write, RaceKind.LATE)
                 reads.append(access)
                 continue
             for other in (*reads, write) if write is not None else reads:
                 kind = _conflict(clocks, other, access)
                 if kind is not None:
-                    yield Race(place, other, access, kind)
+                    yield Race(location, other, access, kind)
             write, reads = access, []
 
 

@@ -6,7 +6,7 @@
 If so, a run in which all ranks take each step together is one possible run, and its result for the
 first `period` ranks holds for all: the message that arrives from a peer is the one that this rank
 (or its equivalent) sent to the rank at the same distance on the other side, turned. So a proof
-needs the operations of a few ranks only: `Rotation` says how places turn, execution.py runs those
+needs the operations of a few ranks only: `Rotation` says how chunks turn, execution.py runs those
 ranks alone, and verify.py checks them. Collectives with a root are excluded: no other rank is like
 the root.
 """
@@ -14,7 +14,7 @@ the root.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,11 +25,12 @@ from rallypoint.schedule.program import (
     Buffer,
     Chunks,
     Collective,
-    Incoming,
+    Lane,
     Operation,
     Program,
-    Reduce,
     Send,
+    incoming,
+    transformed,
 )
 from rallypoint.schedule.proof.races import Accesses
 
@@ -39,7 +40,7 @@ _TABLE = 50_000_000  # entries in the table of clocks
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How places of a rank correspond to those of the rank `period` further on.
+    """How chunks of a rank correspond to those of the rank `period` further on.
 
     Attributes:
         shift: the distance by which a block's chunks turn.
@@ -74,36 +75,19 @@ class Rotation:
         by = self.period * times % count
         return (ranks << by | ranks >> (count - by)) & ((1 << count) - 1)
 
-    def operation(self, operation: Operation, times: int) -> Operation | None:
-        """An operation after so many turns; None if its neighbouring chunks are then not
-        neighbours.
+    def operation(self, operation: Operation, times: int) -> Operation:
+        """An operation after so many turns. Chunks that are then no neighbours begin at -1, which
+        no program has.
         """
-        count, by = self.program.ranks, self.period * times
 
-        def place(chunks: Chunks) -> Chunks:
+        def turned(chunks: Chunks) -> Chunks:
             first = self.index(chunks.buffer, chunks.index, times)
             last = self.index(chunks.buffer, chunks.index + chunks.count - 1, times)
-            if last - first != chunks.count - 1:
-                raise _TornError
-            return Chunks(chunks.buffer, first, chunks.count)
+            is_whole = last - first == chunks.count - 1
+            return Chunks(chunks.buffer, first if is_whole else -1, chunks.count)
 
-        def operand(value: Chunks | Incoming) -> Chunks | Incoming:
-            if isinstance(value, Incoming):
-                return Incoming((value.peer + by) % count, value.lane)
-            return place(value)
-
-        try:
-            if isinstance(operation, Send):
-                to = tuple((receiver + by) % count for receiver in operation.to)
-                return Send(place(operation.source), to)
-            operands = tuple(operand(each) for each in operation.operands)
-            return Reduce(operands, tuple(place(each) for each in operation.targets))
-        except _TornError:
-            return None
-
-
-class _TornError(Exception):
-    """Neighbouring chunks are not neighbours after a turn."""
+        count, by = self.program.ranks, self.period * times
+        return transformed(operation, chunks=turned, peer=lambda rank: (rank + by) % count)
 
 
 def find_rotation(program: Program) -> Rotation | None:
@@ -121,51 +105,37 @@ def find_rotation(program: Program) -> Rotation | None:
     first = program.lanes(0)
     shift = _shift(program, first, program.lanes(period))
     most = max(16, SAMPLED_OPERATIONS // max(1, sum(map(len, first))))
-    others = range(period, ranks)
+    others: Collection[int] = range(period, ranks)
     if len(others) > most:
-        chance = random.Random(ranks)
-        others_chosen = {*range(period, 2 * period), ranks - 1, *chance.sample(others, most)}
-    else:
-        others_chosen = set(others)
-    turn = Rotation(program, period, shift, compared=len(others_chosen))
-    for rank in sorted(others_chosen):
+        chosen = random.Random(ranks).sample(range(period, ranks), most)
+        others = {*range(period, 2 * period), ranks - 1, *chosen}
+    turn = Rotation(program, period, shift, compared=len(others))
+    for rank in sorted(others):
         times, like = divmod(rank, period)
-        if not _is_turned(turn, program.lanes(like), program.lanes(rank), times):
+        turned = tuple(
+            tuple(turn.operation(each, times) for each in lane) for lane in program.lanes(like)
+        )
+        if turned != program.lanes(rank):
             return None
     return turn
 
 
-def _shift(
-    program: Program, one: Iterable[tuple[Operation, ...]], other: Iterable[tuple[Operation, ...]]
-) -> int:
+def _shift(program: Program, one: Iterable[Lane], other: Iterable[Lane]) -> int:
     """The shift of the first chunk whose position within its block differs."""
     for lane, turned in zip(one, other, strict=False):
-        for here, there in zip(_places(lane), _places(turned), strict=False):
+        for here, there in zip(_chunks_of(lane), _chunks_of(turned), strict=False):
             if here.buffer is not Buffer.SCRATCH:
                 return (there.index - here.index) % program.chunks
     return 0
 
 
-def _places(lane: Iterable[Operation]) -> Iterable[Chunks]:
+def _chunks_of(lane: Lane) -> Iterable[Chunks]:
     for operation in lane:
         if isinstance(operation, Send):
             yield operation.source
         else:
             yield from (each for each in operation.operands if isinstance(each, Chunks))
             yield from operation.targets
-
-
-def _is_turned(
-    turn: Rotation,
-    lanes: tuple[tuple[Operation, ...], ...],
-    turned: tuple[tuple[Operation, ...], ...],
-    times: int,
-) -> bool:
-    return len(lanes) == len(turned) and all(
-        len(one) == len(other)
-        and all(turn.operation(a, times) == b for a, b in zip(one, other, strict=True))
-        for one, other in zip(lanes, turned, strict=True)
-    )
 
 
 class TurnedClocks:
@@ -196,34 +166,29 @@ class TurnedClocks:
         """
         events, lanes = self._trace.events, len(self._trace.lanes)
         last = [np.zeros((self._turn.times, lanes), np.int32) for _ in range(lanes)]
-        letters: dict[int, list[object]] = {}  # by the event of a send: its row, and who waits
+        letters: dict[int, _Letter] = {}  # by the event of the send
         for number, event in enumerate(events):
             row = last[event.lane]
-            if event.takes:
-                peers = [
-                    operand.peer
-                    for operand in getattr(event.operation, "operands", ())
-                    if isinstance(operand, Incoming)
-                ]
-                for sending, peer in zip(event.takes, peers, strict=True):
-                    times = peer // self._turn.period
-                    _raise_to(row, self._letter(letters, sending), times)
+            for sending, message in zip(event.takes, incoming(event.operation), strict=True):
+                letter = letters[sending]
+                _raise_to(row, letter.row, message.peer // self._turn.period)
+                letter.untaken -= 1
+                if letter.untaken == 0:
+                    del letters[sending]
             row[0, event.lane] = event.clock + 1
             if isinstance(event.operation, Send):
-                letters[number] = [row.copy(), len(self._trace.takers.get(number, ()))]
+                takers = self._trace.takers.get(number, ())
+                letters[number] = _Letter(row.copy(), len(takers))
             if number in asked:
                 self._rows[number] = row.copy()
 
-    @staticmethod
-    def _letter(letters: dict[int, list[object]], sending: int) -> NDArray[np.int32]:
-        row, waiting = letters[sending]
-        assert isinstance(waiting, int)
-        assert isinstance(row, np.ndarray)
-        if waiting == 1:
-            del letters[sending]
-        else:
-            letters[sending][1] = waiting - 1
-        return row
+
+@dataclass(slots=True)
+class _Letter:
+    """What the sender of a message knew, and how many ranks have yet to receive it."""
+
+    row: NDArray[np.int32]
+    untaken: int
 
 
 def _raise_to(row: NDArray[np.int32], other: NDArray[np.int32], times: int) -> None:
@@ -246,17 +211,17 @@ def _asked(trace: Trace, found: Accesses) -> set[int]:
 
 
 def sample(trace: Trace, turn: Rotation, found: Accesses) -> Accesses:
-    """As many accessed places as there is memory for their clocks, at random but the same each
+    """As many accessed chunks as there is memory for their clocks, at random but the same each
     time.
     """
     entries = turn.times * len(trace.lanes)
-    places = list(found)
-    random.Random(turn.program.ranks).shuffle(places)
+    locations = list(found)
+    random.Random(turn.program.ranks).shuffle(locations)
     chosen: Accesses = {}
     events = 0
-    for place in places:
-        events += len(_asked(trace, {place: found[place]}))
+    for location in locations:
+        events += len(_asked(trace, {location: found[location]}))
         if events * entries > _TABLE and chosen:
             break
-        chosen[place] = found[place]
+        chosen[location] = found[location]
     return chosen

@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from rallypoint.schedule.execution import Trace, chunk_of, execute
+from rallypoint.schedule.execution import Trace, execute
 from rallypoint.schedule.program import (
     Buffer,
     Chunks,
@@ -30,6 +30,8 @@ from rallypoint.schedule.program import (
     Reduce,
     Send,
     describe,
+    error_at,
+    position_of,
 )
 from rallypoint.schedule.proof.contents import Contents
 from rallypoint.schedule.proof.races import (
@@ -91,44 +93,36 @@ def verify(program: Program, *, slots: int = 1, most: int = MOST_OPERATIONS) -> 
     Raises:
         ProgramError: it is not; gives the rank, lane, step and chunk at fault.
     """
-    if operations_of(program) > most:
-        turn = find_rotation(program)
-        if turn is not None:
-            return _verify_turned(program, turn, slots)
-    form = [_Form(program, rank) for rank in range(program.ranks)]
+    turn = find_rotation(program) if operations_of(program) > most else None
+    ranks = turn.period if turn else program.ranks
+    form = [_Form(program, rank) for rank in range(ranks)]
+    scratch = max(part.scratch for part in form)
     # After a piece, all slots are free again: only shared memory connects pieces.
-    trace = execute(program, slots=slots, pieces=2 if any(p.scratch for p in form) else 1)
-    clocks = Clocks(trace)
-    contents = Contents(program, trace)
+    trace = execute(program, slots=slots, pieces=2 if scratch else 1, ranks=ranks)
+    contents = Contents(program, trace, turn)
     contents.check()
-    if program.collective is Collective.BARRIER:
-        _check_barrier(program, trace, clocks)
-    found = accesses(trace)
-    chosen = _sample(program.ranks) if clocks.is_large else None
-    if chosen is not None:
-        found = {place: row for place, row in found.items() if place[0] in chosen}
-    copies_apart = _check_races(program, trace, clocks, found)
-    shared = in_place(program, trace, found)
-    copies_in_place = _check_races(program, trace, clocks, shared, in_place=True)
-    _check_copies(program, copies_in_place)
-    restartable = _is_restartable(trace, clocks, found, shared)
-    if program.restartable and not restartable:
+    order = _order_of_all(program, trace) if turn is None else _order_of_some(program, trace, turn)
+    if program.restartable and not order.restartable:
         raise ProgramError(
             f"{program.name} calls itself restartable, but in place it overwrites an input before "
             "all inputs have been read"
         )
+    proof = "all ranks"
+    if turn is not None:
+        which = "rank 0" if turn.period == 1 else f"ranks 0 to {turn.period - 1}"
+        proof = f"{which} for all, of which {turn.compared} were compared with them"
     return Report(
         ranks=program.ranks,
         slots=slots,
-        operations=sum(part.operations for part in form),
-        scratch_chunks=max(part.scratch for part in form),
+        operations=sum(part.operations for part in form) * (program.ranks // ranks),
+        scratch_chunks=scratch,
         in_rank_order=contents.is_in_rank_order,
-        copies_in_place=copies_in_place,
-        copies_scratch=copies_apart,
-        uneven=program.chunks == 1 and not any(part.scratch for part in form),
-        restartable=restartable,
-        proof="all ranks",
-        races_of="all ranks" if chosen is None else f"{len(chosen)} ranks",
+        copies_in_place=order.copies_in_place,
+        copies_scratch=order.copies_scratch,
+        uneven=program.chunks == 1 and not scratch,
+        restartable=order.restartable,
+        proof=proof,
+        races_of=order.races_of,
     )
 
 
@@ -137,34 +131,47 @@ def operations_of(program: Program) -> int:
     return sum(len(lane) for lane in program.lanes(0)) * program.ranks
 
 
-def _verify_turned(program: Program, turn: Rotation, slots: int) -> Report:
-    """The same, with some ranks that represent all."""
-    form = [_Form(program, rank) for rank in range(turn.period)]
-    pieces = 2 if any(part.scratch for part in form) else 1
-    trace = execute(program, slots=slots, pieces=pieces, ranks=turn.period)
-    contents = Contents(program, trace, turn)
-    contents.check()
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What the order of accesses allows; the fields are those of Report."""
+
+    copies_scratch: bool
+    copies_in_place: bool
+    restartable: bool
+    races_of: str
+
+
+def _order_of_all(program: Program, trace: Trace) -> _Order:
+    """Check the order of the accesses of all ranks, or of a sample if they are too many."""
+    clocks = Clocks(trace)
+    if program.collective is Collective.BARRIER:
+        _check_barrier(program, trace, clocks)
+    found = accesses(trace)
+    races_of = "all ranks"
+    if clocks.is_large:
+        chosen = _sample(program.ranks)
+        found = {location: row for location, row in found.items() if location[0] in chosen}
+        races_of = f"{len(chosen)} ranks"
+    shared = in_place(program, trace, found)
+    return _Order(
+        copies_scratch=_check_races(program, trace, clocks, found),
+        copies_in_place=_check_races(program, trace, clocks, shared, in_place=True),
+        restartable=_is_restartable(trace, clocks, found, shared),
+        races_of=races_of,
+    )
+
+
+def _order_of_some(program: Program, trace: Trace, turn: Rotation) -> _Order:
+    """The same for ranks that represent all, and for as many of their chunks as memory allows."""
     found = accesses(trace)
     shared = in_place(program, trace, found)
     some, some_shared = sample(trace, turn, found), sample(trace, turn, shared)
     is_whole = len(some) == len(found) and len(some_shared) == len(shared)
-    copies = [
-        _check_races(program, trace, TurnedClocks(trace, turn, places), places, in_place=again)
-        for places, again in ((some, False), (some_shared, True))
-    ]
-    _check_copies(program, copies[1])
-    which = "rank 0" if turn.period == 1 else f"ranks 0 to {turn.period - 1}"
-    return Report(
-        ranks=program.ranks,
-        slots=slots,
-        operations=sum(part.operations for part in form) * turn.times,
-        scratch_chunks=max(part.scratch for part in form),
-        in_rank_order=contents.is_in_rank_order,
-        copies_in_place=copies[1],
-        copies_scratch=copies[0],
-        uneven=program.chunks == 1 and not any(part.scratch for part in form),
+    clocks, shared_clocks = TurnedClocks(trace, turn, some), TurnedClocks(trace, turn, some_shared)
+    return _Order(
+        copies_scratch=_check_races(program, trace, clocks, some),
+        copies_in_place=_check_races(program, trace, shared_clocks, some_shared, in_place=True),
         restartable=False,
-        proof=f"{which} for all, of which {turn.compared} were compared with them",
         races_of="all ranks" if is_whole else f"{len(some)} of {len(found)} chunks",
     )
 
@@ -194,7 +201,7 @@ class _Form:
             sends = 0
             for step, operation in enumerate(lane):
                 self.operations += 1
-                self._place = (number, step, operation)
+                self._current = (number, step, operation)
                 if isinstance(operation, Send):
                     sends += 1
                     self._check_send(operation)
@@ -213,7 +220,7 @@ class _Form:
     def _check_reduce(self, reduce: Reduce) -> None:
         if not reduce.operands:
             raise self._fault("there is nothing to reduce")
-        counts = {place.count for place in reduce.targets}
+        counts = {target.count for target in reduce.targets}
         for operand in reduce.operands:
             if isinstance(operand, Incoming):
                 self._check_peer(operand.peer)
@@ -244,14 +251,9 @@ class _Form:
             raise self._fault(f"rank {peer} is not another rank")
 
     def _fault(self, text: str) -> ProgramError:
-        lane, step, operation = self._place
-        return ProgramError(
-            f"{self._program.name}: rank {self._rank}, lane {lane}, step {step} "
-            f"({describe(operation)}): {text}",
-            rank=self._rank,
-            lane=lane,
-            step=step,
-            chunk=chunk_of(operation),
+        lane, step, operation = self._current
+        return error_at(
+            self._program, text, rank=self._rank, lane=lane, step=step, operation=operation
         )
 
     def _error(self, text: str) -> ProgramError:
@@ -262,7 +264,7 @@ def _check_barrier(program: Program, trace: Trace, clocks: Clocks) -> None:
     """Check that every rank that ends has heard, perhaps through others, of every rank's first
     event.
     """
-    known = [set() for _ in range(program.ranks)]  # type: list[set[int]]
+    known: list[set[int]] = [set() for _ in range(program.ranks)]
     for number, event in enumerate(trace.events):
         if event.piece == 0:
             rank = trace.lanes[event.lane][0]
@@ -295,11 +297,11 @@ def _check_races(
         if race.kind is RaceKind.MESSAGE and (in_place or other.piece != write.piece):
             must_copy = True
             continue
-        rank, buffer, index = race.place
+        rank, buffer, index = race.location
         (_, lane), (_, other_lane) = trace.lanes[write.lane], trace.lanes[other.lane]
+        position = position_of(rank=rank, lane=lane, step=write.step, operation=write.operation)
         raise ProgramError(
-            f"{program.name}: rank {rank}, lane {lane}, step {write.step} "
-            f"({describe(write.operation)}){': in place' if in_place else ''} overwrites "
+            f"{program.name}: {position}{': in place' if in_place else ''} overwrites "
             f"{buffer.name.lower()} {index}, which lane {other_lane}, step {other.step} "
             f"({describe(other.operation)}) uses{race.kind.value}",
             rank=rank,
@@ -307,15 +309,12 @@ def _check_races(
             step=write.step,
             chunk=index,
         )
-    return must_copy
-
-
-def _check_copies(program: Program, must_copy: bool) -> None:
-    if must_copy and not program.copies:
+    if in_place and must_copy and not program.copies:
         raise ProgramError(
             f"{program.name} overwrites, in place, what it sent before its receivers have taken "
             "it; give the program copies=True, or let the write wait for a message from them"
         )
+    return must_copy
 
 
 def _is_restartable(trace: Trace, clocks: Clocks, found: Accesses, shared: Accesses) -> bool:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import HostError
-from rallypoint.lab.bench.contenders import Setting, check, contender
-from rallypoint.lab.bench.environments import Environments, default_cache
+from rallypoint.lab.bench.contenders import Environments, Setting, check, contender, default_cache
 
 # Instead of Python: `-m venv DIR` makes an environment whose Python notes what it is to install.
 PYTHON = """\

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.schedule.choose import ALGORITHMS, build
+from rallypoint.schedule.catalogue import ALGORITHMS, build
 from rallypoint.schedule.cost.links import Level, Links, read_model
-from rallypoint.schedule.cost.simulation import Simulation, closed_form
+from rallypoint.schedule.cost.simulation import Simulation, ring_time_us
 from rallypoint.schedule.cost.simulation.prices import Pieces, cut
 from rallypoint.schedule.cost.simulation.walk import walk
 from rallypoint.schedule.cost.simulation.wave import Conditions, Graph
@@ -106,7 +106,7 @@ def test_formula_and_folding_agree_up_to_1024_ranks(name: str, per_node: int) ->
         ).on(per_node)
         program = build(Collective.ALL_REDUCE, name, ranks=ranks, per_node=per_node)
         pieces = Pieces(1, 1000 * (ranks % 5))
-        formula = closed_form.time_us(program, pieces, links)
+        formula = ring_time_us(program, pieces, links)
         if formula is not None:
             found += 1
             folded = walk(program, pieces, links, period=max(program.period, per_node))
@@ -118,7 +118,7 @@ def test_formula_is_not_given_where_queues_build_up() -> None:
     """A slow port behind fast links: chunks wait for each other, and the sum is too small."""
     links = Links("x", (Level("node", 2, 0.1, 0.1), Level("network", math.inf, 1.0, 9.0)))
     program = build(Collective.ALL_REDUCE, "ring", ranks=8)
-    assert closed_form.time_us(program, Pieces(1, 0.0), links) is None
+    assert ring_time_us(program, Pieces(1, 0.0), links) is None
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.schedule.choose import ALGORITHMS, build
+from rallypoint.schedule.catalogue import ALGORITHMS, build
 from rallypoint.schedule.execution import execute
 from rallypoint.schedule.program import (
     SLOTS,
@@ -28,12 +28,12 @@ from rallypoint.schedule.program import (
     Send,
     copy,
     receive,
+    widen,
 )
 from rallypoint.schedule.proof.interpret import interpret
 from rallypoint.schedule.proof.races import Clocks
 from rallypoint.schedule.proof.symmetry import find_rotation
 from rallypoint.schedule.proof.verify import MOST_OPERATIONS, verify
-from rallypoint.schedule.widen import widen
 
 pytestmark = pytest.mark.slow
 

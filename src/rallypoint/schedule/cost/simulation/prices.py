@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rallypoint.schedule.cost.links import Level, Links
-from rallypoint.schedule.program import Incoming, Operation, Program, Reduce, Send
+from rallypoint.schedule.program import Operation, Program, Reduce, Send, incoming, transformed
 
 
 class Price(NamedTuple):
@@ -70,8 +70,7 @@ def send_price(links: Links, rank: int, send: Send) -> tuple[Price, list[Price]]
 
 def reduce_price(links: Links, rank: int, reduce: Reduce) -> Price:
     """How long receiving, combining and storing takes."""
-    peers = [operand.peer for operand in reduce.operands if isinstance(operand, Incoming)]
-    fixed = sum(links.between(rank, peer).overhead_us for peer in peers)
+    fixed = sum(links.between(rank, each.peer).overhead_us for each in incoming(reduce))
     chunks = sum(target.count for target in reduce.targets[:1]) * len(reduce.operands)
     return Price(fixed, chunks / links.reduce_gb_per_s / 1e3)
 
@@ -167,18 +166,12 @@ def _moved(operation: Operation, by: int, ranks: int) -> Operation:
     """The same operation on a rank further on."""
     if by == 0:
         return operation
-    if isinstance(operation, Send):
-        return replace(operation, to=tuple((to + by) % ranks for to in operation.to))
-    operands = tuple(
-        replace(each, peer=(each.peer + by) % ranks) if isinstance(each, Incoming) else each
-        for each in operation.operands
-    )
-    return replace(operation, operands=operands)
+    return transformed(operation, peer=lambda peer: (peer + by) % ranks)
 
 
 def _price_key(operation: Operation) -> tuple[object, ...]:
     """Operations of a rank with equal keys have the same price."""
     if isinstance(operation, Send):
         return operation.to, operation.source.count
-    peers = tuple(each.peer for each in operation.operands if isinstance(each, Incoming))
+    peers = tuple(each.peer for each in incoming(operation))
     return peers, len(operation.operands), sum(each.count for each in operation.targets[:1])

@@ -11,26 +11,18 @@ the distance from its sender to its receiver.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rallypoint.schedule.cost.links import Links
 from rallypoint.schedule.cost.simulation.prices import Pieces, reduce_price, send_price
-from rallypoint.schedule.program import Incoming, Operation, Program, ProgramError, Send
+from rallypoint.schedule.program import Operation, Program, ProgramError, Send, incoming
 
 Route = tuple[int, int, int]  # sender (below the period), its lane, distance to the receiver
 
 
-def walk(
-    program: Program,
-    pieces: Pieces,
-    links: Links,
-    *,
-    period: int = 0,
-    starts_us: Callable[[int], float] = lambda _: 0.0,
-) -> list[float]:
+def walk(program: Program, pieces: Pieces, links: Links, *, period: int = 0) -> list[float]:
     """The time at which each rank (below `period`; all, unless given) ends, in microseconds."""
-    return _Walker(program, pieces, links, period or program.ranks).run(starts_us)
+    return _Walker(program, pieces, links, period or program.ranks).run()
 
 
 @dataclass(slots=True)
@@ -52,8 +44,8 @@ class _Message:
 
 
 class _Lane:
-    def __init__(self, rank: int, steps: list[_Step], now_us: float) -> None:
-        self.rank, self.steps, self.now_us = rank, steps, now_us
+    def __init__(self, rank: int, steps: list[_Step]) -> None:
+        self.rank, self.steps, self.now_us = rank, steps, 0.0
         self.step, self.piece = 0, 0
         self.sent: list[_Message] = []
 
@@ -64,9 +56,9 @@ class _Walker:
         self._period = period
         self._mail: defaultdict[Route, deque[tuple[float, _Message]]] = defaultdict(deque)
 
-    def run(self, starts_us: Callable[[int], float]) -> list[float]:
+    def run(self) -> list[float]:
         lanes = [
-            _Lane(rank, [self._step(rank, number, each) for each in lane], starts_us(rank))
+            _Lane(rank, [self._step(rank, number, each) for each in lane])
             for rank in range(self._period)
             for number, lane in enumerate(self._program.lanes(rank))
         ]
@@ -76,7 +68,7 @@ class _Walker:
             active = [lane for lane in active if lane.piece < self._pieces.number]
             if active and not any(moved):
                 raise ProgramError(f"{self._program.name}: lanes wait for each other", rank=0)
-        ends = [starts_us(rank) for rank in range(self._period)]
+        ends = [0.0] * self._period
         for lane in lanes:
             ends[lane.rank] = max(ends[lane.rank], lane.now_us)
         return ends
@@ -89,8 +81,7 @@ class _Walker:
             delays = [arrival.at(size) for arrival in arrivals]
             return _Step(busy.at(size), sends=list(zip(routes, delays, strict=True)), is_send=True)
         busy = reduce_price(self._links, rank, operation)
-        sources = [each for each in operation.operands if isinstance(each, Incoming)]
-        takes = [self._route(each.peer, each.lane, rank) for each in sources]
+        takes = [self._route(each.peer, each.lane, rank) for each in incoming(operation)]
         return _Step(busy.at(size), takes=takes)
 
     def _route(self, sender: int, lane: int, receiver: int) -> Route:

@@ -18,10 +18,9 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rallypoint.schedule.cost.links import Links
-from rallypoint.schedule.cost.simulation.prices import Load, Pieces
+from rallypoint.schedule.cost.simulation.prices import Floats, Ints, Load, Pieces
 from rallypoint.schedule.execution import Trace, execute
 from rallypoint.schedule.program import Program, Send
 
@@ -36,10 +35,6 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +146,9 @@ class Graph:
         level = _levels(self._rank[event], receiver, bounds)
         fixed, per_byte = overhead[level], us_per_byte[level] * self._chunks[event]
         first = np.flatnonzero(np.diff(event, prepend=-1))  # where another send begins
-        place = np.arange(len(event)) - np.repeat(first, np.diff(first, append=len(event)))
-        for behind in range(1, int(place.max(initial=0)) + 1):
-            here = np.flatnonzero(place == behind)
+        position = np.arange(len(event)) - np.repeat(first, np.diff(first, append=len(event)))
+        for behind in range(1, int(position.max(initial=0)) + 1):
+            here = np.flatnonzero(position == behind)
             if links.multicast:  # the farthest receiver counts, or the first of several
                 nearer = here[latency[level[here]] <= latency[level[here - 1]]]
                 level[nearer] = level[nearer - 1]
@@ -185,8 +180,8 @@ class Graph:
         back = np.zeros(self._count, np.int64)  # and how many pieces earlier
         for row in sends:
             for ordinal, number in enumerate(row):
-                pieces, place = divmod(ordinal - self.links.slots, len(row))
-                holders[number], back[number] = row[place], -pieces
+                pieces, holder = divmod(ordinal - self.links.slots, len(row))
+                holders[number], back[number] = row[holder], -pieces
         depth = np.zeros(self._count, np.int64)
         hops = [0] * self._count
         for number, event in enumerate(trace.events):
@@ -233,12 +228,10 @@ class Graph:
         self._message = self._message[take_order]
         self._letters[:, 0] = new[self._letters[:, 0]]
 
-    def run(
-        self, pieces: Pieces, *, conditions: Conditions = CALM, starts_us: Floats | None = None
-    ) -> Floats:
+    def run(self, pieces: Pieces, *, conditions: Conditions = CALM) -> Floats:
         """The time at which each rank ends, in microseconds; inf where it never does."""
         chance = np.random.default_rng(conditions.seed)
-        begins = np.zeros(self.program.ranks) if starts_us is None else starts_us.copy()
+        begins = np.zeros(self.program.ranks)
         for rank, late_us in conditions.late_us:
             begins[rank] += late_us
         if self._count == 0:
