@@ -318,6 +318,10 @@ def test_no_variable_asks_for_help() -> None:
     [
         (["--help"], 0, "usage: rallypoint COMMAND", ""),
         ([], 2, "usage: rallypoint COMMAND", ""),
+        (["help"], 0, "Prepare:\n  doctor      find out what", ""),
+        (["help", "ps"], 0, "usage: rallypoint ps", ""),
+        (["help", "run", "train.py"], 0, "usage: rallypoint run", ""),
+        (["help", "rum"], 2, "", "unknown command rum; did you mean run?"),
         (["--version"], 0, "rallypoint 0.", ""),
         (["run", "--help"], 0, "--nproc-per-node N", ""),
         (["rum"], 2, "", "unknown command rum; did you mean run?"),
