@@ -261,8 +261,8 @@ def test_shells_complete_the_flags(launch: Launch) -> None:
     for shell in ("zsh", "tcsh", "bash"):
         assert launch.run("--print-completion", shell) == 0
         assert "nproc-per-node" in launch.out
-    words = 'COMP_WORDS=(rallyrun --numa-binding "e"); COMP_CWORD=2; _rallyrun; '
-    words += 'echo "${COMPREPLY[@]}"; COMP_WORDS=(rallyrun --nproc); COMP_CWORD=1; _rallyrun; '
+    words = 'COMP_WORDS=(rallyrun --numa-binding "e"); COMP_CWORD=2; _rallypoint; '
+    words += 'echo "${COMPREPLY[@]}"; COMP_WORDS=(rallyrun --nproc); COMP_CWORD=1; _rallypoint; '
     script = launch.out + words + 'echo "${COMPREPLY[@]}"\n'
     start = f"import os; os.execvp('bash', ['bash', '-c', {script!r}])"
     assert launch.run(launcher=("-c", start)) == 0

@@ -147,7 +147,7 @@ def test_sessions(launch: Launch) -> None:
 
 def test_completion(launch: Launch) -> None:
     assert launch.run("--print-completion", "bash") == 0
-    assert launch.out.endswith("complete -o default -F _rallyrun rallyrun\n")
+    assert launch.out.endswith("complete -o default -F _rallypoint rallypoint rallyrun\n")
 
 
 def test_threads(launch: Launch) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import rallypoint
 
-_GROUPS = {
+GROUPS = {
     "Run": {
         "run": "start a script in several processes that work together",
         "stop": "end a running job on all its nodes",
@@ -33,13 +33,14 @@ _GROUPS = {
     "Prepare": {
         "doctor": "find out what prevents a job from starting, and what to do about it",
         "where": "show what is recognised here, such as a Slurm step, and by which variables",
+        "completion": "print a script that completes commands, flags and jobs in a shell",
     },
     "Lab": {
         "bench": "measure operations next to other libraries, or calibrate predictions",
         "simulate": "predict the time of collective algorithms on many ranks",
     },
 }
-_COMMANDS = sorted(name for group in _GROUPS.values() for name in group)
+_COMMANDS = sorted(name for group in GROUPS.values() for name in group)
 
 _STUDIES = {"bench", "script", "simulate", "trace"}  # in rallypoint.lab
 
@@ -122,7 +123,7 @@ def _dispatch(words: Sequence[str]) -> int:
         return command_of(name)(words[1:])
     if name in ("--help", "-h", "help"):
         print("usage: rallypoint COMMAND ...\n")
-        for title, commands in _GROUPS.items():
+        for title, commands in GROUPS.items():
             rows = [f"  {command:<12}{text}" for command, text in commands.items()]
             print(f"{title}:", *rows, "", sep="\n")
         print(_EXAMPLES, end="")

@@ -23,6 +23,7 @@ from rallypoint.cli.options import (
     text,
     whole,
 )
+from rallypoint.cluster.places import KINDS
 from rallypoint.launch.job import STOP_SIGNALS, TOKEN, OnHang
 from rallypoint.launch.log_spec import StreamMap
 
@@ -168,7 +169,8 @@ class _FailureOptions(Options, title="Failures and shutdown"):
                             "SECONDS", seconds, None)
     on_hang = Flag("when the job hangs: 'report' says why, in one line (default);\n"
                    "'restart' ends the workers as if one had failed; 'stop' ends the\n"
-                   "job; 'off' does not watch for hangs", "WHAT", _read_on_hang, OnHang.REPORT)
+                   "job; 'off' does not watch for hangs", "WHAT", _read_on_hang, OnHang.REPORT,
+                   completes="off report restart stop")
     hang_after = Flag("a job counts as hanging when ranks have waited for at least this\n"
                       "long, and ten times longer than before (default 30); a tenth is enough\n"
                       "where they wait for one that a signal has stopped", "SECONDS",
@@ -243,7 +245,7 @@ class _MeetingOptions(Options, title="Several machines, each with its own launch
     on = Flag("take missing values from this environment only: slurm, flux,\n"
               "open-mpi, ...; 'here' for none (default: the one recognised, which\n"
               "`rallypoint where` shows); 'ray': start a launcher on --nnodes nodes\n"
-              "of a Ray cluster", "PLACE", text, "")
+              "of a Ray cluster", "PLACE", text, "", completes=" ".join((*KINDS, "here", "ray")))
     node_rank = Flag("number of this machine, from 0 (default 0)", "N", whole, None,
                      elsewhere=("--machine-rank", "--rank"))
     master_addr = Flag("address of machine 0 (default 127.0.0.1)", "ADDRESS", text, "127.0.0.1",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.base.wording import name_ranks
+from rallypoint.base.wording import name_ranks, one_line
 from rallypoint.cli.jobs import RunningJob, running_jobs, table
 from rallypoint.cli.options import (
     HELP,
@@ -32,6 +32,7 @@ _TIMEOUT_S = 0.5
 
 class _PsOptions(Options):
     json = Flag.switch("print one JSON object per job, for programs")
+    quiet = Flag.switch("print only the jobs' names", "-q")
     help = HELP
 
 
@@ -42,6 +43,9 @@ def ps(words: Sequence[str]) -> int:
 
 def _list(options: _PsOptions, rest: list[str]) -> int:
     refuse_words(rest)
+    if options.quiet:
+        print("".join(f"{one_line(job.run_id)}\n" for job in running_jobs()), end="")
+        return 0
     rows = [row for job in running_jobs() for row in _rows(job)]
     if options.json:
         for row in rows:

@@ -107,9 +107,9 @@ def _run(options: RunOptions, command: list[str]) -> int:
         print(_INTRODUCTION + _FULL_USAGE, describe(options.groups), _ENDING, sep="\n")
         return 0
     if "--print-completion" in options:
-        from rallypoint.cli.completion import completion
+        from rallypoint.cli.completion import script_for
 
-        print(completion(options.print_completion, options.flags.values()), end="")
+        print(script_for(options.print_completion), end="")
         return 0
     if options.on == "ray":
         from rallypoint.cli.ray.on_ray import run_on_ray

@@ -39,7 +39,8 @@ machine's network interfaces, and the one that a job of several nodes would use.
 
 class _WhereOptions(Options):
     on = Flag(f"look only for this: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
-              f"{', '.join(KINDS[10:])}; or here, for none", "PLACE", text, "")  # fmt: skip
+              f"{', '.join(KINDS[10:])}; or here, for none", "PLACE", text, "",
+              completes=" ".join((*KINDS, "here")))  # fmt: skip
     towards = Flag("where nodes would meet: one host name or address, or several with\n"
                    "commas between them (default: what the environment says)",
                    "HOST", text, "")  # fmt: skip
