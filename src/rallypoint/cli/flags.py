@@ -279,6 +279,8 @@ class JobOptions(
 class RunOptions(JobOptions):
     """The flags of `rallypoint run`."""
 
+    dry_run = Flag.switch("print the nodes, and the ranks, variables and command of each worker;\n"
+                          "start nothing")
     help_all = Flag.switch("all flags, with more examples, variables and exit statuses")
     print_completion = Flag("print a script that completes these flags in a shell:\n"
                             "bash, zsh or tcsh", "SHELL", one_of("bash", "zsh", "tcsh"), "",

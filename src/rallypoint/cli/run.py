@@ -24,7 +24,7 @@ _COMMON = (
     *("--log-dir", "--redirects", "--tee", "--hosts", "--standalone", "--node-rank"),
     *("--master-addr", "--master-port"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
-    *("--help-all", "--help", "--use-env"),
+    *("--dry-run", "--help-all", "--help", "--use-env"),
 )
 
 _INTRODUCTION = """\
@@ -111,6 +111,10 @@ def _run(options: RunOptions, command: list[str]) -> int:
 
         print(script_for(options.print_completion), end="")
         return 0
+    if options.dry_run:
+        from rallypoint.cli.dry_run import dry_run
+
+        return dry_run(options, command)
     if options.on == "ray":
         from rallypoint.cli.ray.on_ray import run_on_ray
 
@@ -119,15 +123,21 @@ def _run(options: RunOptions, command: list[str]) -> int:
         from rallypoint.cli.remote.starter import run_on_hosts
 
         return run_on_hosts(options, command)
-    job, notes = read_job(options, command, os.environ)
+    job = read_with_notes(options, command)
     if PORT_RANGE in job.environ:
         os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
-    if job.verbosity is not Verbosity.QUIET:
-        for note in [*notes, *note_on_threads(job), *_note_on_loopback(job)]:
-            print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
     from rallypoint.launch.agent.loop import run as run_job
 
     return run_job(job)
+
+
+def read_with_notes(options: RunOptions, command: Sequence[str]) -> Job:
+    """The job of this machine; notes on its flags are printed, unless --quiet is given."""
+    job, notes = read_job(options, command, os.environ)
+    if job.verbosity is not Verbosity.QUIET:
+        for note in [*notes, *note_on_threads(job), *_note_on_loopback(job)]:
+            print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
+    return job
 
 
 def note_on_threads(job: Job) -> list[str]:
