@@ -20,6 +20,7 @@ from rallypoint.cli.remote.plan import Plan, read_plan
 from rallypoint.cli.remote.starter import NODE
 from rallypoint.cli.run import read_with_notes
 from rallypoint.cluster.remote_shell import command_on
+from rallypoint.launch.inspection.entries import shown_name
 from rallypoint.launch.job import (
     ELASTIC_BACKENDS,
     TOKEN,
@@ -167,7 +168,8 @@ def _place(job: Job) -> str:
         points = ", ".join(map(str, job.rendezvous.endpoints))
         where = f"; nodes meet at {points} ({job.rendezvous.backend})"
     workers = f"{job.local_world_size} worker{'s' * (job.local_world_size != 1)}"
-    return printable(f"Node {name} of {count} ({job.host}), {workers}{where}.")
+    job_name = shown_name(job.run_id, job.command)
+    return printable(f"Job {job_name}, node {name} of {count} ({job.host}), {workers}{where}.")
 
 
 def _range(fewest: int, most: int) -> str:

@@ -44,7 +44,7 @@ def ps(words: Sequence[str]) -> int:
 def _list(options: _PsOptions, rest: list[str]) -> int:
     refuse_words(rest)
     if options.quiet:
-        print("".join(f"{one_line(job.run_id)}\n" for job in running_jobs()), end="")
+        print("".join(f"{one_line(job.name)}\n" for job in running_jobs()), end="")
         return 0
     rows = [row for job in running_jobs() for row in _rows(job)]
     if options.json:
@@ -65,6 +65,7 @@ def _rows(job: RunningJob) -> list[dict[str, object]]:
 def _row(agent: Found) -> dict[str, object] | None:
     row: dict[str, object] = {
         "run_id": agent.run_id,
+        "name": agent.name,
         "pid": agent.pid,
         "command": " ".join(agent.command),
         "began": float(agent.about.get("began", "0")),
@@ -94,11 +95,11 @@ def _cells(row: dict[str, object]) -> tuple[str, ...]:
     if len(command) > _MOST_COMMAND:
         command = command[: _MOST_COMMAND - 4] + " ..."
     if "trouble" in row:
-        return (str(row["run_id"]), str(row["pid"]), "?", str(row["trouble"]), "", "", command)
+        return (str(row["name"]), str(row["pid"]), "?", str(row["trouble"]), "", "", command)
     ranks, round_number = row["ranks"], row["round"]
     assert isinstance(ranks, list)
     return (
-        str(row["run_id"]),
+        str(row["name"]),
         str(row["pid"]),
         f"{row['node_rank']} of {row['nodes'] or row['nnodes']}",
         name_ranks(ranks).partition(" ")[2] if ranks else "none",

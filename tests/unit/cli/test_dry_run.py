@@ -29,7 +29,9 @@ class TestDryRun:
     def test_one_machine(self, capfd: pytest.CaptureFixture[str]) -> None:
         told = printed(capfd, "--nproc-per-node", "2", "train.py", "--shard=${local_rank}", "a b")
         assert told.startswith("A dry run (?: known only at the start). Nothing is started.\n")
-        assert re.search(r"^Node 0 of 1 \(\S+\), 2 workers\.$", told, re.MULTILINE)
+        assert re.search(
+            r"^Job train-[0-9a-f]{4}, node 0 of 1 \(\S+\), 2 workers\.$", told, re.MULTILINE
+        )
         shared, *workers = told.split("\nrank ")
         assert "  WORLD_SIZE=2\n" in shared
         assert "  MASTER_PORT=?\n" in shared
@@ -43,7 +45,7 @@ class TestDryRun:
         monkeypatch.setenv("RALLYPOINT_TOKEN", "open sesame")
         flags = ("--nnodes=2", "--node-rank=1", "--master-addr=h", "--nproc-per-node=2")
         told = printed(capfd, *flags, "train.py")
-        assert "Node 1 of 2 " in told
+        assert "Job none, node 1 of 2 " in told
         assert "  MASTER_ADDR=h\n  MASTER_PORT=29500\n" in told
         assert "\nrank 2, local rank 0\n" in told
         assert "  RALLYPOINT_TOKEN=(a secret)\n" in told
@@ -52,7 +54,7 @@ class TestDryRun:
     def test_nodes_that_come_and_go(self, capfd: pytest.CaptureFixture[str]) -> None:
         flags = ("--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--spares=1")
         told = printed(capfd, *flags, "train.py")
-        assert "Node ? of 2 to 4 " in told
+        assert "Job none, node ? of 2 to 4 " in told
         assert "1 worker; nodes meet at h:1 (c10d).\n" in told
         for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
             assert f"  {name}=?\n" in told
@@ -66,7 +68,7 @@ class TestDryRun:
         for name, text in STEP.items():
             monkeypatch.setenv(name, text)
         told = printed(capfd, "train.py")
-        assert "Node 2 of 4 " in told
+        assert "Job slurm-1234.0, node 2 of 4 " in told
         assert "nodes meet at n1:25539, n2:25539" in told
         assert "\nrank 2, local rank 0\n" in told
 
