@@ -95,7 +95,7 @@ def test_elastic_launch_takes_what_config_from_args_gives(launch: Launch) -> Non
     assert status == 0, launch.err
     shown = ["r:0> 0 ['x']", "r:1> 1 ['x']", "{0: None, 1: None}"]
     assert sorted(launch.out.splitlines()) == shown
-    assert len(list(launch.directory.glob("logs/*/attempt_0/?/stdout.log"))) == 2
+    assert len(list(launch.directory.glob("logs/latest/attempt_0/?/stdout.log"))) == 2
 
 
 def test_any_thread_may_launch_and_leaks_nothing(launch: Launch) -> None:

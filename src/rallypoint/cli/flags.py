@@ -183,8 +183,8 @@ class _FailureOptions(Options, title="Failures and shutdown"):
 
 
 class _LogOptions(Options, title="Output and logs"):
-    log_dir = Flag("keep logs below DIR, in RUN-ID_RANDOM/attempt_N/LOCAL-RANK/", "DIR",
-                   text, None)
+    log_dir = Flag("keep logs below DIR, in RUN-ID_RANDOM/attempt_N/LOCAL-RANK/; the link\n"
+                   "DIR/latest leads to the newest job's", "DIR", text, None)
     redirects = Flag("streams to write to stdout.log and stderr.log instead of here:\n"
                      "0 none, 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:1,1:3",
                      "WHICH", _read_streams, StreamMap(), short="-r", completes="0 1 2 3")
