@@ -46,7 +46,7 @@ def test_files_and_terminal(launcher: tuple[str, ...], launch: Launch) -> None:
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
     ]
     assert launch.run(*flags, launch.script(WORKER), launcher=launcher) == 0, launch.err
-    (run,) = (launch.directory / "logs").iterdir()
+    run = run_below(launch.directory / "logs")
     assert run.name.startswith("job_")
     found = files_below(launch.directory / "logs")
     expected = {}
