@@ -137,7 +137,9 @@ def test_a_job_without_a_name_is_found_by_its_script(launch: Launch) -> None:
     assert str(name) in rallypoint("ps", "--quiet").stdout.splitlines()
     for word in (str(name), str(run_id), str(run_id)[:6]):
         assert rallypoint("status", word).stdout.startswith(f"job {name}: round 0, 3 ranks")
-    assert f"job {name} (process {pid}) has ended" in rallypoint("stop", str(name)).stderr
+    wait_until(lambda: rallypoint("stop", str(name)).returncode in (0, 5))
+    assert launch.process is not None
+    launch.process.wait(60)
     assert f"job {name} (process {pid}: " in rallypoint("explain", str(name)).stdout
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.wording import printable
 from rallypoint.base.worker_env import MOST_SILENCE_S
@@ -18,7 +18,6 @@ from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD
 from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.remote.plan import Plan, read_plan
 from rallypoint.cli.remote.starter import NODE
-from rallypoint.cli.run import read_with_notes
 from rallypoint.cluster.remote_shell import command_on
 from rallypoint.launch.inspection.entries import shown_name
 from rallypoint.launch.job import (
@@ -41,8 +40,16 @@ _OWN = (CONTROL_FD, FLIGHT_RECORD)  # descriptors, which the worker does not see
 _SIZES = ("GROUP_WORLD_SIZE", "WORLD_SIZE", "ROLE_WORLD_SIZE")
 
 
-def dry_run(options: RunOptions, command: Sequence[str]) -> int:
-    """Print it; returns the exit status."""
+def dry_run(
+    options: RunOptions,
+    command: Sequence[str],
+    read: Callable[[RunOptions, Sequence[str]], Job],
+) -> int:
+    """Print it; returns the exit status.
+
+    Args:
+        read: reads the job of this machine, if the flags start no launchers elsewhere.
+    """
     if options.on == "ray":
         from rallypoint.cli.ray.on_ray import plan_on_ray
 
@@ -50,7 +57,7 @@ def dry_run(options: RunOptions, command: Sequence[str]) -> int:
     elif "--hosts" in options or "--hostfile" in options:
         _show_hosts(read_plan(options, command, os.environ))
     else:
-        _show_job(read_with_notes(options, command))
+        _show_job(read(options, command))
     return 0
 
 

@@ -114,7 +114,7 @@ def _run(options: RunOptions, command: list[str]) -> int:
     if options.dry_run:
         from rallypoint.cli.dry_run import dry_run
 
-        return dry_run(options, command)
+        return dry_run(options, command, read_with_notes)
     if options.on == "ray":
         from rallypoint.cli.ray.on_ray import run_on_ray
 
