@@ -91,7 +91,7 @@ def script_for(shell: str) -> str:
 
 
 def _flags_of(command: str) -> tuple[Flag[object, object], ...]:
-    """All flags of a command, which are in the tables that its module defines or imports."""
+    """All flags of a command, which are in the tables of its own modules."""
     if command == "help":
         return ()
     if command == "run":
@@ -99,7 +99,8 @@ def _flags_of(command: str) -> tuple[Flag[object, object], ...]:
     found: dict[str, Flag[object, object]] = {}
     for name in _MODULES.get(command, (command_of(command).__module__,)):
         for table in vars(importlib.import_module(name)).values():
-            if isinstance(table, type) and issubclass(table, Options) and table is not Options:
+            is_table = isinstance(table, type) and issubclass(table, Options)
+            if is_table and table.__module__.startswith(name):  # others are imported
                 found.update(table.flags)
     return tuple(found.values())
 
@@ -156,32 +157,31 @@ complete -o default -F _rallypoint rallypoint rallyrun
 
 
 def _bash(commands: Sequence[_Command]) -> str:
-    values, other = [], []
+    values, others = [], []
     for command in commands:
         for flag in command.flags:
-            names = [f'"{command.name} {name}"' for name in _names(flag)]
+            names = " | ".join(f'"{command.name} {name}"' for name in _names(flag))
             if flag.completes:
-                values.append(f'      {" | ".join(names)}) words="{flag.completes}" ;;')
+                values.append(_bash_case(names, flag.completes))
             elif flag.takes_value:
-                other += names
-    values.append(f"      {' | '.join(other)}) return ;;")
+                others.append(names)
     flags = [
-        f'      {command.name}) words="{" ".join(flag.name for flag in command.flags)}" ;;'
+        _bash_case(command.name, " ".join(flag.name for flag in command.flags))
         for command in commands
         if command.flags
     ]
-    first_words = [
-        f'      {command.name}) words="{command.first_words}" ;;'
-        for command in commands
-        if command.first_words
-    ]
+    first_words = [_bash_case(name, words) for name, words in _FIRST_WORDS.items()]
     return _BASH.format(
         commands=" ".join(command.name for command in commands),
-        values="\n".join(values),
+        values="\n".join([*values, f"      {' | '.join(others)}) return ;;"]),
         flags="\n".join(flags),
         first_words="\n".join(first_words),
         about_jobs=" ".join(_ABOUT_JOBS),
     )
+
+
+def _bash_case(pattern: str, words: str) -> str:
+    return f'      {pattern}) words="{words}" ;;'
 
 
 _ZSH = """\
@@ -290,12 +290,8 @@ def _fish_flag(flag: Flag[object, object]) -> str:
     return " ".join([*words, f"-d {shlex.quote(_summary(flag))}"])
 
 
-_TCSH = """\
-complete rallyrun {values} 'c/--/({flags})/' 'p/*/f/'
-"""
-
-
 def _tcsh(flags: Mapping[str, Flag[object, object]]) -> str:
     values = sorted((flag.name, flag.completes) for flag in flags.values() if flag.completes)
     told = " ".join(f"'n/{name}/({words})/'" for name, words in values)
-    return _TCSH.format(values=told, flags=" ".join(flags).replace("--", ""))
+    names = " ".join(flags).replace("--", "")
+    return f"complete rallyrun {told} 'c/--/({names})/' 'p/*/f/'\n"

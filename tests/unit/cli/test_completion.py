@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 from tests.pages import blocks_tested_by
 
 from rallypoint import cli
-from rallypoint.cli.completion import _ABOUT_JOBS, completion, script_for
+from rallypoint.cli.completion import _ABOUT_JOBS, _flags_of, completion, script_for
+from rallypoint.cli.flags import JobOptions, RunOptions
 
 # A stand-in for the program that names running jobs, one of which could do harm.
 JOBS = r"rallypoint() { printf '%s\n' train-1f0e 'my job' '$(touch harm)'; }"
@@ -94,6 +96,23 @@ def test_every_command_about_a_job_completes_jobs(
         assert cli.main() == 0
         takes_job = f"usage: rallypoint {name} [JOB]" in capfd.readouterr().out
         assert takes_job is (name in _ABOUT_JOBS), name
+
+
+def test_each_command_completes_its_own_flags(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in set(cli._COMMANDS) - {"run", "doctor", "script"}:  # their help leaves some out
+        monkeypatch.setattr("sys.argv", ["rallypoint", name, "--help"])
+        assert cli.main() == 0
+        out = capfd.readouterr().out
+        shown = set(re.findall(r"^  (?:-\w, )?(--[a-z][\w-]*)", out, re.MULTILINE))
+        assert {flag.name for flag in _flags_of(name)} == shown, name
+    of_run = {flag.name for flag in _flags_of("run")}
+    assert of_run == set(RunOptions.flags)
+    assert {flag.name for flag in _flags_of("doctor")} == of_run | {"--json", "--path", "--wait"}
+    of_script = {flag.name for flag in _flags_of("script")}
+    assert of_script > set(JobOptions.flags) | {"--image", "--time"}
+    assert not of_script & {"--print-completion", "--use-env"}
 
 
 @pytest.mark.parametrize(
