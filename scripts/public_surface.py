@@ -139,14 +139,14 @@ def variables() -> Iterator[str]:
 
 
 def flags() -> Iterator[str]:
-    """Each flag of each command, as `--help` shows it; those of `run` are variables, too."""
+    """Each flag of each command, as its help shows it; those of `run` are variables, too."""
     from rallypoint.cli import _COMMANDS, command_of
     from rallypoint.cli.flags import RunOptions
 
     for command in _COMMANDS:
         subjects = ("slurm", "jobset") if command == "script" else ("",)
         for subject in subjects:
-            words = [*filter(None, [subject]), "--help"]
+            words = [*filter(None, [subject]), "--help-all" if command == "run" else "--help"]
             with contextlib.redirect_stdout(io.StringIO()) as text:
                 status = command_of(command)(words)
             called = " ".join(filter(None, ["rallypoint", command, subject]))

@@ -1,6 +1,6 @@
 """pages.py [--check]: write the pages that follow from other files, or say which are out of date.
 
-- docs/reference/command-line.md: `--help` of each command, word for word;
+- docs/reference/command-line.md: the help of each command, word for word;
 - docs/decisions/index.md: the decisions, with their status and date.
 
 Run it with the Python of an environment that has Rallypoint: `make pages`.
@@ -19,13 +19,15 @@ from rallypoint import cli
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OF_COMMANDS = {"script": ("script slurm", "script jobset")}  # commands that have commands
+HELP = {"run": "--help-all"}  # instead of --help
 
 _COMMAND_LINE = """\
 # Command line
 
 <!-- Written by `make pages` from `--help`; do not edit. -->
 
-`rallyrun` is `rallypoint run`. Each text below is what the command prints with `--help`.
+`rallyrun` is `rallypoint run`. Each text below is what the command prints with `--help`;
+for `run`, with `--help-all`.
 [Exit statuses](../exit-statuses.md) and [environment variables](environment.md) have their own
 pages.
 """
@@ -43,9 +45,9 @@ a decision no longer holds, its status names the page that replaces it.
 
 
 def help_of(command: str) -> str:
-    """What `rallypoint COMMAND --help` prints."""
+    """What `rallypoint COMMAND` prints as its help, with all flags."""
     printed = io.StringIO()
-    before, sys.argv = sys.argv, ["rallypoint", *command.split(), "--help"]
+    before, sys.argv = sys.argv, ["rallypoint", *command.split(), HELP.get(command, "--help")]
     try:
         with contextlib.redirect_stdout(printed):
             status = cli.main()

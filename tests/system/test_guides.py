@@ -63,7 +63,7 @@ def test_one_machine(block: Block, tmp_path: Path) -> None:
         assert f"{size} workers, {ending}" in done.stdout
     assert ("local rank" in done.stderr) == ("RALLYPOINT_DEBUG" in text)
     kept = 2 if "--log-dir" in text else 0
-    assert len(list(tmp_path.glob("logs/*/attempt_0/*/stdout.log"))) == kept
+    assert len(list(tmp_path.glob("logs/latest/attempt_0/*/stdout.log"))) == kept
     assert ("[1] " in done.stdout) == ("--log-prefix" in text)
 
 

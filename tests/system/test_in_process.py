@@ -95,7 +95,7 @@ def test_elastic_launch_takes_what_config_from_args_gives(launch: Launch) -> Non
     assert status == 0, launch.err
     shown = ["r:0> 0 ['x']", "r:1> 1 ['x']", "{0: None, 1: None}"]
     assert sorted(launch.out.splitlines()) == shown
-    assert len(list(launch.directory.glob("logs/*/attempt_0/?/stdout.log"))) == 2
+    assert len(list(launch.directory.glob("logs/latest/attempt_0/?/stdout.log"))) == 2
 
 
 def test_any_thread_may_launch_and_leaks_nothing(launch: Launch) -> None:
@@ -261,8 +261,8 @@ def test_shells_complete_the_flags(launch: Launch) -> None:
     for shell in ("zsh", "tcsh", "bash"):
         assert launch.run("--print-completion", shell) == 0
         assert "nproc-per-node" in launch.out
-    words = 'COMP_WORDS=(rallyrun --numa-binding "e"); COMP_CWORD=2; _rallyrun; '
-    words += 'echo "${COMPREPLY[@]}"; COMP_WORDS=(rallyrun --nproc); COMP_CWORD=1; _rallyrun; '
+    words = 'COMP_WORDS=(rallyrun --numa-binding "e"); COMP_CWORD=2; _rallypoint; '
+    words += 'echo "${COMPREPLY[@]}"; COMP_WORDS=(rallyrun --nproc); COMP_CWORD=1; _rallypoint; '
     script = launch.out + words + 'echo "${COMPREPLY[@]}"\n'
     start = f"import os; os.execvp('bash', ['bash', '-c', {script!r}])"
     assert launch.run(launcher=("-c", start)) == 0

@@ -130,6 +130,19 @@ def test_of_several_jobs_one_must_be_named(launch: Launch, tmp_path: Path) -> No
     assert launch.process.poll() is None
 
 
+def test_a_job_without_a_name_is_found_by_its_script(launch: Launch) -> None:
+    pid = start_waiting_job(launch)
+    ((name, run_id),) = [(row["name"], row["run_id"]) for row in rows_of(pid)]
+    assert name == f"worker-{str(run_id)[:4]}"
+    assert str(name) in rallypoint("ps", "--quiet").stdout.splitlines()
+    for word in (str(name), str(run_id), str(run_id)[:6]):
+        assert rallypoint("status", word).stdout.startswith(f"job {name}: round 0, 3 ranks")
+    wait_until(lambda: rallypoint("stop", str(name)).returncode in (0, 5))
+    assert launch.process is not None
+    launch.process.wait(60)
+    assert f"job {name} (process {pid}: " in rallypoint("explain", str(name)).stdout
+
+
 @pytest.mark.everyday
 def test_a_job_that_is_not_named_is_ended_only_if_somebody_says_so(launch: Launch) -> None:
     pid = start_waiting_job(launch, "--rdzv-id", "theirs\x1b[2J")

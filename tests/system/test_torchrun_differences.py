@@ -147,7 +147,7 @@ def test_sessions(launch: Launch) -> None:
 
 def test_completion(launch: Launch) -> None:
     assert launch.run("--print-completion", "bash") == 0
-    assert launch.out.endswith("complete -o default -F _rallyrun rallyrun\n")
+    assert launch.out.endswith("complete -o default -F _rallypoint rallypoint rallyrun\n")
 
 
 def test_threads(launch: Launch) -> None:
@@ -206,12 +206,19 @@ def test_last_line(launch: Launch) -> None:
     script = launch.script("import sys; sys.stdout.write('no end')")
     assert launch.run("--tee", "1", "--log-dir", "l", script) == 0
     assert launch.out == "[default0]:no end\n"
-    (log,) = launch.directory.glob("l/*/attempt_0/0/stdout.log")
+    (log,) = launch.directory.glob("l/latest/attempt_0/0/stdout.log")
     assert log.read_text() == "no end"
+
+
+def test_latest(launch: Launch) -> None:
+    for _ in range(2):
+        assert launch.run("--log-dir", "l", "--rdzv-id", "try", launch.script("1")) == 0
+    latest = (launch.directory / "l/latest").resolve()
+    assert launch.err.startswith(f"rallypoint: logs: {latest}\n")
 
 
 @pytest.mark.everyday
 def test_error_files(launch: Launch) -> None:
     assert launch.run("--log-dir", "l", launch.script("1 / 0")) == 1
-    (path,) = launch.directory.glob("l/*/attempt_0/0/error.json")
+    (path,) = launch.directory.glob("l/latest/attempt_0/0/error.json")
     assert json.loads(path.read_text())["message"]["message"].startswith("ZeroDivisionError")

@@ -24,9 +24,15 @@ if attempt == "0" and rank == "0":
 """
 
 
+def run_below(directory: Path) -> Path:
+    """The run's directory, beside which we make the link `latest`."""
+    (run,) = (path for path in directory.iterdir() if not path.is_symlink())
+    return run
+
+
 def files_below(directory: Path) -> dict[str, str]:
     """Path below the run's directory -> content."""
-    (run,) = directory.iterdir()
+    run = run_below(directory)
     paths = [path for path in run.rglob("*") if path.is_file()]
     return {str(path.relative_to(run)): path.read_bytes().decode() for path in paths}
 
@@ -40,7 +46,7 @@ def test_files_and_terminal(launcher: tuple[str, ...], launch: Launch) -> None:
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
     ]
     assert launch.run(*flags, launch.script(WORKER), launcher=launcher) == 0, launch.err
-    (run,) = (launch.directory / "logs").iterdir()
+    run = run_below(launch.directory / "logs")
     assert run.name.startswith("job_")
     found = files_below(launch.directory / "logs")
     expected = {}
@@ -109,7 +115,7 @@ def test_the_logs_are_named_at_the_start_and_in_the_last_line(launch: Launch) ->
     script = launch.script("import sys; print('why', file=sys.stderr); sys.exit(4)")
     assert launch.run("--log-dir", "deep/er", "-r", "2", script) == 1
     lines = launch.err.splitlines()
-    (run,) = (launch.directory / "deep/er").iterdir()
+    run = run_below(launch.directory / "deep/er")
     assert lines[0] == f"rallypoint: logs: {run}"
     path = Path(lines[-1].removeprefix("  logs: "))
     assert path == run / "attempt_0/0/stderr.log"

@@ -15,22 +15,32 @@ from collections.abc import Callable, Sequence
 
 import rallypoint
 
-_COMMANDS = {
-    "bench": "measure operations next to other libraries, or calibrate predictions",
-    "doctor": "find out what prevents a job from starting, and what to do about it",
-    "explain": "say why a job is stuck, slow or dead",
-    "logs": "print the output of the workers of a running job",
-    "ps": "list your jobs that run on this machine",
-    "run": "start a script in several processes that work together",
-    "script": "print a batch script for Slurm or a manifest for Kubernetes",
-    "simulate": "predict the time of collective algorithms on many ranks",
-    "stacks": "print the Python stacks of the workers of a running job",
-    "status": "show what each worker of a running job is doing",
-    "stop": "end a running job on all its nodes",
-    "store": "serve a key-value store that outlives the nodes of a job",
-    "trace": "draw the calls of a running job over time, for Perfetto",
-    "where": "show what is recognised here, such as a Slurm step, and by which variables",
+GROUPS = {
+    "Run": {
+        "run": "start a script in several processes that work together",
+        "stop": "end a running job on all its nodes",
+        "script": "print a batch script for Slurm or a manifest for Kubernetes",
+        "store": "serve a key-value store that outlives the nodes of a job",
+    },
+    "Look": {
+        "ps": "list your jobs that run on this machine",
+        "status": "show what each worker of a running job is doing",
+        "explain": "say why a job is stuck, slow or dead",
+        "logs": "print the output of the workers of a running job",
+        "stacks": "print the Python stacks of the workers of a running job",
+        "trace": "draw the calls of a running job over time, for Perfetto",
+    },
+    "Prepare": {
+        "doctor": "find out what prevents a job from starting, and what to do about it",
+        "where": "show what is recognised here, such as a Slurm step, and by which variables",
+        "completion": "print a script that completes commands, flags and jobs in a shell",
+    },
+    "Lab": {
+        "bench": "measure operations next to other libraries, or calibrate predictions",
+        "simulate": "predict the time of collective algorithms on many ranks",
+    },
 }
+_COMMANDS = sorted(name for group in GROUPS.values() for name in group)
 
 _STUDIES = {"bench", "script", "simulate", "trace"}  # in rallypoint.lab
 
@@ -43,13 +53,9 @@ _MEANT = {
     **dict.fromkeys(("check", "diagnose"), "doctor"),
 }
 
-_HELP = """\
-usage: rallypoint COMMAND ...
-
-{commands}
-
+_EXAMPLES = """\
   rallypoint run --nproc-per-node 4 train.py    four workers on this machine
-  rallypoint run --help                         all flags of a command
+  rallypoint help run                           the same as rallypoint run --help
   rallypoint --version
 """
 
@@ -110,11 +116,17 @@ def command_of(name: str) -> Callable[[Sequence[str]], int]:
 
 def _dispatch(words: Sequence[str]) -> int:
     name = words[0] if words else "--help"
+    if name == "help" and words[1:]:
+        words = [words[1], "--help"]
+        name = words[0]
     if name in _COMMANDS:
         return command_of(name)(words[1:])
     if name in ("--help", "-h", "help"):
-        commands = "\n".join(f"  {name:<10}{text}" for name, text in _COMMANDS.items())
-        print(_HELP.format(commands=commands), end="")
+        print("usage: rallypoint COMMAND ...\n")
+        for title, commands in GROUPS.items():
+            rows = [f"  {command:<12}{text}" for command, text in commands.items()]
+            print(f"{title}:", *rows, "", sep="\n")
+        print(_EXAMPLES, end="")
         return 0 if words else 2
     if name in ("--version", "-V"):
         print("rallypoint", rallypoint.__version__)

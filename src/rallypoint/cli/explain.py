@@ -19,7 +19,7 @@ from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.launch.inspection.all_nodes import look_everywhere
-from rallypoint.launch.inspection.saved_job import kept_jobs
+from rallypoint.launch.inspection.saved_job import latest_kept
 
 PROGRAM = "rallypoint explain"
 _PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")
@@ -55,13 +55,13 @@ def _explain_running(job: RunningJob, options: _ExplainOptions) -> int:
 
 def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
     """Explain the latest failed job of that name; None if there is none."""
-    for job in kept_jobs():
-        if not word or job.run_id.startswith(word) or str(job.pid) == word:
-            name = f"job {job.run_id} (process {job.pid}: {' '.join(job.command)[:60]})"
-            note = f"{name} ended at {_time(job.ended)} with exit status {job.status}"
-            found = [f"the launcher stopped it, because {job.hang}"] if job.hang else []
-            return _tell(job.facts, job.facts, (note, *found), options)
-    return None
+    job = latest_kept(word)
+    if job is None:
+        return None
+    name = f"job {job.name} (process {job.pid}: {' '.join(job.command)[:60]})"
+    note = f"{name} ended at {_time(job.ended)} with exit status {job.status}"
+    found = [f"the launcher stopped it, because {job.hang}"] if job.hang else []
+    return _tell(job.facts, job.facts, (note, *found), options)
 
 
 def _tell(first: Facts, second: Facts, notes: Sequence[str], options: _ExplainOptions) -> int:

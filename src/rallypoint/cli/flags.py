@@ -23,6 +23,7 @@ from rallypoint.cli.options import (
     text,
     whole,
 )
+from rallypoint.cluster.places import KINDS
 from rallypoint.launch.job import STOP_SIGNALS, TOKEN, OnHang
 from rallypoint.launch.log_spec import StreamMap
 
@@ -168,7 +169,8 @@ class _FailureOptions(Options, title="Failures and shutdown"):
                             "SECONDS", seconds, None)
     on_hang = Flag("when the job hangs: 'report' says why, in one line (default);\n"
                    "'restart' ends the workers as if one had failed; 'stop' ends the\n"
-                   "job; 'off' does not watch for hangs", "WHAT", _read_on_hang, OnHang.REPORT)
+                   "job; 'off' does not watch for hangs", "WHAT", _read_on_hang, OnHang.REPORT,
+                   completes="off report restart stop")
     hang_after = Flag("a job counts as hanging when ranks have waited for at least this\n"
                       "long, and ten times longer than before (default 30); a tenth is enough\n"
                       "where they wait for one that a signal has stopped", "SECONDS",
@@ -181,8 +183,8 @@ class _FailureOptions(Options, title="Failures and shutdown"):
 
 
 class _LogOptions(Options, title="Output and logs"):
-    log_dir = Flag("keep logs below DIR, in RUN-ID_RANDOM/attempt_N/LOCAL-RANK/", "DIR",
-                   text, None)
+    log_dir = Flag("keep logs below DIR, in RUN-ID_RANDOM/attempt_N/LOCAL-RANK/; the link\n"
+                   "DIR/latest leads to the newest job's", "DIR", text, None)
     redirects = Flag("streams to write to stdout.log and stderr.log instead of here:\n"
                      "0 none, 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:1,1:3",
                      "WHICH", _read_streams, StreamMap(), short="-r", completes="0 1 2 3")
@@ -243,7 +245,7 @@ class _MeetingOptions(Options, title="Several machines, each with its own launch
     on = Flag("take missing values from this environment only: slurm, flux,\n"
               "open-mpi, ...; 'here' for none (default: the one recognised, which\n"
               "`rallypoint where` shows); 'ray': start a launcher on --nnodes nodes\n"
-              "of a Ray cluster", "PLACE", text, "")
+              "of a Ray cluster", "PLACE", text, "", completes=" ".join((*KINDS, "here", "ray")))
     node_rank = Flag("number of this machine, from 0 (default 0)", "N", whole, None,
                      elsewhere=("--machine-rank", "--rank"))
     master_addr = Flag("address of machine 0 (default 127.0.0.1)", "ADDRESS", text, "127.0.0.1",
@@ -277,6 +279,9 @@ class JobOptions(
 class RunOptions(JobOptions):
     """The flags of `rallypoint run`."""
 
+    dry_run = Flag.switch("print the nodes, and the ranks, variables and command of each worker;\n"
+                          "start nothing")
+    help_all = Flag.switch("all flags, with more examples, variables and exit statuses")
     print_completion = Flag("print a script that completes these flags in a shell:\n"
                             "bash, zsh or tcsh", "SHELL", one_of("bash", "zsh", "tcsh"), "",
                             completes="bash zsh tcsh")
@@ -297,45 +302,3 @@ class LegacyOptions(RunOptions, title="Of torch.distributed.launch"):
     def launcher(self) -> Sequence[str]:
         return ("-m", "rallypoint.launch")
 # fmt: on
-
-
-USAGE = """\
-usage: rallypoint run [FLAGS] SCRIPT [ARGUMENTS...]
-
-Start SCRIPT in several processes that work together. Each gets RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR, MASTER_PORT and torchrun's other variables. When one fails, the launcher stops the
-others and reports the first failure. When the launcher ends, for any reason, so do all processes.
-
-Four workers on this machine; one worker for each GPU, or for each CPU without GPUs:
-  rallypoint run --nproc-per-node 4 train.py --epochs 10
-  rallypoint run --nproc-per-node auto -m my_package.train
-
-Output in files, and rank 0's here as well; up to three restarts of all workers after a failure:
-  rallypoint run --nproc-per-node 8 --log-dir logs -r 3 -t 0:3 --max-restarts 3 train.py
-
-Two machines, each with its own --node-rank, and both with the same token:
-  RALLYPOINT_TOKEN=... rallypoint run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 \\
-      --nproc-per-node 8 train.py
-
-Three machines with one command, over ssh; when it ends, for any reason, all of them end:
-  rallypoint run --hosts node1,node2,node3:4 --nproc-per-node 8 train.py
-
-Two to four nodes of a Ray cluster, from one of them or with `ray job submit`:
-  rallypoint run --on ray --nnodes 2:4 --nproc-per-node 8 train.py
-
-Everything after SCRIPT is passed to it unchanged, except that ${local_rank} is replaced.
-"""
-
-ENDINGS = """
-Each flag can also be spelled with '_', or set by a variable, as in PET_NPROC_PER_NODE=4.
-PYTHON_EXEC names the Python that runs SCRIPT (default: this one). With several workers,
-OMP_NUM_THREADS is 1 unless you set it. If TORCHELASTIC_ERROR_FILE is set here, the error of the
-worker that failed first is written to that file as JSON.
-
-Exit status: 0 if every worker succeeded; 1 if one failed; 2 if the command line is wrong;
-3 if the job succeeded before this machine had a place in it;
-128 + the signal's number if a signal stopped the launcher (a second Ctrl-C kills at once).
-
-Unlike torchrun: flags cannot be abbreviated, $$ and $local_rank in arguments stay unchanged, each
-restart has an empty store, SIGUSR1 and SIGUSR2 are forwarded and stop nothing unless they are in
---signals-to-handle, and logs are written only if you ask for them."""

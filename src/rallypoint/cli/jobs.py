@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 NO_SUCH_JOB = 5  # the exit status; docs/exit-statuses.md
 JOB_HELP = """\
-JOB is the job's name (--rdzv-id), the beginning of its name, or the pid of its launcher. It may be
-left out if only one job runs on this machine. `rallypoint ps` lists them.
+JOB is the job's name (--rdzv-id, or as `rallypoint ps` shows it), the beginning of its name, or the
+pid of its launcher. It may be left out if only one job runs on this machine.
 """
 
 
@@ -41,6 +41,7 @@ class RunningJob:
     """A job running on this machine.
 
     Attributes:
+        name: as it is shown.
         agents: its agents on this machine; nearly always one.
         is_named: whether the command line names it.
     """
@@ -48,10 +49,11 @@ class RunningJob:
     def __init__(self, agents: Sequence[Found]) -> None:
         self.agents = tuple(agents)
         self.run_id = agents[0].run_id
+        self.name = agents[0].name
         self.is_named = False
 
     def __str__(self) -> str:
-        return f"job {self.run_id} (process {self.agents[0].pid})"
+        return f"job {self.name} (process {self.agents[0].pid})"
 
 
 def running_jobs() -> list[RunningJob]:
@@ -130,12 +132,13 @@ def _matching(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
     if not word:
         return list(jobs)
     by_process = [job for job in jobs if word in [str(agent.pid) for agent in job.agents]]
-    by_name = [job for job in jobs if job.run_id == word]
-    return by_process or by_name or [job for job in jobs if job.run_id.startswith(word)]
+    by_name = [job for job in jobs if word in (job.run_id, job.name)]
+    begun = [job for job in jobs if job.run_id.startswith(word) or job.name.startswith(word)]
+    return by_process or by_name or begun
 
 
 def _listed(jobs: Sequence[RunningJob]) -> str:
-    return ", ".join(f"{job.run_id} ({job.agents[0].pid})" for job in jobs[:8])
+    return ", ".join(f"{job.name} ({job.agents[0].pid})" for job in jobs[:8])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:

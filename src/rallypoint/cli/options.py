@@ -234,7 +234,7 @@ def parse(
         values[flag.name] = before + value if flag.takes_value else "1"
     for flag in flags.values():
         inherited = environ.get(flag.variable)
-        if flag.name in values or not inherited or flag is HELP:
+        if flag.name in values or not inherited or flag.name.startswith(HELP.name):
             continue
         if not flag.takes_value and inherited == "0":
             continue
@@ -305,6 +305,15 @@ def describe(groups: Sequence[FlagGroup]) -> str:
             lines += [f"{'':<30} {line}" for line in more]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def selected(groups: Sequence[FlagGroup], names: Collection[str]) -> list[FlagGroup]:
+    """Only the flags of those names, and only the groups that have some."""
+    found = [
+        FlagGroup(group.title, tuple(flag for flag in group.flags if flag.name in names))
+        for group in groups
+    ]
+    return [group for group in found if group.flags]
 
 
 def _inherited_note(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.base.wording import name_ranks
+from rallypoint.base.wording import name_ranks, one_line
 from rallypoint.cli.jobs import RunningJob, running_jobs, table
 from rallypoint.cli.options import (
     HELP,
@@ -32,6 +32,7 @@ _TIMEOUT_S = 0.5
 
 class _PsOptions(Options):
     json = Flag.switch("print one JSON object per job, for programs")
+    quiet = Flag.switch("print only the jobs' names", "-q")
     help = HELP
 
 
@@ -42,6 +43,9 @@ def ps(words: Sequence[str]) -> int:
 
 def _list(options: _PsOptions, rest: list[str]) -> int:
     refuse_words(rest)
+    if options.quiet:
+        print("".join(f"{one_line(job.name)}\n" for job in running_jobs()), end="")
+        return 0
     rows = [row for job in running_jobs() for row in _rows(job)]
     if options.json:
         for row in rows:
@@ -61,6 +65,7 @@ def _rows(job: RunningJob) -> list[dict[str, object]]:
 def _row(agent: Found) -> dict[str, object] | None:
     row: dict[str, object] = {
         "run_id": agent.run_id,
+        "name": agent.name,
         "pid": agent.pid,
         "command": " ".join(agent.command),
         "began": float(agent.about.get("began", "0")),
@@ -90,11 +95,11 @@ def _cells(row: dict[str, object]) -> tuple[str, ...]:
     if len(command) > _MOST_COMMAND:
         command = command[: _MOST_COMMAND - 4] + " ..."
     if "trouble" in row:
-        return (str(row["run_id"]), str(row["pid"]), "?", str(row["trouble"]), "", "", command)
+        return (str(row["name"]), str(row["pid"]), "?", str(row["trouble"]), "", "", command)
     ranks, round_number = row["ranks"], row["round"]
     assert isinstance(ranks, list)
     return (
-        str(row["run_id"]),
+        str(row["name"]),
         str(row["pid"]),
         f"{row['node_rank']} of {row['nodes'] or row['nnodes']}",
         name_ranks(ranks).partition(" ")[2] if ranks else "none",

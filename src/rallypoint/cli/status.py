@@ -43,7 +43,7 @@ def status(words: Sequence[str]) -> int:
 
 def _tell(job: RunningJob, _: _StatusOptions) -> int:
     looks = look_everywhere(job.agents)
-    print(printable(_title(looks.status)))
+    print(printable(_title(job.name, looks.status)))
     nodes = looks.second.nodes
     rows = [_row(worker, node) for node in nodes for worker in node.workers]
     if rows:
@@ -57,12 +57,12 @@ def _tell(job: RunningJob, _: _StatusOptions) -> int:
     return 0
 
 
-def _title(told: AgentStatus) -> str:
+def _title(name: str, told: AgentStatus) -> str:
     if told.round < 0:
         waiting = f": {told.news}" if told.news else ""
-        return f"job {told.run_id}: no round yet, after {duration(told.uptime_s)}{waiting}"
+        return f"job {name}: no round yet, after {duration(told.uptime_s)}{waiting}"
     return (
-        f"job {told.run_id}: round {told.round}, {told.world_size} ranks on {told.nodes}"
+        f"job {name}: round {told.round}, {told.world_size} ranks on {told.nodes}"
         f" node{'s' * (told.nodes != 1)}; {told.phase}, {duration(told.uptime_s)} after its start"
     )
 

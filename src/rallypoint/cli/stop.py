@@ -83,8 +83,7 @@ def _description(job: RunningJob) -> str:
         size = "it does not answer"
     age = duration(max(0.0, time.time() - float(agent.about.get("began", "0"))))
     return (
-        f"job {job.run_id} (process {agent.pid}: {command}; {size}, started {age} ago in"
-        f" {directory})"
+        f"job {job.name} (process {agent.pid}: {command}; {size}, started {age} ago in {directory})"
     )
 
 

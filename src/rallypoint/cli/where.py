@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.wording import printable
+from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.jobs import table
 from rallypoint.cli.options import (
     HELP,
@@ -44,7 +45,8 @@ machine's network interfaces, and the one that a job of several nodes would use.
 
 class _WhereOptions(Options):
     on = Flag(f"look only for this: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
-              f"{', '.join(KINDS[10:])}; or here, for none", "PLACE", text, "")  # fmt: skip
+              f"{', '.join(KINDS[10:])}; or here, for none", "PLACE", text, "",
+              completes=" ".join((*KINDS, "here")))  # fmt: skip
     towards = Flag("where nodes would meet: one host name or address, or several with\n"
                    "commas between them (default: what the environment says)",
                    "HOST", text, "")  # fmt: skip
@@ -63,7 +65,10 @@ def _where(options: _WhereOptions, rest: list[str]) -> int:
         print(_RAY)
         return 0
     found = recognized(options.on, os.environ)
-    print(_NOTHING if found is None else printable(reading_text(found)))
+    if found is None:
+        print(_NOTHING, printable(defaults_text(os.environ)), sep="\n")
+    else:
+        print(printable(reading_text(found)))
     if os.environ.get("RAY_ADDRESS"):
         print("", _RAY, sep="\n")
     if without := without_us(options.on, os.environ):
@@ -103,6 +108,24 @@ def reading_text(found: Reading) -> str:
     if found.run_id:
         rows.append(("job's name", found.run_id, found.sources["job's name"]))
     return "\n".join([*_table(rows), "", *_conclusion(found)])
+
+
+def defaults_text(environ: Mapping[str, str]) -> str:
+    """What a job has that takes nothing from its surroundings, and the flags that change it."""
+    defaults = JobOptions()
+    rows = [
+        ("node", f"0 of {defaults.nnodes[1]}", "--node-rank, --nnodes"),
+        ("workers", defaults.nproc_per_node, "--nproc-per-node"),
+        ("store at", f"{defaults.master_addr}, any free port", "--master-addr, --master-port"),
+        ("meeting by", defaults.rdzv_backend, "--rdzv-backend"),
+        ("job's name", "a new one", "--rdzv-id"),
+    ]
+    given = [
+        f"{flag.variable}={environ[flag.variable]}"
+        for flag in JobOptions.flags.values()
+        if environ.get(flag.variable)
+    ]
+    return "\n".join([*_table(rows), *([f"except as set by {', '.join(given)}"] if given else [])])
 
 
 def process_text(process: LaunchedProcess) -> str:
@@ -202,4 +225,5 @@ It uses the cluster at RAY_ADDRESS, or else the one that this machine belongs to
 _FAILS = "Without `rallypoint run`, init_process_group() fails here: "
 _NOTHING = f"""\
 Nothing is recognised here: `rallypoint run` starts its workers on this machine alone.
-Known are {", ".join(KINDS)}."""
+Known are {", ".join(KINDS)}.
+Without flags, `rallypoint run` uses"""

@@ -27,3 +27,8 @@ __all__ = [
     "TooFewPeersError",
     "run",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names; the modules of this package are not."""
+    return sorted(__all__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 from collections.abc import Mapping
@@ -310,7 +311,17 @@ def test_the_token_of_a_file_counts_and_reaches_no_log(tmp_path: Path) -> None:
 
 
 def test_no_variable_asks_for_help() -> None:
-    assert split("x", PET_HELP="1")[0] == {}
+    assert split("x", PET_HELP="1", PET_HELP_ALL="1")[0] == {}
+
+
+def test_the_short_help_has_no_seldom_used_flags(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_module.run(["--help"]) == 0
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", capfd.readouterr().out, re.MULTILINE)
+    assert len(shown) <= 20
+    assert set(shown) <= set(RunOptions.flags)
+    assert run_module.run(["--help-all"]) == 0
+    everything = capfd.readouterr().out
+    assert all(f"  {name}" in everything or f", {name}" in everything for name in RunOptions.flags)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +329,13 @@ def test_no_variable_asks_for_help() -> None:
     [
         (["--help"], 0, "usage: rallypoint COMMAND", ""),
         ([], 2, "usage: rallypoint COMMAND", ""),
+        (["help"], 0, "Prepare:\n  doctor      find out what", ""),
+        (["help", "ps"], 0, "usage: rallypoint ps", ""),
+        (["help", "run", "train.py"], 0, "usage: rallypoint run", ""),
+        (["help", "rum"], 2, "", "unknown command rum; did you mean run?"),
         (["--version"], 0, "rallypoint 0.", ""),
         (["run", "--help"], 0, "--nproc-per-node N", ""),
+        (["run", "--help-all"], 0, "--signals-to-handle NAMES", ""),
         (["rum"], 2, "", "unknown command rum; did you mean run?"),
         (["--runn"], 2, "", "unknown flag --runn"),
         (["train.py"], 2, "", "did you mean: rallypoint run train.py?"),

@@ -1,8 +1,10 @@
-"""How `rallypoint where` shows interfaces and routes."""
+"""How `rallypoint where` shows defaults, interfaces and routes."""
 
 from __future__ import annotations
 
-from rallypoint.cli.where import interface_table, network_text, route_table
+from rallypoint.cli.flags import RunOptions
+from rallypoint.cli.read_job import read_job
+from rallypoint.cli.where import defaults_text, interface_table, network_text, route_table
 from rallypoint.cluster.interface_facts import (
     Address,
     Interface,
@@ -58,3 +60,15 @@ def test_this_machine() -> None:
     assert "For a job of several nodes: lo, 127.0.0.1" in said
     wrong = network_text([], {"RALLYPOINT_SOCKET_IFNAME": "nope"})
     assert "No interface for a job of several nodes: RALLYPOINT_SOCKET_IFNAME=nope: no" in wrong
+
+
+def test_the_defaults_are_those_of_a_job() -> None:
+    job, _ = read_job(RunOptions(), [__file__], {})
+    told = defaults_text({})
+    assert f"node        {job.nodes.node_rank} of {job.nodes.count} " in told
+    assert f"workers     {job.local_world_size} " in told
+    assert f"store at    {job.nodes.master_addr}, any free port " in told
+    assert job.nodes.master_port == 0
+    assert job.rendezvous is None
+    changed = defaults_text({"PET_NNODES": "3", "PATH": "/bin"})
+    assert changed == f"{told}\nexcept as set by PET_NNODES=3"

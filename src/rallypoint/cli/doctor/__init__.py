@@ -51,8 +51,8 @@ these flags are not needed. They meet at the endpoint, and each prints the findi
   rallypoint doctor --nnodes 2 --node-rank 0 --master-addr 10.0.0.1
 
 The exit status is 0 if nothing is red, 1 if something is, and 2 if the command line is wrong.
-`rallypoint run --help` lists the flags that choose the nodes; docs/guides/doctor.md says what each
-check does. Further flags:
+`rallypoint run --help-all` lists the flags that choose the nodes; docs/guides/doctor.md says what
+each check does. Further flags:
 """
 
 

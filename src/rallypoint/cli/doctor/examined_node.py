@@ -167,7 +167,7 @@ def _without_relative_paths(order: LookOrder) -> LookOrder:
 
 
 def _jobs() -> tuple[str, ...]:
-    return tuple(f"{agent.run_id} (process {agent.pid})" for agent in running_agents())
+    return tuple(f"{agent.name} (process {agent.pid})" for agent in running_agents())
 
 
 def main() -> int:

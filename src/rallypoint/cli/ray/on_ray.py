@@ -14,7 +14,7 @@ import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -43,21 +43,25 @@ _OTHERS = ("--hosts", "--hostfile", "--rsh")
 
 def run_on_ray(options: RunOptions, command: Sequence[str]) -> int:
     """Run `rallypoint run --on ray ...`; returns the exit status."""
-    refuse([name for name in (*MEETING, *_OTHERS) if name != "--on"], options, "--on ray")
     environ = dict(os.environ)  # before Ray changes it
-    nnodes = options.nnodes
-
-    def plan_for(workers: str) -> Plan:
-        return make_plan(options, command, environ, hosts=(), nnodes=nnodes, workers=workers)
-
-    plan_for("")  # errors that do not depend on the node are reported before Ray is asked
+    # Errors that do not depend on the node are reported before Ray is asked.
+    plan_on_ray(options, command, environ)
     fill_standard_descriptors()
     cluster = Cluster()
     try:
         need = read_need(options, [node.resources for node in cluster.nodes()])
-        return RayStarter(plan_for(str(need.workers)), cluster, need).run()
+        plan = plan_on_ray(options, command, environ, workers=str(need.workers))
+        return RayStarter(plan, cluster, need).run()
     finally:
         cluster.close()
+
+
+def plan_on_ray(
+    options: RunOptions, command: Sequence[str], environ: Mapping[str, str], workers: str = ""
+) -> Plan:
+    """Read the flags; `workers` is the number on each node, once it is known."""
+    refuse([name for name in (*MEETING, *_OTHERS) if name != "--on"], options, "--on ray")
+    return make_plan(options, command, environ, hosts=(), nnodes=options.nnodes, workers=workers)
 
 
 class RayStarter(Starter):

@@ -132,12 +132,14 @@ class BenchmarkOptions(Options, title="rallypoint bench OPERATION"):
     sizes = Flag("bytes of the larger buffer, as in nccl-tests: doubling, or a list\n"
                  "(default 8:64M)", "A:B|A,B", _read_sizes, doubling("8:64M", "--sizes"))
     dtype = Flag("float32 (default), float64, float16, int8, int16, int32, int64, uint8",
-                 "TYPE", _known(*ITEM_BYTES), "float32")
-    op = Flag("sum (default), product, min, max", "OP", _known(*OPERATORS), "sum")
+                 "TYPE", _known(*ITEM_BYTES), "float32", completes=" ".join(ITEM_BYTES))
+    op = Flag("sum (default), product, min, max", "OP", _known(*OPERATORS), "sum",
+              completes=" ".join(OPERATORS))
     algorithm = Flag("algorithm that our calls must use: a name, or a file of your own", "NAME",
                      text, "")
     backend = Flag("our transport: rallypoint (default: all), shm, tcp", "NAME",
-                   _known("rallypoint", "shm", "tcp"), "rallypoint")
+                   _known("rallypoint", "shm", "tcp"), "rallypoint",
+                   completes="rallypoint shm tcp")
     vs = Flag("peers in the same run: gloo, mpich, openmpi, intelmpi, ucx", "A,B",
               lambda text, flag: tuple(_known(*PEERS)(word, flag) for word in _words(text)), ())
     mpi_env = Flag("virtual environments with mpi4py and an MPI, or with commux (ucx):\n"

@@ -31,8 +31,8 @@ submits nothing.
 
 Each has a --help of its own."""
 _MORE = """
-and the flags of `rallypoint run` (see rallypoint run --help), which are copied into the script,
-except for those that the scheduler answers, such as --node-rank and --rdzv-endpoint."""
+and the flags of `rallypoint run` (see rallypoint run --help-all), which are copied into the
+script, except for those that the scheduler answers, such as --node-rank and --rdzv-endpoint."""
 # Flags that differ from node to node, or whose values the scheduler provides.
 _ANSWERED = (
     *("--node-rank", "--local-addr", "--master-addr", "--master-port", "--standalone", "--on"),

@@ -14,11 +14,12 @@ from rallypoint.lab.quantities import doubling, size
 
 PROGRAM = "rallypoint simulate"
 USAGE = """\
-usage: rallypoint simulate COLLECTIVE [FLAGS]
+usage: rallypoint simulate [COLLECTIVE [FLAGS]]
 
 Predict the time of a collective from a model of the links. It simulates the programs that the
 engine runs. COLLECTIVE is all_reduce, reduce, broadcast, all_gather, gather, scatter,
-reduce_scatter, all_to_all or barrier.
+reduce_scatter, all_to_all or barrier. Without any words, it prints the five fastest algorithms for
+an example.
 
   rallypoint simulate all_reduce --ranks 24576 --ranks-per-node 6 --bytes 8 \\
       --algorithms ring,double_tree --links summit
@@ -26,7 +27,7 @@ reduce_scatter, all_to_all or barrier.
   rallypoint simulate all_reduce --ranks 8 --algorithms double_tree --explain
 """
 
-_STATUS_OK, _STATUS_FAILED, _STATUS_USAGE = 0, 1, 2
+_STATUS_OK, _STATUS_FAILED = 0, 1
 _count = reader(lambda text: integer(text, 1), "{name} {text} is not a number above 0.")
 _number = reader(float, "{name} {text} is not a number.")
 
@@ -124,15 +125,14 @@ def request_of(collective: str, options: SimulationOptions) -> SimulationRequest
 def simulate(words: Sequence[str]) -> int:
     """Run `rallypoint simulate WORDS`; returns the exit status."""
     collective = words[0] if words and not words[0].startswith("-") else ""
-    status = perform(
+    return perform(
         PROGRAM,
-        words[bool(collective) :] if words else ["--help"],
+        words[bool(collective) :],
         SimulationOptions,
-        partial(_simulate, collective),
+        partial(_simulate, collective) if words else _show_example,
         usage=USAGE,
         statuses=((CallerError, _STATUS_FAILED),),
     )
-    return status if words else _STATUS_USAGE
 
 
 def _simulate(collective: str, options: SimulationOptions, rest: list[str]) -> int:
@@ -162,6 +162,13 @@ def _show(request: SimulationRequest, options: SimulationOptions) -> None:
         write_json(options.json, request, results)
     if options.plot is not None:
         plot(options.plot, request, results)
+
+
+def _show_example(options: SimulationOptions, _: list[str]) -> int:
+    from rallypoint.lab.simulate.rows import show_fastest
+
+    show_fastest(request_of("all_reduce", options))
+    return _STATUS_OK
 
 
 def _list_models() -> int:

@@ -179,15 +179,40 @@ def block_bytes(collective: Collective, nbytes: int, ranks: int) -> float:
     return nbytes / collective.most_blocks(ranks)
 
 
+def show_fastest(request: SimulationRequest) -> None:
+    """Print the five fastest algorithms, each with its fastest variant, and one sentence."""
+    results = rows_of(request)
+    by_algorithm: dict[str, Prediction] = {}
+    for row in sorted(results.rows, key=lambda row: row.time_us):
+        by_algorithm.setdefault(row.algorithm, row)
+    _print_table(list(by_algorithm.values())[:5])
+    print(
+        f"The five fastest algorithms for {request.collective} of"
+        f" {human_bytes(request.nbytes[0])} among {request.ranks[0]} ranks, predicted with the"
+        f" constants of {results.model.name}; see `rallypoint simulate --help`."
+    )
+
+
 def show(request: SimulationRequest, results: Results) -> None:
     """Print the table and its notes."""
-    variants = any(row.variant for row in results.rows)
-    noisy = any(row.p95_us is not None for row in results.rows)
+    _print_table(results.rows)
+    for text in (*_ratios(results), *results.notes):
+        print(text)
+    model = results.model
+    print(f"Predicted, not measured, with the constants of {model.name} ({model.source}).")
+    if model.measured_ranks and max(request.ranks) > model.measured_ranks:
+        print(f"Extrapolated: the constants were measured with up to {model.measured_ranks} ranks.")
+    sys.stdout.flush()
+
+
+def _print_table(rows: Sequence[Prediction]) -> None:
+    variants = any(row.variant for row in rows)
+    noisy = any(row.p95_us is not None for row in rows)
     columns = ["algorithm", *(["variant"] if variants else []), "ranks", "bytes"]
     columns += ["median" if noisy else "time", *(["p95"] if noisy else [])]
     columns += ["steps", "busiest link", "algbw GB/s", "busbw GB/s", "bound"]
     table = [columns]
-    for row in results.rows:
+    for row in rows:
         cells = [row.algorithm, *([row.variant] if variants else []), str(row.ranks)]
         cells += [human_bytes(row.bytes), human_time(row.time_us)]
         cells += [human_time(row.p95_us)] if row.p95_us is not None else []
@@ -199,13 +224,6 @@ def show(request: SimulationRequest, results: Results) -> None:
         padded = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
         print(line[0].ljust(widths[0]), *padded[1:], sep="  ")
     print()
-    for text in (*_ratios(results), *results.notes):
-        print(text)
-    model = results.model
-    print(f"Predicted, not measured, with the constants of {model.name} ({model.source}).")
-    if model.measured_ranks and max(request.ranks) > model.measured_ranks:
-        print(f"Extrapolated: the constants were measured with up to {model.measured_ranks} ranks.")
-    sys.stdout.flush()
 
 
 def _ratios(results: Results) -> Iterator[str]:

@@ -20,7 +20,7 @@ from rallypoint.lab.trace.chrome import to_lines
 from rallypoint.lab.trace.slices import Drawing, draw
 from rallypoint.launch.inspection.all_nodes import trace_everywhere
 from rallypoint.launch.inspection.node_trace import JobTrace, NodeTrace, WorkerTrace
-from rallypoint.launch.inspection.saved_job import KeptJob, kept_jobs
+from rallypoint.launch.inspection.saved_job import KeptJob, latest_kept
 
 PROGRAM = "rallypoint trace"
 _SECONDS = 5.0
@@ -81,18 +81,19 @@ def _trace_running(job: RunningJob, options: _TraceOptions) -> int:
             seen = trace_everywhere(job.agents, seconds, is_over.is_set)
         if not any(node.workers for node in seen.nodes):
             raise HostError(f"{job} has no workers yet; `rallypoint status` says why.")
-        _write(path, seen, f"{brief(max(map(_traced_s, seen.nodes)))} of")
+        traced_s = brief(max(map(_traced_s, seen.nodes)))
+        _write(path, seen, f"{traced_s} of job {job.name}")
     return 0
 
 
 def _trace_ended(word: str, options: _TraceOptions) -> int | None:
     """Trace the last calls of the latest failed job of that name; None if there is none."""
-    for job in kept_jobs():
-        if not word or job.run_id.startswith(word) or str(job.pid) == word:
-            with _writable(Path(options.output)) as path:
-                _write(path, _of_kept(job), "the last calls of")
-            return 0
-    return None
+    job = latest_kept(word)
+    if job is None:
+        return None
+    with _writable(Path(options.output)) as path:
+        _write(path, _of_kept(job), f"the last calls of job {job.name}")
+    return 0
 
 
 @contextmanager
@@ -216,6 +217,6 @@ def _summary(path: Path, seen: JobTrace, drawing: Drawing, what: str) -> str:
     ranks_and_nodes = f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
     size = Path(path).stat().st_size
     return (
-        f"{path}: {what} job {seen.run_id}, {drawing.calls} calls of {ranks_and_nodes}"
+        f"{path}: {what}, {drawing.calls} calls of {ranks_and_nodes}"
         f" ({size / 1e6:.1f} MB); open it at {_VIEWER}"
     )

@@ -105,8 +105,13 @@ class Found(Record):
 
     @property
     def run_id(self) -> str:
-        """The job's name."""
+        """The job's name, or a random UUID."""
         return self.about.get("run_id", "")
+
+    @property
+    def name(self) -> str:
+        """The job's name as it is shown."""
+        return shown_name(self.run_id, self.command)
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -128,6 +133,25 @@ class Found(Record):
             os.close(directory)
         if _peer_of(to_it) != (self.pid, self.user):  # it was a link to something else
             raise ConnectionRefusedError("another process listens there")
+
+
+def shown_name(run_id: str, command: tuple[str, ...]) -> str:
+    """``train-1f0e`` for a job without a name, whose run id is a random UUID; else the run id.
+
+    Args:
+        command: what its workers run.
+    """
+    parts = run_id.split("-")
+    is_uuid = [len(part) for part in parts] == [8, 4, 4, 4, 12]
+    if not is_uuid or not set("".join(parts)) <= set("0123456789abcdef"):
+        return run_id
+    # PYTHON -u [-m] SCRIPT, PYTHON -u -c TEXT SCRIPT, or PROGRAM
+    words = list(command[2:] if command[1:2] == ("-u",) else command[:1])
+    is_module = words[:1] == ["-m"]
+    words = words[1:] if is_module else words[2:] if words[:1] == ["-c"] else words
+    script = words[0].rstrip("/").rpartition("/")[2] if words else ""
+    stem = script.rpartition(".")[2] if is_module else script.removesuffix(".py")
+    return f"{stem if stem.strip('-.') else 'job'}-{run_id[:4]}"
 
 
 def describe_agent(job: Job, logs: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import from_json, to_json
 from rallypoint.diagnosis.facts import Facts
+from rallypoint.launch.inspection.entries import shown_name
 
 _MOST_FILES = 20
 _MOST_BYTES = 1 << 20
@@ -39,6 +40,11 @@ class KeptJob:
     status: int
     facts: Facts
     hang: str = ""
+
+    @property
+    def name(self) -> str:
+        """The job's name as it is shown."""
+        return shown_name(self.run_id, self.command)
 
 
 def keep(job: KeptJob) -> None:
@@ -67,6 +73,14 @@ def kept_jobs() -> list[KeptJob]:
         except (OSError, ValueError, HostError):  # of another version, say
             continue
     return jobs
+
+
+def latest_kept(word: str) -> KeptJob | None:
+    """The job that failed last of those that `word` selects, as for running jobs; empty: of all."""
+    for job in kept_jobs():
+        if word in ("", str(job.pid)) or job.run_id.startswith(word) or job.name.startswith(word):
+            return job
+    return None
 
 
 def _directory() -> Path:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rallypoint.launch.output.lines import LineReader, Outlet
     from rallypoint.launch.output.tee import FilteredFile
 
+_LATEST = "latest"
 _CLEAN_LOOKS = 5
 _BETWEEN_LOOKS_S = 0.01
 
@@ -38,6 +39,8 @@ class JobDirectory:
 
     A process that takes the local rank of another one in the same round has files of its own, in
     attempt_N/LOCAL_RANK.2 and so on.
+
+    Below a directory for logs, the link `latest` leads to the newest of these directories.
 
     Attributes:
         path: where it is; empty if it could not be created. Without logs that does no harm: error
@@ -71,6 +74,8 @@ class JobDirectory:
                     "another with --log-dir."
                 ) from None
             self.path = ""
+        if log_directory and is_kept:
+            _link_latest(parent, name)
 
     @property
     def to_remove(self) -> str:
@@ -147,6 +152,21 @@ def _make(path: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _link_latest(parent: str, name: str) -> None:
+    """Let `latest` in `parent` lead to that directory, in one step; without it nothing is lost."""
+    latest, new = f"{parent}/{_LATEST}", f"{parent}/.{_LATEST}.{name}"
+    try:
+        if os.path.lexists(latest) and not os.path.islink(latest):
+            return  # it is the user's
+        os.symlink(name, new)
+        try:
+            os.replace(new, latest)
+        except OSError:
+            os.unlink(new)
+    except OSError:  # the disk is full, or its file system has no symbolic links
+        return
 
 
 NO_LOGS = "the workers wrote to this output; --log-dir DIR --redirects 3 keeps it in files"

@@ -198,3 +198,14 @@ def test_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_link_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "all_reduce", "--links", "help")
     assert "volta_summit     LL, LL128, Simple    NCCL v2.5.6" in text
+
+
+def test_without_words_it_shows_the_five_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+    table, sentence = run(capsys).split("\n\n")
+    _, *rows = table.splitlines()
+    assert len({row.split()[0] for row in rows}) == len(rows) == 5
+    assert sentence.startswith("The five fastest algorithms for all_reduce of 1 MiB among 8 ranks")
+    assert sentence.count("\n") == 1
+    every = [line.split() for line in run(capsys, "all_reduce").splitlines()[1:] if " LL" in line]
+    assert {row.split()[0] for row in rows} < {words[0] for words in every}
+    assert "name a collective" in run(capsys, "--ranks", "4", status=2)

@@ -16,7 +16,12 @@ from pathlib import Path
 import pytest
 
 from rallypoint.launch.inspection import entries
-from rallypoint.launch.inspection.entries import Entry, describe_agent, running_agents
+from rallypoint.launch.inspection.entries import (
+    Entry,
+    describe_agent,
+    running_agents,
+    shown_name,
+)
 from rallypoint.launch.job import Job, Nodes, Rendezvous
 from rallypoint.rendezvous.job.round import Endpoint
 
@@ -294,3 +299,30 @@ def connects_as(user: int, path: str) -> bool:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+UUID = "1f0e2a43-0b1c-4d5e-8f90-a1b2c3d4e5f6"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python -u train.py --x", "train-1f0e"),
+        ("python -u /home/me/train.py", "train-1f0e"),
+        ("python -u -m my.train -x", "train-1f0e"),
+        ("python -u -c text some/train.py", "train-1f0e"),
+        ("./train.sh x", "train.sh-1f0e"),
+        ("python -u package/", "package-1f0e"),
+        ("python -u -", "job-1f0e"),
+        ("python -u .", "job-1f0e"),
+        ("python -u", "job-1f0e"),
+        ("", "job-1f0e"),
+    ],
+)
+def test_a_job_without_a_name_is_called_by_its_script(command: str, name: str) -> None:
+    assert shown_name(UUID, tuple(command.split())) == name
+
+
+@pytest.mark.parametrize("run_id", ["try", "none", "", UUID[:-1], UUID.replace("f", "g"), "a-b"])
+def test_a_job_with_a_name_is_called_by_it(run_id: str) -> None:
+    assert shown_name(run_id, ("python", "-u", "train.py")) == run_id

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,8 +32,45 @@ def test_each_process_has_files_of_its_own(tmp_path: Path) -> None:
 def test_logs_stay(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "logs"
     directory = JobDirectory("job", {}, log_directory=str(place), is_kept=True)
-    assert [str(path) for path in place.iterdir()] == [directory.path]
+    latest = place / "latest"
+    assert {str(path) for path in place.iterdir()} == {directory.path, str(latest)}
     assert directory.to_remove == ""
+    assert latest.resolve() == Path(directory.path)
+    assert not latest.readlink().is_absolute()  # the whole directory may be moved
+    newer = JobDirectory("job", {}, log_directory=str(place), is_kept=True)
+    assert latest.resolve() == Path(newer.path)
+    assert len(list(place.iterdir())) == 3
+
+
+def test_a_latest_of_the_users_stays(tmp_path: Path) -> None:
+    for make in (Path.touch, Path.mkdir):
+        place = tmp_path / make.__name__
+        place.mkdir()
+        make(place / "latest")
+        JobDirectory("job", {}, log_directory=str(place), is_kept=True)
+        assert not (place / "latest").is_symlink()
+
+
+@pytest.mark.parametrize("call", ["symlink", "replace"])
+def test_a_file_system_without_links(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, refuse)
+    directory = JobDirectory("job", {}, log_directory=str(tmp_path), is_kept=True)
+    assert [str(path) for path in tmp_path.iterdir()] == [directory.path]
+
+
+def test_jobs_at_the_same_time_leave_one_link(tmp_path: Path) -> None:
+    def start(_: int) -> str:
+        return JobDirectory("job", {}, log_directory=str(tmp_path), is_kept=True).path
+
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(start, range(100)))
+    assert str((tmp_path / "latest").resolve()) in paths
+    assert len(list(tmp_path.iterdir())) == 101
 
 
 def test_a_place_that_is_a_file(tmp_path: Path) -> None:
