@@ -27,7 +27,7 @@ from rallypoint.launch.job import (
     with_silence,
     worker_environ,
 )
-from rallypoint.rendezvous.job.round import Endpoint, Round, Seat
+from rallypoint.rendezvous.job.round import Endpoint, Seat, seats_of
 from rallypoint.rendezvous.timeouts import read_timeouts
 
 _UNKNOWN = "?"
@@ -152,7 +152,7 @@ def _seat(job: Job) -> Seat:
     node_rank, count = _nodes(job)
     members = [job.member.__replace__(key=str(rank), node_rank=rank) for rank in range(count)]
     store = Endpoint(host=job.nodes.master_addr, port=job.nodes.master_port or 1)
-    return Round(number=0, members=tuple(members), store=store).seats()[str(node_rank)]
+    return seats_of(tuple(members), number=0, store=store)[str(node_rank)]
 
 
 def _variables(job: Job, seat: Seat, local_rank: int) -> dict[str, str]:
