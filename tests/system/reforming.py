@@ -12,12 +12,14 @@ import os
 import random
 import select
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 
 import rallypoint as dist
+from rallypoint.process_group.formation import shrinking
 from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.init_method import JoinedStore
@@ -177,10 +179,20 @@ def agreeing(group: ProcessGroup, deaths: int) -> None:
     dist.destroy_process_group()
 
 
+def voting(group: ProcessGroup, victim: int) -> None:
+    """A rank ends once the others have voted it into the next group."""
+    say(ready=os.getpid())
+    if group.rank() == victim:
+        shrinking._formed = lambda *_: os._exit(0)
+    began_s = time.monotonic()
+    group = dist.shrink_group()
+    say(size=group.size(), seconds=time.monotonic() - began_s)
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
     dist.init_process_group(timeout=WAIT)
     chosen = dist.group.WORLD
     assert chosen is not None
-    {"killed": killed, "stopped": stopped, "rounds": rounds, "agreeing": agreeing}[sys.argv[1]](
-        chosen, int(sys.argv[2])
-    )
+    whats = (killed, stopped, rounds, agreeing, voting)
+    {each.__name__: each for each in whats}[sys.argv[1]](chosen, int(sys.argv[2]))

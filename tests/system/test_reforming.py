@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import SOON_S
 
 from rallypoint.store.server import StoreServer
 
@@ -141,3 +142,12 @@ def test_survivors_agree_whoever_dies(deaths: int, backend: str, seed: int) -> N
         assert all(each["sizes"] == told[0]["sizes"] for each in told)
         assert [each["rank"] for each in told] == list(range(4 - deaths))
         assert [each.process.wait(60) for each in members] == [0] * (4 - deaths)
+
+
+@pytest.mark.parametrize(("victim", "backend"), [(0, "tcp"), (2, "shm")])
+def test_a_rank_that_ends_after_the_vote_is_not_waited_for(victim: int, backend: str) -> None:
+    with ranks(3, "voting", victim, backend=backend) as members:
+        told = [each.told() for each in members if members.index(each) != victim]
+        assert [each["size"] for each in told] == [2, 2]
+        assert max(each["seconds"] for each in told) < SOON_S
+        assert [each.process.wait(60) for each in members] == [0, 0, 0]

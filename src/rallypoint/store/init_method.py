@@ -93,6 +93,7 @@ def await_ranks(
     global_ranks: Sequence[int] | None = None,
     says: str = "",
     answer: Callable[[list[str]], str] | None = None,
+    gone: Callable[[], Collection[int]] = tuple,
 ) -> str:
     """Wait until all ranks have called this with the same `name`, which serves once.
 
@@ -100,7 +101,7 @@ def await_ranks(
 
     While it waits, the lowest rank that is there prints every 10 s whom it waits for. It names rank
     `r` as ``global_ranks[r]``. Rank 0 sees when all have come, or one has come and gone, and tells
-    the others.
+    the others. `gone` returns the ranks that are known to have ended without coming.
     """
     done = f"{name}/all"
     names = range(world_size) if global_ranks is None else global_ranks
@@ -116,7 +117,9 @@ def await_ranks(
         came = presence.there | presence.gone
         # At the end, others may have given up a moment earlier because of the ranks that never
         # came.
-        if lost is not None and (not wait.is_last or len(came) == world_size):
+        if lost is None or (wait.is_last and len(came) < world_size):
+            lost = min(gone(), default=None)
+        if lost is not None:
             if rank == 0:
                 store.set(done, f"{_LOST}{lost}")
                 presence.await_leaving(rank)

@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,6 +109,7 @@ class GroupRequest:
             through this store, not by a run's name or its token.
         connect_timeout: how long connecting may take once all have come, for each hundred members;
             None: the rest of `timeout`.
+        gone: returns the ranks, in the group, that are known to have ended or left.
     """
 
     store: Store
@@ -124,6 +125,7 @@ class GroupRequest:
     key_when_formed: str = ""
     is_across_jobs: bool = False
     connect_timeout: timedelta | None = None
+    gone: Callable[[], Collection[int]] = tuple
 
     def await_members(
         self, prefix: str, *, says: str = "", answer: Callable[[list[str]], str] | None = None
@@ -138,6 +140,7 @@ class GroupRequest:
             global_ranks=self.members,
             says=says,
             answer=answer,
+            gone=self.gone,
         )
 
     def report_formed(self, keys: Sequence[str] = ()) -> None:

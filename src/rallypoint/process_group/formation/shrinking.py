@@ -150,8 +150,12 @@ def _check(ranks: object, old: ProcessGroup) -> None:
 
 
 def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
-    """The successor, beside the old group."""
+    """The successor, beside the old group, which shows who of its members ends meanwhile."""
     world = old.world
+
+    def gone() -> list[int]:
+        return [kept.index(rank) for rank in old.communicator.gone() if rank in kept]
+
     if old.is_world:
         number = old.counts["shrink"]
         request = GroupRequest(
@@ -165,6 +169,7 @@ def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
             device=world.device,
             name=world.title,
             is_across_jobs=world.is_across_jobs,
+            gone=gone,
         )
         return form_world(request, group_name=old.group_name)
     formed = form_group(
@@ -175,6 +180,7 @@ def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
         by_ranks=True,
         description=None if old.group_desc == "undefined" else old.group_desc,
         sort_ranks=False,
+        gone=gone,
     )
     assert isinstance(formed, ProcessGroup)
     return formed

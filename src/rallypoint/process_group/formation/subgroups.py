@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -79,8 +79,9 @@ def form_group(
     description: str | None = None,
     sort_ranks: bool = True,
     device: object = None,
+    gone: Callable[[], Collection[int]] = tuple,
 ) -> ProcessGroup | int:
-    """new_group within a given world."""
+    """new_group within a given world; `gone` is that of GroupRequest."""
     refuse_among_others()  # before the group has a name, which others count
     whole = world.group
     assert whole is not None
@@ -92,7 +93,7 @@ def form_group(
         return NON_GROUP_MEMBER
     title = f"group {description or name}"
     request = _request(world, name, members, timeout=wait, backend=chosen, title=title)
-    services = join(replace(request, device=device))
+    services = join(replace(request, device=device, gone=gone))
     formed = services.new_group(world, name=name, description=description or "undefined")
     world.subgroups.append(formed)
     return formed
