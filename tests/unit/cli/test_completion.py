@@ -63,7 +63,7 @@ def test_bash(words: list[str], found: str, tmp_path: Path) -> None:
     assert in_bash(words, tmp_path) == found
 
 
-@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed: apt install fish")
 @pytest.mark.parametrize(("line", "found"), COMPLETED)
 def test_fish(line: str, found: list[str]) -> None:
     jobs = "function rallypoint; echo train-1f0e; end"
@@ -73,7 +73,7 @@ def test_fish(line: str, found: list[str]) -> None:
     assert [each.partition("\t")[0] for each in done.stdout.splitlines()] == found
 
 
-@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed: apt install zsh")
 def test_zsh_reads_its_script() -> None:
     subprocess.run(["zsh", "-f", "-n"], input=script_for("zsh"), text=True, check=True)
 
