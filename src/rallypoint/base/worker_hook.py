@@ -4,9 +4,10 @@ It also makes a signal write the stacks of all threads, so that the launcher can
 is stuck (launch/inspection/python_stacks.py).
 
 `rallypoint_worker.pth` installs it at interpreter start; it calls `install` only in processes to
-which a launcher gave a control socket. Rules: it must not slow the start noticeably (hence it
-imports only built-in modules), must never break a worker, and must leave argv, `__main__`, the
-terminal and the output as they are. See docs/decisions/011-worker-tracebacks.md.
+which a launcher gave a control socket, and RALLYPOINT_WORKER_HOOK=0 prevents that. Rules: it must
+not slow the start noticeably (hence it imports only built-in modules), must never break a worker,
+and must leave argv, `__main__`, the terminal and the output as they are. See
+docs/decisions/011-worker-tracebacks.md.
 """
 
 from __future__ import annotations

@@ -90,6 +90,21 @@ def test_an_exception_is_reported_and_printed_as_ever(code: str, kind: str, mess
     assert (done.returncode, done.stdout, done.stderr) == (1, plain.stdout, plain.stderr)
 
 
+LOADED = "import sys; print('rallypoint.base.worker_hook' in sys.modules)"
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("0", False), ("1", True), ("", True)])
+def test_a_variable_turns_it_off(value: str, is_on: bool) -> None:
+    done, messages = run_worker(LOADED, environ={"RALLYPOINT_WORKER_HOOK": value})
+    assert done.stdout == f"{is_on}\n"
+    assert len(messages) == is_on
+    assert done.stderr == ""
+
+
+def test_a_process_that_is_no_worker_does_not_load_it() -> None:
+    assert run_plain(LOADED).stdout == "False\n"
+
+
 @pytest.mark.parametrize("code", ["pass", "raise SystemExit(3)", "import os; os._exit(4)"])
 def test_no_exception_no_report(code: str) -> None:
     _, messages = run_worker(code)
