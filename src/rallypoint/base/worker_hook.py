@@ -274,7 +274,8 @@ def _offer_stacks() -> None:
         return
     # Loaded without the path finders, which take twice as long as the rest.
     package = __file__.rpartition("/")[0].rpartition("/")[0]
-    path = f"{package}/_stacks{_imp.extension_suffixes()[0]}"
+    paths = (f"{package}/_stacks{suffix}" for suffix in _imp.extension_suffixes())
+    path = next(path for path in paths if os.access(path, os.R_OK))  # a wheel's for 3.12: abi3
     stacks = _imp.create_dynamic(ModuleSpec("rallypoint._stacks", None, origin=path))
     memory = _memory(f"{STACKS_NAME}{number}")
     if not stacks.answer(number, memory):
