@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON ?=
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo quick test test-all test-torch test-gpu check docs docs-serve pages sanitize fuzz coverage check-long bench clean
+.PHONY: help demo quick test test-all test-torch test-gpu test-aarch64 wheel check docs docs-serve pages sanitize fuzz coverage check-long bench clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
@@ -15,6 +15,9 @@ help:
 	@echo "                 which goes into an environment of its own (several GB; TESTS=... runs some of them)"
 	@echo "make test-gpu  the tests that need a GPU, and PyTorch in .venv (RALLYPOINT_TEST_DEVICE=cpu: the"
 	@echo "               same tests with the CPU in its place)"
+	@echo "make wheel   wheels for x86-64 and aarch64, glibc 2.28 and newer, into dist/ (needs Python 3.11 and a"
+	@echo "             newer one; PYTHONS='python3.11 python3.13' names others)"
+	@echo "make test-aarch64  the native unit tests for aarch64, emulated (needs qemu and a cross-compiler)"
 	@echo "make check   formatting, types, import contracts, the words of pages"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at 127.0.0.1:8000"
 	@echo "make pages   write the pages of docs/ that follow from other files: --help, decisions"
@@ -59,6 +62,12 @@ test-torch: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	@$(VENV)/bin/python -m pytest -v tests/gpu $(TESTS)
+
+test-aarch64:
+	@scripts/test_aarch64
+
+wheel:
+	@scripts/wheel $(PYTHONS)
 
 check: $(VENV)/.installed
 	@scripts/check $(VENV)

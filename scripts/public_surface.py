@@ -131,7 +131,7 @@ def variables() -> Iterator[str]:
     """Environment variables of ours that the source names."""
     pattern = re.compile(r"\b(?:RALLYPOINT|TORCHELASTIC|TORCH_ELASTIC)_[A-Z0-9_]*[A-Z0-9]\b")
     found: set[str] = set()
-    for folder, ends in ((SOURCE, (".py",)), (ROOT / "native", (".cc", ".h"))):
+    for folder, ends in ((SOURCE, (".py",)), (ROOT / "native", (".cc", ".h", ".pth"))):
         for path in folder.rglob("*"):
             if path.suffix in ends and "tests" not in path.parts:
                 found.update(pattern.findall(path.read_text(encoding="utf-8")))

@@ -12,6 +12,27 @@ which pyproject.toml defines, is read from the installed package's metadata in t
 from __future__ import annotations
 
 import importlib
+import sys
+
+_CONTAINER = (
+    "docker build -t rallypoint -f examples/docker/Dockerfile . && docker run -it --rm rallypoint"
+)
+
+
+def _refusal() -> str:
+    """Why this Python cannot run Rallypoint, as the build says it (CMakeLists.txt); "": it can."""
+    if sys.platform != "linux":
+        supported = f"Rallypoint runs on Linux, x86-64 and aarch64; this is {sys.platform}."
+        return f"{supported} Use a container: {_CONTAINER}"
+    if "t" in sys.abiflags:
+        supported = f"Rallypoint does not support free-threaded Python; this is {sys.executable}."
+        usual = "Use the usual build of Python, for example in a container:"
+        return f"{supported} {usual} {_CONTAINER}"
+    return ""
+
+
+if _refused := _refusal():
+    raise ImportError(_refused)
 
 _homes: dict[str, str] = {}  # public name -> its module
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <iostream>
 
 #include "engine/flight_record.h"
 #include "engine/life_word.h"
@@ -92,8 +93,18 @@ CASE(a_transfer_that_a_thread_waits_for_has_a_place) {
   CHECK_EQUAL(status, 0);
 }
 
+// False under gVisor and qemu, where nothing marks the word: a case that waits for it is left out.
+bool has_robust_futexes(const char* name) {
+  robust_list_head* head = nullptr;
+  std::size_t bytes = 0;
+  if (syscall(SYS_get_robust_list, 0, &head, &bytes) == 0) return true;
+  std::cerr << "left out, as this system has no robust futexes: " << name << "\n";
+  return false;
+}
+
 // Another process would tell the end of this one: it holds the word from its first group on.
 CASE(a_record_is_that_of_one_living_process_whose_end_its_word_tells) {
+  if (!has_robust_futexes(__func__)) return;
   const Memory memory;
   std::atomic<std::uint32_t>& word = memory.header().life_word;
   const Child child(memory);
@@ -109,6 +120,7 @@ CASE(a_record_is_that_of_one_living_process_whose_end_its_word_tells) {
 }
 
 CASE(who_waits_for_the_word_is_woken) {
+  if (!has_robust_futexes(__func__)) return;
   const Memory memory;
   std::atomic<std::uint32_t>& word = memory.header().life_word;
   const Child child(memory);

@@ -4,9 +4,10 @@ It also makes a signal write the stacks of all threads, so that the launcher can
 is stuck (launch/inspection/python_stacks.py).
 
 `rallypoint_worker.pth` installs it at interpreter start; it calls `install` only in processes to
-which a launcher gave a control socket. Rules: it must not slow the start noticeably (hence it
-imports only built-in modules), must never break a worker, and must leave argv, `__main__`, the
-terminal and the output as they are. See docs/decisions/011-worker-tracebacks.md.
+which a launcher gave a control socket, and RALLYPOINT_WORKER_HOOK=0 prevents that. Rules: it must
+not slow the start noticeably (hence it imports only built-in modules), must never break a worker,
+and must leave argv, `__main__`, the terminal and the output as they are. See
+docs/decisions/011-worker-tracebacks.md.
 """
 
 from __future__ import annotations
@@ -273,7 +274,8 @@ def _offer_stacks() -> None:
         return
     # Loaded without the path finders, which take twice as long as the rest.
     package = __file__.rpartition("/")[0].rpartition("/")[0]
-    path = f"{package}/_stacks{_imp.extension_suffixes()[0]}"
+    paths = (f"{package}/_stacks{suffix}" for suffix in _imp.extension_suffixes())
+    path = next(path for path in paths if os.access(path, os.R_OK))  # a wheel's for 3.12: abi3
     stacks = _imp.create_dynamic(ModuleSpec("rallypoint._stacks", None, origin=path))
     memory = _memory(f"{STACKS_NAME}{number}")
     if not stacks.answer(number, memory):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import IO
 
 import pytest
 
+import rallypoint
 from rallypoint.base.control_message import Hello, Message, WorkerError, decode, encode
 from rallypoint.base.worker_hook import identity_of
 from rallypoint.launch.output.failure_report import read_error_file
@@ -88,6 +91,35 @@ def test_an_exception_is_reported_and_printed_as_ever(code: str, kind: str, mess
     assert not error.is_secondary
     plain = run_plain(code)
     assert (done.returncode, done.stdout, done.stderr) == (1, plain.stdout, plain.stderr)
+
+
+LOADED = "import sys; print('rallypoint.base.worker_hook' in sys.modules)"
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("0", False), ("1", True), ("", True)])
+def test_a_variable_turns_it_off(value: str, is_on: bool) -> None:
+    done, messages = run_worker(LOADED, environ={"RALLYPOINT_WORKER_HOOK": value})
+    assert done.stdout == f"{is_on}\n"
+    assert len(messages) == is_on
+    assert done.stderr == ""
+
+
+def test_a_process_that_is_no_worker_does_not_load_it() -> None:
+    assert run_plain(LOADED).stdout == "False\n"
+
+
+@pytest.mark.parametrize("suffix", importlib.machinery.EXTENSION_SUFFIXES)
+def test_stacks_are_offered_from_each_kind_of_wheel(suffix: str, tmp_path: Path) -> None:
+    """That of Python 3.11 names the version, and that of 3.12 and later the stable ABI."""
+    package = Path(rallypoint.__file__).parent
+    copy = tmp_path / "rallypoint"
+    shutil.copytree(package / "base", copy / "base")
+    shutil.copy(package / "__init__.py", copy)
+    (compiled,) = package.glob("_stacks*.so")
+    shutil.copy(compiled, copy / f"_stacks{suffix}")
+    code = "from rallypoint.base import worker_hook; print(worker_hook.stacks_signal > 0)"
+    done, _ = run_worker(code, environ={"PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize("code", ["pass", "raise SystemExit(3)", "import os; os._exit(4)"])

@@ -30,6 +30,54 @@ def configure(folder: Path, *options: str, **variables: str) -> str:
 def test_another_system(system: str, tmp_path: Path) -> None:
     said = configure(tmp_path, f"-DCMAKE_SYSTEM_NAME={system}")
     assert f"Rallypoint runs on Linux, x86-64 and aarch64; this is {system}." in said
+    assert CONTAINER in said
+
+
+CONTAINER = (
+    "docker build -t rallypoint -f examples/docker/Dockerfile . && docker run -it --rm rallypoint"
+)
+
+
+@pytest.fixture
+def free_threaded(tmp_path: Path) -> str:
+    """A folder for PYTHONPATH that makes Python say it was built without the GIL."""
+    pretence = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
+    (tmp_path / "sitecustomize.py").write_text(pretence)
+    return str(tmp_path)
+
+
+def test_a_build_for_free_threaded_python(free_threaded: str, tmp_path: Path) -> None:
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    said = configure(tmp_path / "build", "-DSKBUILD=ON", python, PYTHONPATH=free_threaded)
+    assert f"does not support free-threaded Python; this is {sys.executable}." in said
+    assert CONTAINER in said
+
+
+def test_an_environment_of_free_threaded_python(free_threaded: str, tmp_path: Path) -> None:
+    command = [ROOT / "scripts" / "create_venv", sys.executable, tmp_path / "venv"]
+    environ = os.environ | {"PYTHONPATH": free_threaded}
+    made = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert made.returncode == 1
+    (line,) = made.stderr.splitlines()
+    assert f"'{sys.executable}' is a free-threaded Python" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("platform = 'darwin'", "runs on Linux, x86-64 and aarch64; this is darwin."),
+        ("platform = 'win32'", "runs on Linux, x86-64 and aarch64; this is win32."),
+        ("abiflags = 't'", "does not support free-threaded Python; this is /"),
+    ],
+)
+def test_an_import_elsewhere(change: str, said: str) -> None:
+    code = f"import sys; sys.{change}; import rallypoint"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: Rallypoint ")
+    assert said in last
+    assert last.endswith(CONTAINER)
 
 
 def test_a_compiler_for_32_bits(tmp_path: Path) -> None:
