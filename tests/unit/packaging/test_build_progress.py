@@ -30,7 +30,15 @@ sys.exit(3)
 
 
 def build(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PROGRAM, "it", folder / "log", sys.executable, "-c", code]
+    command: list[str | Path] = [
+        sys.executable,
+        PROGRAM,
+        "it",
+        folder / "log",
+        sys.executable,
+        "-c",
+        code,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -69,7 +77,15 @@ def test_a_failure_of_another_kind_shows_the_last_lines(tmp_path: Path) -> None:
 
 def test_on_a_terminal_one_line_is_rewritten(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, PROGRAM, "it", tmp_path / "log", sys.executable, "-c", BUILD]
+    command: list[str | Path] = [
+        sys.executable,
+        PROGRAM,
+        "it",
+        tmp_path / "log",
+        sys.executable,
+        "-c",
+        BUILD,
+    ]
     subprocess.run(command, stdout=theirs, check=True, env=os.environ | {"TERM": "xterm"})
     os.close(theirs)
     shown = without_times(os.read(ours, 1 << 16).decode())

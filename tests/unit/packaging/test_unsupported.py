@@ -54,7 +54,11 @@ def test_a_build_for_free_threaded_python(free_threaded: str, tmp_path: Path) ->
 
 
 def test_an_environment_of_free_threaded_python(free_threaded: str, tmp_path: Path) -> None:
-    command = [ROOT / "scripts" / "create_venv", sys.executable, tmp_path / "venv"]
+    command: list[str | Path] = [
+        ROOT / "scripts" / "create_venv",
+        sys.executable,
+        tmp_path / "venv",
+    ]
     environ = os.environ | {"PYTHONPATH": free_threaded}
     made = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert made.returncode == 1
@@ -123,7 +127,7 @@ def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
     bare.chmod(0o755)
     for tool in ("sh", "uname", "dirname"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
-    command = [ROOT / "scripts" / "create_venv", bare, tmp_path / "venv"]
+    command: list[str | Path] = [ROOT / "scripts" / "create_venv", bare, tmp_path / "venv"]
     environ = {"PATH": str(tmp_path), "CXX": "absent-g++"}
     made = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert made.returncode == 1
