@@ -25,7 +25,7 @@ def test_the_wheel_for_old_systems_runs_a_job(tmp_path: Path) -> None:
     assert made.returncode == 0
     version = f"cp3{sys.version_info.minor}"
     tag = "cp311-cp311" if version == "cp311" else "cp312-abi3"
-    wheels = (ROOT / "dist").glob(f"rallypoint-*-{tag}-*manylinux_2_28_{processor}.whl")
+    wheels = (ROOT / "dist").glob(f"rallypoint-*-{tag}-manylinux_2_*_{processor}.whl")
     newest = max(wheels, key=lambda path: path.stat().st_mtime)
     subprocess.run([ROOT / "scripts" / "make_venv", sys.executable, tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
