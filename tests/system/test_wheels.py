@@ -29,7 +29,7 @@ def test_the_wheel_for_old_systems_runs_a_job(tmp_path: Path) -> None:
     newest = max(wheels, key=lambda path: path.stat().st_mtime)
     subprocess.run([ROOT / "scripts" / "make_venv", sys.executable, tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", newest]
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", newest]
     subprocess.run(install, check=True)
     tried = subprocess.run(
         [ROOT / "scripts" / "try_package", python],
