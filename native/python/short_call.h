@@ -9,7 +9,7 @@ namespace rallypoint::python {
 
 inline constexpr Py_ssize_t kMostParameters = 16;
 
-// What a function does with its arrays; process_group/calls/short_way.py has the same numbers.
+// What a function does with its arrays; process_group/calls/call.py has the same numbers.
 enum class Form : int {
   in_place,   // one array is input and output
   onto_root,  // the same, but only the root has an output
