@@ -109,8 +109,7 @@ def _show_ray(plan: Plan) -> None:
 
 
 def _launcher(plan: Plan, number: int, points: Sequence[str]) -> str:
-    words = [*plan.options.launcher, *plan.words(number, points)]
-    return shlex.join(["python", *(word for word in words if word != "--dry-run")])
+    return shlex.join(["python", *plan.options.launcher, *plan.words(number, points)])
 
 
 def _show_environ(plan: Plan) -> None:

@@ -109,7 +109,8 @@ def test_each_command_completes_its_own_flags(
         assert {flag.name for flag in _flags_of(name)} == shown, name
     of_run = {flag.name for flag in _flags_of("run")}
     assert of_run == set(RunOptions.flags)
-    assert {flag.name for flag in _flags_of("doctor")} == of_run | {"--json", "--path", "--wait"}
+    of_doctor = {flag.name for flag in _flags_of("doctor")}
+    assert of_doctor == {*JobOptions.flags, "--json", "--path", "--wait", "--help"}
     of_script = {flag.name for flag in _flags_of("script")}
     assert of_script > set(JobOptions.flags) | {"--image", "--time"}
     assert not of_script & {"--print-completion", "--use-env"}

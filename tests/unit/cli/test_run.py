@@ -341,6 +341,7 @@ def test_the_short_help_has_no_seldom_used_flags(capfd: pytest.CaptureFixture[st
         (["train.py"], 2, "", "did you mean: rallypoint run train.py?"),
         (["--np", "2", "a.py", "b"], 2, "", "did you mean: rallypoint run --np 2 a.py ...?"),
         (["ps", "mine"], 2, "", "rallypoint ps: 'mine' is not a flag; it takes no other"),
+        (["doctor", "--dry-run"], 2, "", "unknown flag --dry-run"),
         (["where", "mine"], 2, "", "rallypoint where: 'mine' is not a flag; it takes no other"),
         (["store", "mine"], 2, "", "unexpected argument 'mine'; it takes only flags"),
         (["store", "--port", "70000"], 2, "", "--port 70000 is not a port; give one from 0 to"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from rallypoint.base.address import is_loopback
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import read_port_range
-from rallypoint.cli.flags import RunOptions, read_token
+from rallypoint.cli.flags import JobOptions, read_token
 from rallypoint.cli.options import HELP, JSON, Flag, UsageError, seconds, text
 from rallypoint.cli.read_job import DEFAULT_PORTS, read_endpoints, read_place
 from rallypoint.cli.remote.plan import FORWARDED, RemoteHost, named_variables, read_hosts
@@ -28,7 +28,7 @@ _DIRECTORY = "/"
 _HERE = "127.0.0.1"
 
 
-class DoctorOptions(RunOptions):
+class DoctorOptions(JobOptions):
     """The flags of `run`, and further ones."""
 
     path = Flag("look whether PATH can be read and written on every node, as for data and\n"

@@ -33,7 +33,7 @@ MEETING = ("--standalone", "--on", "--node-rank", "--master-addr", "--master-por
             "--rdzv-backend", "--rdzv-endpoint")  # fmt: skip
 # Flags that each launcher gets in another way.
 _OWN = (*HostOptions.flags, *RayOptions.flags, "--on", "--nnodes", "--nproc-per-node", "--rdzv-id",
-        "--token-file")  # fmt: skip
+        "--token-file", "--dry-run")  # fmt: skip
 _COUNTED_THERE = ("auto", "cpu", "gpu", "xpu")
 
 
