@@ -282,7 +282,10 @@ def perform(
             raise
         is_callers = isinstance(error, CallerError)
         note = _inherited_note(str(error), words, table, environ) if is_callers else ""
-        print(printable(f"{program}: {error}{note}"), file=sys.stderr)
+        sentence = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            sentence = f"{error.filename}: {error.strerror}"
+        print(printable(f"{program}: {sentence}{note}"), file=sys.stderr)
         return status
 
 

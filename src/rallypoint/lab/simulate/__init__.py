@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias, TypeVar
 
 from rallypoint.base.errors import CallerError
 from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, perform, reader, text
 from rallypoint.lab.quantities import doubling, size
+
+T = TypeVar("T")
+Pair: TypeAlias = tuple[int, T]
 
 PROGRAM = "rallypoint simulate"
 USAGE = """\
@@ -29,21 +34,32 @@ an example.
 
 _STATUS_OK, _STATUS_FAILED = 0, 1
 _count = reader(lambda text: integer(text, 1), "{name} {text} is not a number above 0.")
-_number = reader(float, "{name} {text} is not a number.")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:  # false for nan, too
+        raise ValueError(text)
+    return number
+
+
+_number = reader(_finite, "{name} {text} is not a number of at least 0.")
+_whole = reader(integer, "{name} {text} is not a whole number of at least 0.")
 
 
 def _words(text: str, _: str = "") -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
-def _pairs(separator: str) -> Callable[[str, str], tuple[tuple[int, float], ...]]:
-    """A reader of ``"1:2.5,3:4"``."""
+def _pairs(form: str, read: Callable[[str], T]) -> Callable[[str, str], tuple[Pair[T], ...]]:
+    """A reader of ``"1:2.5,3:4"``, of the form A:B; `read` makes the second of each pair."""
+    separator = ":" if ":" in form else "-"
 
-    def pairs(text: str) -> tuple[tuple[int, float], ...]:
+    def pairs(text: str) -> tuple[Pair[T], ...]:
         words = [word.split(separator) for word in _words(text)]
-        return tuple((int(first), float(second)) for first, second in words)
+        return tuple((integer(first), read(second)) for first, second in words)
 
-    return reader(pairs, f"{{name}} {{text}} is not A{separator}B.")
+    return reader(pairs, f"{{name}} {{text}} is not {form}, with numbers of at least 0.")
 
 
 # fmt: off
@@ -63,13 +79,15 @@ class SimulationOptions(Options):
     sweep_ranks = Flag("several numbers of ranks, doubling: 2:4096", "A:B", doubling, None)
     noise = Flag("each operation takes longer at random, by up to this fraction", "SHARE",
                  _number, 0.0)
-    late = Flag("a rank starts late by this many microseconds", "RANK:US", _pairs(":"), ())
-    slow = Flag("a rank is slower by this factor", "RANK:TIMES", _pairs(":"), ())
+    late = Flag("a rank starts late by this many microseconds", "RANK:US",
+                _pairs("RANK:US", _finite), ())
+    slow = Flag("a rank is slower by this factor", "RANK:TIMES",
+                _pairs("RANK:TIMES", _finite), ())
     failed = Flag("the link between two ranks delivers only after --retry-us", "A-B",
-                  _pairs("-"), ())
+                  _pairs("A-B", integer), ())
     retry_us = Flag("default 1000000", "US", _number, 1e6)
     runs = Flag("with --noise: number of runs (default 20)", "N", _count, 20)
-    seed = Flag("random seed of the first run (default 0)", "N", _number, 0)
+    seed = Flag("random seed of the first run (default 0)", "N", _whole, 0)
     json = Flag("write the rows to FILE", "FILE", text, None)
     plot = Flag("draw time over size or ranks to FILE.png or FILE.html (needs matplotlib)", "FILE",
                 text, None)
@@ -104,6 +122,11 @@ def request_of(collective: str, options: SimulationOptions) -> SimulationRequest
         raise UsageError(f"name a collective, as in: {PROGRAM} all_reduce")
     if "--sweep-ranks" in options and "--sweep-bytes" in options:
         raise UsageError("--sweep-ranks and --sweep-bytes cannot be combined.")
+    fewest = min(options.sweep_ranks or [options.ranks])
+    named = [rank for rank, _ in (*options.late, *options.slow)]
+    for rank in (*named, *(rank for pair in options.failed for rank in pair)):
+        if rank >= fewest:
+            raise UsageError(f"there is no rank {rank}; ranks are 0 to {fewest - 1}.")
     return SimulationRequest(
         collective=collective,
         ranks=options.sweep_ranks or [options.ranks],
@@ -114,10 +137,10 @@ def request_of(collective: str, options: SimulationOptions) -> SimulationRequest
         variants=options.variants,
         noise=options.noise,
         runs=options.runs,
-        seed=int(options.seed),
+        seed=options.seed,
         late_us=options.late,
         slow=options.slow,
-        failed=tuple((int(a), int(b)) for a, b in options.failed),
+        failed=options.failed,
         retry_us=options.retry_us,
     )
 
@@ -131,7 +154,7 @@ def simulate(words: Sequence[str]) -> int:
         SimulationOptions,
         partial(_simulate, collective) if words else _show_example,
         usage=USAGE,
-        statuses=((CallerError, _STATUS_FAILED),),
+        statuses=((CallerError, _STATUS_FAILED), (OSError, _STATUS_FAILED)),
     )
 
 

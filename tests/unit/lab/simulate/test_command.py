@@ -146,6 +146,8 @@ def test_custom_algorithm(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (["all_reduce", "--ranks", "24576", "--algorithms", "direct_two_shot"], "too many"),
         (["all_reduce", "--ranks", "17", "--explain"], "too many to draw"),
         (["all_reduce", "--algorithms", "nothing.py"], "cannot load an algorithm from nothing.py"),
+        (["all_reduce", "--json", "/nowhere/x"], "/nowhere/x: No such file or directory"),
+        (["all_reduce", "--json="], ".: Is a directory"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -165,6 +167,13 @@ def test_what_cannot_be_done_is_said(
         (["--ranks", "2"], "name a collective"),
         (["all_reduce", "more"], "unexpected argument 'more'"),
         (["all_reduce", "--noise", "much"], "--noise much is not a number"),
+        (["all_reduce", "--noise", "nan"], "--noise nan is not a number of at least 0"),
+        (["all_reduce", "--retry-us", "inf"], "--retry-us inf is not a number of at least 0"),
+        (["all_reduce", "--seed", "nan"], "--seed nan is not a whole number"),
+        (["all_reduce", "--slow", "0:nan"], "--slow 0:nan is not RANK:TIMES"),
+        (["all_reduce", "--late=-1:3"], "--late -1:3 is not RANK:US"),
+        (["all_reduce", "--late", "8:3"], "there is no rank 8; ranks are 0 to 7"),
+        (["all_reduce", "--ranks", "4", "--failed", "0-4"], "there is no rank 4"),
         (
             ["all_reduce", "--sweep-ranks", "2:4", "--sweep-bytes", "8:16"],
             "--sweep-ranks and --sweep-bytes cannot be combined",
