@@ -12,8 +12,10 @@ from tests.simulation.sim_driver_story import story
 from tests.simulation.sim_keeper import SimEtcd, SimKeeper
 from tests.simulation.sim_worker import ViolationError
 
+from rallypoint.base.control_message import Stage, WorkerReport
 from rallypoint.launch.agent.local_workers import LocalWorkers
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
+from rallypoint.rendezvous.job.reports import Stop
 
 LONG = pytest.mark.long
 
@@ -111,6 +113,21 @@ def test_a_complaint_about_a_rank_that_the_next_round_lacks() -> None:
             job.run(0.5)
             job.nodes[2].kill()
             assert trains_within(job, 10.0), "\n".join(job.story)
+
+
+def test_reports_count_that_the_agent_has_not_read_when_a_round_stops() -> None:
+    """They were sent before; the agent's process got no processor in between."""
+    with SimJob(seed=1, nodes=2, workers=2) as job:
+        job.start_all()
+        job.run(5.0)
+        agent, workers = job.nodes[0].agent, job.nodes[0].workers()
+        state = agent._state
+        state.elastic.discard(min(state.elastic))
+        for worker in workers:
+            worker.say(WorkerReport(Stage.SYNCHRONIZED, state.round, is_elastic=True))
+        agent._rounds.orders.append(Stop(round=state.round, because="a rank was lost"))
+        assert trains_within(job, 10.0), "\n".join(job.story)
+        assert not any(worker.is_dead for worker in workers)
 
 
 def test_a_guardian_that_has_paused_nobody_lets_the_next_round_run() -> None:

@@ -326,6 +326,7 @@ class Agent:
                     self._start_round(order)
                 case Stop():
                     self._read_records()
+                    self._read_workers()  # who can continue in the next round
                     self._perform(self._state.round_stopped(order, now))
                 case Finish():
                     self._perform(self._state.finished(order, now))
@@ -443,8 +444,7 @@ class Agent:
             self._read_records()
         self._read(worker)  # what it said before it ended counts as before,
         if not end.succeeded and not self._state.group.has_failed:
-            for each in self._workers.by_rank.values():  # also that others go on
-                self._read(each)
+            self._read_workers()  # also that others can continue
         if worker.error is not None and worker.rank not in self._state.group.errors:
             # It raised before the round began in which it ends.
             self._perform(self._state.worker_reported(worker.rank, worker.error, now))
@@ -470,6 +470,11 @@ class Agent:
             if error is not None:
                 self._perform(self._state.worker_reported(worker.rank, error, time.monotonic()))
         return text
+
+    def _read_workers(self) -> None:
+        """What they have sent so far, whatever the order of events in this turn."""
+        for worker in [*self._workers.by_rank.values()]:
+            self._read(worker)
 
     def _read(self, worker: Worker) -> None:
         messages, is_open = worker.control.receive()

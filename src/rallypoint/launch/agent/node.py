@@ -518,15 +518,19 @@ class NodeState:
         return decided
 
     def _keep(self, because: str) -> NodeDecision:
-        """The round is over; who can goes on, and the others, which cannot, are ended."""
+        """The round is over: workers that can continue do so, and the others are killed."""
         self._move(Phase.KEEPING)
         self.wake_at = None
         rest = tuple(sorted(self.group.running - self.elastic))
         self.group.stopped.update(rest)
         self._kept = frozenset(self.survivors)
-        signals = (SignalWorkers(rest, SIGKILL),) if rest else ()
         keep = KeepWorkers(tuple(sorted(self._kept)), self.round)
-        return Decision((*signals, self._tell(), keep), because)
+        decided: NodeDecision = Decision((self._tell(), keep), because)
+        if rest:
+            who = f"{name_ranks(rest)}, not under elastic.run, or without the common state yet"
+            notice = Notice(f"{because}; others continue in place; killing {who}")
+            decided = Decision((SignalWorkers(rest, SIGKILL), *decided.actions, notice), because)
+        return decided
 
     def _pause(self, because: str, now: float) -> NodeDecision:
         """Others may go on without this node. If they do not, its workers have lost nothing."""
