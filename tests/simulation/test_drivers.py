@@ -130,6 +130,23 @@ def test_reports_count_that_the_agent_has_not_read_when_a_round_stops() -> None:
         assert not any(worker.is_dead for worker in workers)
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.01, 0.1])
+def test_a_node_without_ranks_outlives_its_lease(late_s: float) -> None:
+    """Its workers on standby need none: nothing is ended that the coordinator waits for."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=2) as job:
+            job.nodes[0].start()
+            job.run(5.0)
+            job.nodes[1].start()
+            while not job.nodes[1].workers():
+                job.run(0.01)
+            job.run(late_s)
+            job.nodes[1].freeze(5.3, all_of_it=True)  # longer than the lease, and not yet lost
+            assert trains_within(job, 30.0), "\n".join(job.story)
+            assert sum(not worker.is_dead for worker in job.training.workers) == 4
+            assert all(worker.step > 0 for worker in job.nodes[1].workers()), "\n".join(job.story)
+
+
 def test_a_guardian_that_has_paused_nobody_lets_the_next_round_run() -> None:
     """Its agent did not know of that."""
     story(3574, SimEtcd)

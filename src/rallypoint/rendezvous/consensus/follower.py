@@ -191,8 +191,12 @@ class Follower:
 
     @property
     def _runs(self) -> bool:
-        """Whether workers run here that are neither paused nor being ended."""
-        return self._running not in (-1, self._cut_off_round, self._paused_round)
+        """Whether ranks run here that are neither paused nor being ended.
+
+        Workers on standby have no rank, so they may run without a lease.
+        """
+        has_ranks = self.round >= 0 or self._workers.survivors > 0
+        return has_ranks and self._running not in (-1, self._cut_off_round, self._paused_round)
 
     @property
     def _running(self) -> int:
