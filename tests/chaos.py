@@ -20,6 +20,7 @@ import argparse
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -38,6 +39,7 @@ PATIENCE_S = 60.0  # longer than anybody waits in docs/timeouts.md for a rank th
 CALM_S = 12.0  # after a disturbance of a process, until nothing can follow from it any more
 KEPT_STEPS = 20_000
 READ_S = 5.0  # within which all that was told by then has been read, on a busy machine
+AFTERWARDS_S = 3.0  # until launchers have reported what they know of a broken promise
 PER_HOST = 10_000_000  # in_place.py's numbers of processes
 PROGRAM_WORDS = ("1000000000", "0.005", "until", "shape=512", "timeout_s=30")
 
@@ -416,7 +418,8 @@ def main() -> None:
     job = one_host if options.where == "one-host" else three_hosts
     end = time.monotonic() + 60 * options.minutes
     told = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch, job(Path(scratch), chance) as (chaos, ways):
+    scratch = Path(tempfile.mkdtemp(prefix="chaos-"))
+    with job(scratch, chance) as (chaos, ways):
         try:
             while time.monotonic() < end:
                 chaos.pause(chance.expovariate(1 / 0.5))
@@ -426,11 +429,14 @@ def main() -> None:
                     told = time.monotonic()
         except BrokenPromiseError:
             print("\n".join(chaos.story))
+            time.sleep(AFTERWARDS_S)
+            print(f"what the launchers and ranks wrote is in {scratch}")
             columns = ["-eo", "pid,ppid,stat,etimes,wchan:20,args", "--cols", "160"]
             subprocess.run(["ps", *columns], check=False)
             raise
         finally:
             chaos.report()
+    shutil.rmtree(scratch)
     print("everything held")
 
 
