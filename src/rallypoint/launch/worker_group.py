@@ -1,4 +1,4 @@
-"""How workers end, and the workers of one node in one round: which run, and how others ended.
+"""How a worker ended, and in which words; the workers of one node in one round.
 
 Pure facts and conclusions; node.py and the coordinator decide what to do about them.
 """

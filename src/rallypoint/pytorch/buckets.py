@@ -1,4 +1,4 @@
-"""DDP's gradient buckets: averaged by a hook, where the other ranks of the host read them in place.
+"""A hook for DDP that averages gradient buckets where other ranks of the host read them in place.
 
 DDP allocates them in private memory. When `ddp_comm_hook` first sees a bucket, its storage moves to
 an unnamed file in /dev/shm, as PyTorch does for tensors that processes share: all views follow, and

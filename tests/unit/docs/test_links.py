@@ -16,6 +16,8 @@ PAGES = [
     *(ROOT / "examples").rglob("*.md"),
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SOURCES = (".py", ".cc", ".h")
+OF_USERS = ("sitecustomize.py",)
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 
 
@@ -45,3 +47,17 @@ def test_links(page: Path) -> None:
         is_of_a_name = parts.fragment.startswith("rallypoint.")  # the site's build checks it
         if parts.fragment and target.suffix == ".md" and not is_of_a_name:
             assert parts.fragment in anchors(target), f"{link}: no such heading"
+
+
+def test_source_files_exist_that_architecture_and_decisions_name() -> None:
+    rooms = (
+        ROOT / room for room in ("src", "native", "tests", "benchmarks", "scripts", "examples")
+    )
+    files = [f"{path}" for room in rooms for path in room.rglob("*.*") if path.suffix in SOURCES]
+    absent = [
+        f"{page.name}: {name}"
+        for page in (ROOT / "docs/architecture.md", *(ROOT / "docs/decisions").glob("*.md"))
+        for name in re.findall(r"`([\w./]+\.(?:py|cc|h))`", page.read_text(encoding="utf-8"))
+        if name not in OF_USERS and not any(file.endswith(f"/{name}") for file in files)
+    ]
+    assert not absent, absent

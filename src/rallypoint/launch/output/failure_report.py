@@ -1,4 +1,4 @@
-"""What went wrong, reported once: from failures to the lines that the user reads.
+"""The report of a failed round: from failures, worded by worker_group.py, to lines.
 
 Pure text; worker_group.py decides which rank failed first, the coordinator what comes next.
 """

@@ -1,1 +1,1 @@
-"""One algorithm family per file; `choose.py` is the only place that lists them."""
+"""One algorithm family per file; `schedule/catalogue.py` lists them."""
