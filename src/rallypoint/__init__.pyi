@@ -64,9 +64,7 @@ from rallypoint.process_group.delegated.backends import (
     get_default_backend_for_device as get_default_backend_for_device,
 )
 from rallypoint.process_group.delegated.backends import is_available as is_available
-from rallypoint.process_group.delegated.backends import (
-    is_backend_available as is_backend_available,
-)
+from rallypoint.process_group.delegated.backends import is_backend_available as is_backend_available
 from rallypoint.process_group.delegated.backends import is_gloo_available as is_gloo_available
 from rallypoint.process_group.delegated.backends import is_hccl_available as is_hccl_available
 from rallypoint.process_group.delegated.backends import is_mpi_available as is_mpi_available

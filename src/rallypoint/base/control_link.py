@@ -140,12 +140,7 @@ class ControlLink:
         return self.newest is not None and self.newest.round > than
 
     def _reach(
-        self,
-        to: Stage,
-        number: int,
-        *,
-        is_elastic: bool | None = None,
-        begins_again: bool = False,
+        self, to: Stage, number: int, *, is_elastic: bool | None = None, begins_again: bool = False
     ) -> None:
         with self._changed:
             self._is_elastic = self._is_elastic if is_elastic is None else is_elastic

@@ -20,13 +20,7 @@ from rallypoint.cli.remote.plan import Plan, read_plan
 from rallypoint.cli.remote.starter import NODE
 from rallypoint.cluster.remote_shell import command_on
 from rallypoint.launch.inspection.entries import shown_name
-from rallypoint.launch.job import (
-    ELASTIC_BACKENDS,
-    TOKEN,
-    Job,
-    with_silence,
-    worker_environ,
-)
+from rallypoint.launch.job import ELASTIC_BACKENDS, TOKEN, Job, with_silence, worker_environ
 from rallypoint.rendezvous.job.round import Endpoint, Seat, seats_of
 from rallypoint.rendezvous.timeouts import read_timeouts
 
@@ -41,9 +35,7 @@ _SIZES = ("GROUP_WORLD_SIZE", "WORLD_SIZE", "ROLE_WORLD_SIZE")
 
 
 def dry_run(
-    options: RunOptions,
-    command: Sequence[str],
-    read: Callable[[RunOptions, Sequence[str]], Job],
+    options: RunOptions, command: Sequence[str], read: Callable[[RunOptions, Sequence[str]], Job]
 ) -> int:
     """Print it; returns the exit status.
 

@@ -10,14 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.base.wording import one_line
-from rallypoint.cli.options import (
-    Flag,
-    Options,
-    UsageError,
-    integer,
-    perform,
-    reader,
-)
+from rallypoint.cli.options import Flag, Options, UsageError, integer, perform, reader
 from rallypoint.launch.inspection.entries import Found, running_agents
 
 TYPE_CHECKING = False

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from rallypoint.base.errors import HostError
 from rallypoint.base.wording import name_ranks, one_line
 from rallypoint.cli.jobs import RunningJob, running_jobs, table
-from rallypoint.cli.options import (
-    HELP,
-    Flag,
-    Options,
-    perform,
-    refuse_words,
-)
+from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.output.progress import duration

@@ -227,11 +227,7 @@ def _bind_workers(
 
 
 def worker_program(
-    options: JobOptions,
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    is_run_once: bool,
+    options: JobOptions, command: Sequence[str], environ: Mapping[str, str], *, is_run_once: bool
 ) -> tuple[str, ...]:
     """The complete command of a worker. `is_run_once`: one worker runs it, and never restarts."""
     ways = [name for name in ("--run-path", "--module", "--no-python") if name in options]

@@ -11,14 +11,7 @@ from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.wording import printable
 from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.jobs import table
-from rallypoint.cli.options import (
-    HELP,
-    Flag,
-    Options,
-    perform,
-    refuse_words,
-    text,
-)
+from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words, text
 from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
 from rallypoint.cluster.netlink import read_interfaces

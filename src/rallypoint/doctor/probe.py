@@ -113,10 +113,7 @@ def probe_endpoint(
 
 
 def probe_endpoints(
-    me: int,
-    endpoints: Sequence[tuple[str, int]],
-    wait_s: float = CONNECT_S,
-    name_s: float = NAME_S,
+    me: int, endpoints: Sequence[tuple[str, int]], wait_s: float = CONNECT_S, name_s: float = NAME_S
 ) -> list[EndpointProbe]:
     """Whether something listens at each of several endpoints, all tried at once."""
     work = [partial(probe_endpoint, me, host, port, wait_s, name_s) for host, port in endpoints]

@@ -16,13 +16,7 @@ from rallypoint.cluster.network import IFNAME_VARIABLES, UnknownHostError, is_he
 from rallypoint.doctor.check_result import Severity
 from rallypoint.doctor.checks import diagnose
 from rallypoint.doctor.checks.addresses import another_interface
-from rallypoint.doctor.cluster_facts import (
-    MEETING,
-    ClusterFacts,
-    ConnectOutcome,
-    Lookup,
-    NodeFacts,
-)
+from rallypoint.doctor.cluster_facts import MEETING, ClusterFacts, ConnectOutcome, Lookup, NodeFacts
 from rallypoint.doctor.collect import begin, choose, look_at_network
 from rallypoint.doctor.probe import probe_endpoints
 from rallypoint.store.port_holder import holder_of, is_launcher

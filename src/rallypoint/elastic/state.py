@@ -8,11 +8,7 @@ from typing import Any, Never
 
 import numpy
 
-from rallypoint.base.errors import (
-    InvalidArgumentError,
-    MembershipChangedError,
-    RallypointError,
-)
+from rallypoint.base.errors import InvalidArgumentError, MembershipChangedError, RallypointError
 from rallypoint.elastic.agreement import RankReport, Settlement
 from rallypoint.elastic.membership import LOSSES, View, membership
 from rallypoint.elastic.transfer import synchronize

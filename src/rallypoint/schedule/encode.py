@@ -22,15 +22,7 @@ from collections.abc import Iterator
 from itertools import chain
 from zlib import crc32
 
-from rallypoint.schedule.program import (
-    Chunks,
-    Lane,
-    Program,
-    ProgramError,
-    Reduce,
-    Send,
-    incoming,
-)
+from rallypoint.schedule.program import Chunks, Lane, Program, ProgramError, Reduce, Send, incoming
 
 MAGIC = 0x52504C31  # "RPL1"
 SEND, REDUCE = 1, 2

@@ -17,11 +17,7 @@ from datetime import timedelta
 from functools import partial
 
 from rallypoint.base.address import endpoint_of, is_loopback
-from rallypoint.base.errors import (
-    StoreConnectionError,
-    StoreError,
-    StoreTimeoutError,
-)
+from rallypoint.base.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store import wire
 from rallypoint.store.connection import Connection, connect
 from rallypoint.store.server import StoreServer

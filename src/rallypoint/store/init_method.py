@@ -296,11 +296,7 @@ class Presence:
                 raise error
 
     def find_lost(
-        self,
-        patience_s: float = 0.0,
-        *,
-        suspect: int | None = None,
-        as_long_as: str | None = None,
+        self, patience_s: float = 0.0, *, suspect: int | None = None, as_long_as: str | None = None
     ) -> PeerLostError | None:
         """Who was lost first, if anyone, once all have come.
 

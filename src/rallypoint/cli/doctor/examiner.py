@@ -17,13 +17,7 @@ from rallypoint.base.json_records import from_json, to_json
 from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.cli.doctor.examined_node import GREETING, MODULE, ExaminedNode
 from rallypoint.cluster.remote_shell import OrderLink, ShellLink, command_on, version_trouble
-from rallypoint.doctor.cluster_facts import (
-    Absence,
-    ClusterFacts,
-    EndpointProbe,
-    NodeFacts,
-    Probe,
-)
+from rallypoint.doctor.cluster_facts import Absence, ClusterFacts, EndpointProbe, NodeFacts, Probe
 from rallypoint.doctor.collect import LookOrder, begin
 from rallypoint.doctor.probe import Target
 
@@ -159,9 +153,7 @@ class Examiner:
         return found
 
     def _ask_all(
-        self,
-        ask: Callable[[int, OrderLink], T],
-        absence: Callable[[OrderLink, str], Absence],
+        self, ask: Callable[[int, OrderLink], T], absence: Callable[[OrderLink, str], Absence]
     ) -> dict[int, T]:
         """The answers of all nodes, asked at once; one that fails to answer is not asked again."""
 

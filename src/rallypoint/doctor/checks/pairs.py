@@ -28,11 +28,7 @@ _UNCONNECTED = {
     Shape.INTO: "no other node can connect to it",
     Shape.OUT: "it cannot connect to any other node",
 }
-_DIRECTIONS = {
-    Shape.AROUND: "between it and the others",
-    Shape.INTO: "to it",
-    Shape.OUT: "from it",
-}
+_DIRECTIONS = {Shape.AROUND: "between it and the others", Shape.INTO: "to it", Shape.OUT: "from it"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,11 +151,7 @@ class Mpi:
 
 
 def _there_and_back(
-    rank: int,
-    send: Callable[[T, int], object],
-    recv: Callable[[T, int], object],
-    given: T,
-    out: T,
+    rank: int, send: Callable[[T, int], object], recv: Callable[[T, int], object], given: T, out: T
 ) -> Callable[[], object]:
     """Rank 0 sends to rank 1, which sends the data back; other ranks do nothing."""
 

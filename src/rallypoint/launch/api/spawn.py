@@ -16,12 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
-from rallypoint.launch.agent.guardian import (
-    Guardian,
-    GuardianLostError,
-    GuardianReport,
-    ReportKind,
-)
+from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.api.call import read_result, write_call
 from rallypoint.launch.worker_group import WorkerExit, signal_name
 

@@ -228,11 +228,7 @@ class DynamicRendezvousHandler(NodeHandler):
             port=listener.getsockname()[1],
         )
         setup = Setup(
-            me=me,
-            run_id=self._run_id,
-            limits=self._limits,
-            endpoints=(),
-            timeouts=self._timeouts,
+            me=me, run_id=self._run_id, limits=self._limits, endpoints=(), timeouts=self._timeouts
         )
         rounds = ElasticRounds(
             setup,

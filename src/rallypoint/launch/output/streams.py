@@ -211,10 +211,7 @@ class Output:
         self._job = job
         self._selector = selector
         self.directory = JobDirectory(
-            job.run_id,
-            job.environ,
-            log_directory=job.logs.directory,
-            is_kept=job.logs.are_kept,
+            job.run_id, job.environ, log_directory=job.logs.directory, is_kept=job.logs.are_kept
         )
         self._files = FileWork(selector)
         self._outlets: tuple[Outlet, Outlet] | None = None
@@ -334,10 +331,7 @@ class Output:
 
     def _prefix_of(self, place: Placement) -> str:
         return self._job.logs.prefix_of(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            role=self._job.role,
-            host=self._job.host,
+            rank=place.rank, local_rank=place.local_rank, role=self._job.role, host=self._job.host
         )
 
     def _failed(self, path: str, error: OSError) -> None:

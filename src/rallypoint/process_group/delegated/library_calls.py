@@ -29,14 +29,7 @@ from rallypoint.base.errors import (
     PeerError,
 )
 from rallypoint.engine.engine_work import report
-from rallypoint.process_group.arrays import (
-    Array,
-    DeviceArray,
-    copied,
-    dtype_name,
-    overlap,
-    packed,
-)
+from rallypoint.process_group.arrays import Array, DeviceArray, copied, dtype_name, overlap, packed
 from rallypoint.process_group.delegated.delegate import Block, LibraryCall, Pending
 from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.group import ProcessGroup

@@ -18,11 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from rallypoint.base.errors import (
-    AlreadyInitializedError,
-    InvalidArgumentError,
-    RallypointError,
-)
+from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError, RallypointError
 from rallypoint.elastic.membership import Replicas
 from rallypoint.elastic.values import UpdateParticipant
 from rallypoint.engine.communicator import ReduceOp

@@ -89,11 +89,7 @@ class EtcdClient(KeyValueClient):
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
     def _call(
-        self,
-        operation: str,
-        path: str,
-        request: dict[str, object],
-        key: str | None = None,
+        self, operation: str, path: str, request: dict[str, object], key: str | None = None
     ) -> tuple[dict[str, Any], bool]:
         """Return the answer, and whether an earlier try may have been carried out as well."""
         end = time.monotonic() + self._timeout_s

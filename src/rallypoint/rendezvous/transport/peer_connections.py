@@ -24,13 +24,7 @@ from rallypoint.base.errors import HostError
 from rallypoint.base.ready import call_ready
 from rallypoint.cluster.names import Names
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.rendezvous.transport.link import (
-    SILENCE_S,
-    Called,
-    Caller,
-    ConnectionListener,
-    Link,
-)
+from rallypoint.rendezvous.transport.link import SILENCE_S, Called, Caller, ConnectionListener, Link
 
 HANDSHAKE_S = 5.0
 _MAX_KEY = 64

@@ -279,12 +279,7 @@ def _check_barrier(program: Program, trace: Trace, clocks: Clocks) -> None:
 
 
 def _check_races(
-    program: Program,
-    trace: Trace,
-    clocks: Before,
-    found: Accesses,
-    *,
-    in_place: bool = False,
+    program: Program, trace: Trace, clocks: Before, found: Accesses, *, in_place: bool = False
 ) -> bool:
     """Whether a send must copy its source, as it may be overwritten early.
 
