@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import os
 import socket
 import struct
@@ -27,7 +26,8 @@ from functools import partial
 from rallypoint.base.port_range import bind_free
 from rallypoint.doctor.cluster_facts import SLOW_MBIT_S, ConnectOutcome, EndpointProbe, Probe
 from rallypoint.doctor.collect import NAME_S, begin, look_up
-from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
+from rallypoint.store import token as challenge
+from rallypoint.store.token import REFUSAL, ChallengeError
 
 GREETING = b"RLYEXAM1"
 # The number of small messages; the number of bytes, or 0 for a stream; the stream's milliseconds.
@@ -144,11 +144,19 @@ def secret_of(secret: bytes, number: int) -> bytes:
 
 def prove(sock: socket.socket, token: bytes) -> bool:
     """Take the caller's part in the challenge; returns whether the other side knows the token."""
-    ours = os.urandom(NONCE)
-    sock.sendall(GREETING + ours)
-    theirs = receive(sock, NONCE)
-    sock.sendall(client_proof(token, ours, theirs))
-    return is_server_proof(receive(sock, PROOF), token, ours, theirs)
+    try:
+        _carry_out(challenge.prove(token, GREETING), sock)
+    except ChallengeError:
+        return False
+    return True
+
+
+def _carry_out(steps: challenge.Steps, sock: socket.socket) -> None:
+    data, count = next(steps)
+    with contextlib.suppress(StopIteration):
+        while True:
+            sock.sendall(data)
+            data, count = steps.send(receive(sock, count))
 
 
 def receive(sock: socket.socket, count: int) -> bytes:
@@ -327,15 +335,17 @@ def listen(port: int) -> socket.socket:
 
 def admit(caller: socket.socket, token: bytes) -> None:
     """Take the listener's part in the challenge."""
-    greeting = receive(caller, len(GREETING) + NONCE)
-    theirs, ours = greeting[len(GREETING) :], os.urandom(NONCE)
-    if not greeting.startswith(GREETING):
-        raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
-    caller.sendall(ours)
-    if not hmac.compare_digest(receive(caller, PROOF), client_proof(token, theirs, ours)):
-        caller.sendall(bytes(PROOF))  # not a proof, which would help a stranger to guess the token
-        raise TokenRefusedError
-    caller.sendall(server_proof(token, theirs, ours))
+
+    def token_for(greeting: bytes) -> bytes:
+        if greeting != GREETING:
+            raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+        return token
+
+    try:
+        _carry_out(challenge.examine(len(GREETING), token_for), caller)
+    except ChallengeError:
+        caller.sendall(REFUSAL)
+        raise TokenRefusedError from None
 
 
 def _count(caller: socket.socket, count: int, stream_s: float) -> tuple[int, int]:

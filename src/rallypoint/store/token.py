@@ -1,21 +1,29 @@
-"""The challenge by which a client and a server with a job token prove that both know it.
+"""The challenge by which two programs prove to each other that both know a secret: the job's token.
 
     client                                   server
-    GREETING, 32 random bytes         ->
+    a greeting, 32 random bytes       ->
                                       <-     32 random bytes
     HMAC-SHA256("client", both)       ->
-                                      <-     HMAC-SHA256("server", both), then the usual wire
+                                      <-     HMAC-SHA256("server", both)
 
 The token itself is never sent. A recorded exchange cannot be replayed, because both sides add fresh
 random bytes. The challenge authenticates the start of a connection; the data that follows is
-neither encrypted nor signed. The server's half is native/store/gate.cc.
+neither encrypted nor signed. `prove` and `examine` are the two parts, without a socket; at the
+store, native/store/gate.cc is the server. Connections between agents, between ranks and of
+`rallypoint doctor` begin with it, too.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
+from collections.abc import Callable, Generator
 
 from rallypoint.base.errors import InvalidArgumentError
+
+# What to send, and how many bytes are then to be received.
+Step = tuple[bytes, int]
+Steps = Generator[Step, bytes, bytes]
 
 GREETING = b"RLYPT-1\n"
 NONCE = 32
@@ -35,6 +43,46 @@ def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> byte
 def is_server_proof(proof: bytes, token: bytes, client_nonce: bytes, server_nonce: bytes) -> bool:
     """Tell whether the server knows the token."""
     return hmac.compare_digest(proof, server_proof(token, client_nonce, server_nonce))
+
+
+class ChallengeError(Exception):
+    """The other side has not proved that it knows the token."""
+
+
+class RefusedTokenError(ChallengeError):
+    """The other side says that ours is another token: `REFUSAL` instead of its proof."""
+
+
+REFUSAL = bytes(PROOF)  # not a proof, which would help a stranger to guess the token
+
+
+def prove(token: bytes, greeting: bytes) -> Steps:
+    """The caller's part, from its greeting on; returns the caller's random bytes."""
+    ours = os.urandom(NONCE)
+    theirs = yield greeting + ours, NONCE
+    proof = yield client_proof(token, ours, theirs), PROOF
+    if proof == REFUSAL:
+        raise RefusedTokenError
+    if not is_server_proof(proof, token, ours, theirs):
+        raise ChallengeError
+    return ours
+
+
+def examine(length: int, token_for: Callable[[bytes], bytes]) -> Steps:
+    """The listener's part; returns the caller's random bytes.
+
+    Args:
+        length: of the caller's greeting.
+        token_for: returns the token that a caller with that greeting is to know, or raises.
+    """
+    hello = yield b"", length + NONCE
+    token, theirs = token_for(hello[:length]), hello[length:]
+    ours = os.urandom(NONCE)
+    proof = yield ours, PROOF
+    if not hmac.compare_digest(proof, client_proof(token, theirs, ours)):
+        raise ChallengeError
+    yield server_proof(token, theirs, ours), 0
+    return theirs
 
 
 def read_token(path: str) -> bytes:

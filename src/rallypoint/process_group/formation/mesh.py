@@ -26,10 +26,9 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
@@ -38,7 +37,7 @@ from rallypoint.base.ready import call_ready
 from rallypoint.base.worker_env import read_silence
 from rallypoint.engine.communicator import FarPeer, LateMesh
 from rallypoint.process_group.formation.host_network import Congestion, NetworkDiagnosis, make_room
-from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
+from rallypoint.store.token import ChallengeError, Steps, examine, prove
 
 
 def neighbours(rank: int, ranks: int) -> list[int]:
@@ -70,9 +69,6 @@ _MOST_STRANGERS = 256
 _MOST_REFUSALS = 5  # of one peer: more are not because strangers crowd its listener
 _CONTROL, _MAIL, _DATA = 0, 1, 2  # and on
 
-# What to send, and how many bytes then to wait for; 0 once it is over.
-Step: TypeAlias = tuple[bytes, int]
-
 
 @dataclass(frozen=True, slots=True)
 class RankAddress:
@@ -103,10 +99,6 @@ class Pass:
         return self.secret + hashlib.sha256(self.token).digest()
 
 
-class _RefusedError(Exception):
-    """The other side is not the expected one."""
-
-
 def listen(address: str, congestion: Congestion) -> socket.socket:
     """A listener at an address of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -126,7 +118,7 @@ def listen(address: str, congestion: Congestion) -> socket.socket:
 class _Handshake:
     """One connection, until both sides have proved themselves."""
 
-    def __init__(self, sock: socket.socket, steps: Generator[Step, bytes, None]) -> None:
+    def __init__(self, sock: socket.socket, steps: Steps) -> None:
         self.sock = sock
         self.until = float("inf")
         self._steps = steps
@@ -297,7 +289,8 @@ class Mesh:
         self._congestion.prepare(sock)
         sock.setblocking(False)
         code = sock.connect_ex((where.address, where.port))
-        handshake = _Handshake(sock, self._prove(peer, purpose))
+        greeting = GREETING + _HEAD.pack(self._rank, purpose)
+        handshake = _Handshake(sock, prove(self._pass.key(self._rank, peer, purpose), greeting))
         if code not in (0, errno.EINPROGRESS):
             sock.close()
             self._call_later(peer, purpose, code)
@@ -323,7 +316,7 @@ class Mesh:
                 sock.close()
                 self._call_later(peer, purpose, error.errno)
                 return
-            except _RefusedError:
+            except ChallengeError:
                 raise HostError(
                     f"{who} has a different token; set the same RALLYPOINT_TOKEN on all hosts"
                 ) from None
@@ -346,14 +339,6 @@ class Mesh:
         for _, peer, purpose in due:
             self._call(peer, purpose)
 
-    def _prove(self, peer: int, purpose: int) -> Generator[Step, bytes, None]:
-        key = self._pass.key(self._rank, peer, purpose)
-        ours = os.urandom(NONCE)
-        theirs = yield GREETING + _HEAD.pack(self._rank, purpose) + ours, NONCE
-        proof = yield client_proof(key, ours, theirs), PROOF
-        if not is_server_proof(proof, key, ours, theirs):
-            raise _RefusedError
-
     # The listener's side.
 
     def _accept(self) -> None:
@@ -365,7 +350,17 @@ class Mesh:
             self._drop(next(iter(self._strangers)))
         sock.setblocking(False)
         found: list[tuple[int, int]] = []
-        handshake = _Handshake(sock, self._examine(found))
+
+        def key_for(greeting: bytes) -> bytes:
+            caller, purpose = _HEAD.unpack_from(greeting, len(GREETING))
+            is_awaited = self._rank < caller and caller in self._addresses
+            is_new = purpose < self._purposes and (caller, purpose) not in self.made
+            if not (greeting.startswith(GREETING) and is_awaited and is_new):
+                raise ChallengeError
+            found.append((caller, purpose))
+            return self._pass.key(caller, self._rank, purpose)
+
+        handshake = _Handshake(sock, examine(len(GREETING) + _HEAD.size, key_for))
         handshake.until = time.monotonic() + _STRANGER_S
         self._strangers[handshake] = None
 
@@ -376,26 +371,10 @@ class Mesh:
                     self._finish(handshake, *found[0])
                 else:
                     self._watch(handshake, happened)
-            except (OSError, _RefusedError):
+            except (OSError, ChallengeError):
                 self._drop(handshake)
 
         self._selector.register(sock, selectors.EVENT_READ, happened)
-
-    def _examine(self, found: list[tuple[int, int]]) -> Generator[Step, bytes, None]:
-        data = yield b"", len(GREETING) + _HEAD.size + NONCE
-        caller, purpose = _HEAD.unpack_from(data, len(GREETING))
-        theirs, ours = data[len(GREETING) + _HEAD.size :], os.urandom(NONCE)
-        is_awaited = caller in self._addresses and caller > self._rank and purpose < self._purposes
-        if data[: len(GREETING)] != GREETING or not is_awaited:
-            raise _RefusedError
-        key = self._pass.key(caller, self._rank, purpose)
-        proof = yield ours, PROOF
-        if not hmac.compare_digest(proof, client_proof(key, theirs, ours)):
-            raise _RefusedError
-        if (caller, purpose) in self.made or found:
-            raise _RefusedError
-        found.append((caller, purpose))
-        yield server_proof(key, theirs, ours), 0
 
     def _drop(self, handshake: _Handshake) -> None:
         self._strangers.pop(handshake, None)

@@ -16,7 +16,6 @@ apart. What does not fit is left out, as messages between agents may be.
 
 from __future__ import annotations
 
-import hmac
 import os
 import selectors
 import socket
@@ -24,10 +23,16 @@ import struct
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
 from contextlib import suppress
 
-from rallypoint.store.token import NONCE, PROOF, client_proof, is_server_proof, server_proof
+from rallypoint.store.token import (
+    REFUSAL,
+    ChallengeError,
+    RefusedTokenError,
+    Steps,
+    examine,
+    prove,
+)
 
 GREETING = b"RLYLNK3\n"
 MAX_FRAME_BYTES = 16 << 20  # proposing 10,000 members with all their addresses takes up to 9 MiB
@@ -90,10 +95,8 @@ class Link(ABC):
         self._sock = sock
         self._selector = selector
         self._listener = listener
-        self._token = token
-        self._nonce = os.urandom(NONCE)
-        self._handshake = self._steps()
-        _, self._needed = next(self._handshake)
+        self._handshake = self._challenge(token)
+        self._hello, self._needed = next(self._handshake)
         self._unread = bytearray()
         self._unsent = bytearray()
         self._watched = 0  # the events that the selector reports to `_happened`
@@ -183,10 +186,12 @@ class Link(ABC):
         self._sock.close()
 
     @abstractmethod
-    def _steps(self) -> Generator[tuple[bytes, int], bytes, bytes]:
-        """The handshake: what to send, and how many bytes must come then; returns the caller's
-        nonce, or raises _RefusedError.
-        """
+    def _challenge(self, token: bytes) -> Steps:
+        """This side's part of the handshake."""
+
+    @abstractmethod
+    def _refuse_proof(self, error: ChallengeError) -> str:
+        """Answer what is no proof, if it is to be answered; returns what is wrong."""
 
     # Bytes.
 
@@ -260,9 +265,8 @@ class Link(ABC):
             self.is_open = True
             self.name = end.value[:_NAME_BYTES].hex()
             self._listener.opened(self)
-        except _RefusedError as refusal:
-            self._write(refusal.answer)
-            self._fail(str(refusal))
+        except ChallengeError as error:
+            self._fail(self._refuse_proof(error))
             return False
         else:
             self._write(answer)
@@ -346,16 +350,19 @@ class Called(Link):
         self.peer = _plain(sock.getpeername()[0])
         self._watch()
 
-    def _steps(self) -> Generator[tuple[bytes, int], bytes, bytes]:
-        data = yield b"", len(GREETING) + NONCE
-        if data[: len(GREETING)] != GREETING:
-            raise _RefusedError("it does not speak this protocol")
-        theirs = data[len(GREETING) :]
-        proof = yield self._nonce, PROOF
-        if not hmac.compare_digest(proof, client_proof(self._token, theirs, self._nonce)):
-            raise _RefusedError(_NO_TOKEN, answer=bytes(PROOF))
-        yield server_proof(self._token, theirs, self._nonce), 0
-        return theirs
+    def _challenge(self, token: bytes) -> Steps:
+        def token_for(greeting: bytes) -> bytes:
+            if greeting != GREETING:
+                raise _OtherProtocolError
+            return token
+
+        return examine(len(GREETING), token_for)
+
+    def _refuse_proof(self, error: ChallengeError) -> str:
+        if isinstance(error, _OtherProtocolError):
+            return "it does not speak this protocol"
+        self._write(REFUSAL)
+        return _NO_TOKEN
 
 
 class Caller(Link):
@@ -390,24 +397,17 @@ class Caller(Link):
         error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             return self._fail(f"it does not answer: {os.strerror(error)}")
-        return self._write(GREETING + self._nonce)
+        return self._write(self._hello)
 
-    def _steps(self) -> Generator[tuple[bytes, int], bytes, bytes]:
-        theirs = yield b"", NONCE
-        proof = yield client_proof(self._token, self._nonce, theirs), PROOF
-        if proof == bytes(PROOF):
-            raise _RefusedError(TOKEN_REFUSED)
-        if not is_server_proof(proof, self._token, self._nonce, theirs):
-            raise _RefusedError(_NO_TOKEN)
-        return self._nonce
+    def _challenge(self, token: bytes) -> Steps:
+        return prove(token, GREETING)
+
+    def _refuse_proof(self, error: ChallengeError) -> str:
+        return TOKEN_REFUSED if isinstance(error, RefusedTokenError) else _NO_TOKEN
 
 
-class _RefusedError(Exception):
-    """What is wrong with the other side's part of the handshake, and the answer to it."""
-
-    def __init__(self, why: str, *, answer: bytes = b"") -> None:
-        super().__init__(why)
-        self.answer = answer
+class _OtherProtocolError(ChallengeError):
+    """The caller did not greet as agents do."""
 
 
 TOKEN_REFUSED = (
