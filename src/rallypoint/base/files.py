@@ -20,6 +20,20 @@ def open_regular(path: str, flags: int = os.O_RDONLY, *, directory: int | None =
     return fd
 
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"  # another one after each start of the machine
+
+
+def kernel_identity(*namespaces: str) -> str:
+    """Equal for processes of one running kernel that share the namespaces of these kinds.
+
+    Raises OSError where there is no /proc, or not that part of it.
+    """
+    with open(BOOT_ID, encoding="ascii") as file:  # noqa: PTH123 - imports less
+        boot = file.read().strip()
+    numbers = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in namespaces]  # noqa: PTH116
+    return "/".join([boot, *map(str, numbers)])
+
+
 def read_text(path: str) -> str:
     """The text of a file of the kernel or the system; empty if it cannot be read."""
     try:

@@ -1,4 +1,4 @@
-"""What messages name in the same words everywhere: ranks, durations, text from elsewhere."""
+"""What users read in the same form everywhere: ranks, durations, text from elsewhere, tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 def rank_ranges(ranks: Sequence[int], separator: str) -> str:
     """``"0-2,5"``, with that separator."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    runs = runs_of(ranks)
     return separator.join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def runs_of(numbers: Sequence[int]) -> list[list[int]]:
+    """Sorted numbers in lists of those that follow each other: [0, 1, 2], [5]."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
 
 
 _LEAST_S = 0.9995  # less rounds to fewer than 1000 ms
@@ -48,3 +54,24 @@ def printable(text: str, kept: str = "\n\t") -> str:
 def one_line(text: str) -> str:
     """The text as a single line."""
     return printable(text, kept="")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
+    """The lines of a table, with two spaces between columns.
+
+    Control characters in cells are spelled out.
+
+    Args:
+        right: the letter r at each right-aligned column, e.g. ``"r r"``.
+    """
+    shown = [[one_line(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if right[i : i + 1] == "r" else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return [line(row) for row in shown]

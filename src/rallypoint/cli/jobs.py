@@ -1,4 +1,4 @@
-"""The common part of commands about one running job: which one, and tables of its workers.
+"""The common part of commands about one running job: which one.
 
 A job is selected by its name, the beginning of its name, or its launcher's process number; without
 any, it is the only job running on this machine.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
-from rallypoint.base.wording import one_line
 from rallypoint.cli.options import Flag, Options, UsageError, integer, perform, reader
 from rallypoint.launch.inspection.entries import Found, running_agents
 
@@ -132,24 +131,3 @@ def _matching(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
 
 def _listed(jobs: Sequence[RunningJob]) -> str:
     return ", ".join(f"{job.name} ({job.agents[0].pid})" for job in jobs[:8])
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
-    """The lines of a table, with two spaces between columns; the last column is not padded.
-
-    Control characters in cells are spelled out.
-
-    Args:
-        right: the letter r at each right-aligned column, e.g. ``"r r"``.
-    """
-    shown = [[one_line(cell) for cell in row] for row in [head, *rows]]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
-    return [_line(row, widths, right) for row in shown]
-
-
-def _line(row: Sequence[str], widths: Sequence[int], right: str) -> str:
-    cells = [
-        cell.rjust(width) if right[i : i + 1] == "r" else cell.ljust(width)
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return "  ".join(cells).rstrip()

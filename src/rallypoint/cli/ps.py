@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
-from rallypoint.base.wording import name_ranks, one_line
-from rallypoint.cli.jobs import RunningJob, running_jobs, table
+from rallypoint.base.wording import name_ranks, one_line, table
+from rallypoint.cli.jobs import RunningJob, running_jobs
 from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint.base.recorded_call import RecordedCall
-from rallypoint.base.wording import brief, name_ranks, printable
-from rallypoint.cli.jobs import RunningJob, perform_on_job, table
+from rallypoint.base.wording import brief, name_ranks, printable, table
+from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Options
 from rallypoint.diagnosis.activity import activity, is_users, short_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts

@@ -8,9 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
-from rallypoint.base.wording import printable
+from rallypoint.base.wording import printable, table
 from rallypoint.cli.flags import JobOptions
-from rallypoint.cli.jobs import table
 from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words, text
 from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cluster.interface_facts import Interface, InterfaceTarget

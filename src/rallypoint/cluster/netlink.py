@@ -20,7 +20,7 @@ _ADDRESS = struct.Struct("=BBBBI")  # family, prefix, flags, scope, index
 _ROUTE = struct.Struct("=BBBBBBBBI")  # family, lengths, tos, table, protocol, scope, type, flags
 _ATTRIBUTE = struct.Struct("=HH")
 _REQUEST, _DUMP, _INTERRUPTED = 0x1, 0x300, 0x10
-_ERROR, _DONE = 2, 3
+ERROR, DONE = 2, 3
 _GETLINK, _GETADDR, _GETROUTE = 18, 22, 26
 _ANSWER_BYTES = 1 << 18
 _ATTEMPTS = 5  # an answer is interrupted when interfaces change
@@ -133,10 +133,10 @@ def _asked_route(kernel: socket.socket, address: str) -> tuple[int, bool]:
     packed = socket.inet_pton(family, address)
     body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
     body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(packed), _RTA_DST) + packed
-    _ask(kernel, _GETROUTE, _REQUEST, body)
-    for kind, _, answer in _messages(kernel.recv(_ANSWER_BYTES)):
-        if kind != _ERROR:
-            told = dict(_attributes(answer[_ROUTE.size :]))
+    send_request(kernel, _GETROUTE, _REQUEST, body)
+    for kind, _, answer in messages(kernel.recv(_ANSWER_BYTES)):
+        if kind != ERROR:
+            told = dict(attributes(answer[_ROUTE.size :]))
             return _number(told.get(_RTA_OIF, b"")), _ROUTE.unpack_from(answer)[7] == _LOCAL
     raise OSError("netlink refused")
 
@@ -153,19 +153,19 @@ class _Link:
         self.mac = told.get(_IFLA_ADDRESS, b"")
         # This is not the operational state, which the kernel may update as much as a second later.
         self.is_up = bool(flags & _IFF_UP) and told.get(_IFLA_CARRIER) != b"\0"
-        info = dict(_attributes(told.get(_IFLA_INFO, b"")))
+        info = dict(attributes(told.get(_IFLA_INFO, b"")))
         self.driver = info.get(_INFO_KIND, b"").rstrip(b"\0").decode(errors="replace")
 
 
 def _read_link(body: bytes) -> _Link:
     _, hardware, index, flags, _ = _LINK.unpack_from(body)
-    return _Link(index, hardware, flags, dict(_attributes(body[_LINK.size :])))
+    return _Link(index, hardware, flags, dict(attributes(body[_LINK.size :])))
 
 
 def _read_address(body: bytes) -> tuple[int, Address] | None:
     """The interface's number and its address; None: it cannot be used yet, or ever."""
     family, prefix, flags, scope, index = _ADDRESS.unpack_from(body)
-    told = dict(_attributes(body[_ADDRESS.size :]))
+    told = dict(attributes(body[_ADDRESS.size :]))
     # In a tunnel, the second is the other end's.
     packed = told.get(_IFA_LOCAL) or told.get(_IFA_ADDRESS, b"")
     flags = _number(told.get(_IFA_FLAGS, b"")) or flags
@@ -234,7 +234,8 @@ def _open() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
 
 
-def _ask(kernel: socket.socket, kind: int, flags: int, body: bytes) -> None:
+def send_request(kernel: socket.socket, kind: int, flags: int, body: bytes) -> None:
+    """Send one request of that type."""
     kernel.sendall(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
 
 
@@ -243,21 +244,21 @@ def _dump(kernel: socket.socket, kind: int, body: bytes) -> list[bytes]:
     found: list[bytes] = []
     for _ in range(_ATTEMPTS):
         found, is_whole, is_done = [], True, False
-        _ask(kernel, kind, _REQUEST | _DUMP, body)
+        send_request(kernel, kind, _REQUEST | _DUMP, body)
         while not is_done:
-            for answer, flags, text in _messages(kernel.recv(_ANSWER_BYTES)):
-                if answer == _ERROR:
+            for answer, flags, text in messages(kernel.recv(_ANSWER_BYTES)):
+                if answer == ERROR:
                     raise OSError(-int(struct.unpack_from("=i", text)[0]), "netlink refused")
                 is_whole = is_whole and not flags & _INTERRUPTED
-                is_done = is_done or answer == _DONE
-                if answer != _DONE:
+                is_done = is_done or answer == DONE
+                if answer != DONE:
                     found.append(text)
         if is_whole:
             break
     return found
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """The type, flags and body of each message of a datagram."""
     while len(data) >= _HEADER.size:
         length, kind, flags, _, _ = _HEADER.unpack_from(data)
@@ -267,7 +268,8 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         data = data[_padded(length) :]
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The type and contents of each attribute."""
     while len(data) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(data)
         if length < _ATTRIBUTE.size:

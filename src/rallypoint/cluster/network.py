@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import HostError
-from rallypoint.base.files import read_text
+from rallypoint.base.files import kernel_identity, read_text
 from rallypoint.cluster.interface_choice import (
     AddressChoice,
     NameChoice,
@@ -44,7 +44,6 @@ _RESOLVER, _DOMAIN = "/etc/resolv.conf", "/proc/sys/kernel/domainname"
 IFNAME_VARIABLES = ("RALLYPOINT_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _LOOPBACK = "127.0.0.1"
 _MAX_ADDRESSES = 16
-_BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/{}"
 
 
 class UnknownHostError(HostError):
@@ -169,14 +168,11 @@ def chosen_address(environ: Mapping[str, str]) -> str | None:
 def host_identity() -> str:
     """Equal for two processes exactly if they can share memory and see each other."""
     try:
-        with open(_BOOT, encoding="ascii") as file:
-            boot = file.read().strip()
-        kinds = [os.stat(_NAMESPACE.format(kind)).st_ino for kind in ("net", "pid")]
+        return kernel_identity("net", "pid")
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM):
             return os.uname().nodename  # there is no /proc, or not that part of it
         raise  # it is the same host, even if no descriptor is left to see it
-    return "/".join([boot, *map(str, kinds)])
 
 
 def machine_of(identity: str) -> str:

@@ -26,7 +26,7 @@ from io import FileIO
 from pathlib import Path
 
 from rallypoint.base.errors import StoreConnectionError
-from rallypoint.base.files import open_regular
+from rallypoint.base.files import kernel_identity, open_regular
 from rallypoint.base.process_end import is_running, start_of
 from rallypoint.store.local_store import Change, ChangeKind, LocalStore, StoreContents
 from rallypoint.store.store import DEFAULT_TIMEOUT, encode_key, seconds_of
@@ -309,9 +309,7 @@ def _is_dead(member: bytes) -> bool:
 
 
 def _machine() -> bytes:
-    # The boot id is the machine's until it restarts; the namespace tells containers apart.
     try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-        return boot_id + bytes(Path("/proc/self/ns/pid").readlink())
+        return kernel_identity("pid").encode()  # the namespace tells containers apart
     except OSError:  # there is no /proc
         return os.fsencode(os.uname().nodename)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.wording import one_line, printable
-from rallypoint.cli.jobs import table
+from rallypoint.base.wording import one_line, printable, table
 from rallypoint.launch.output import terminal
 
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from rallypoint.base import files
 from rallypoint.base.errors import HostError
 from rallypoint.cluster import network
 from rallypoint.cluster.interface_facts import Interface, InterfaceKind
@@ -87,7 +88,7 @@ def test_a_process_without_descriptors_is_on_no_other_host(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert host_identity() == identity
-    monkeypatch.setattr(network, "_BOOT", "/missing")  # there is no /proc
+    monkeypatch.setattr(files, "BOOT_ID", "/missing")  # there is no /proc
     assert host_identity() == os.uname().nodename
 
 

@@ -100,10 +100,10 @@ def test_addresses_are_known_without_netlink() -> None:
 def test_an_answer_that_is_cut_short_is_read_as_far_as_it_goes() -> None:
     whole = struct.pack("=IHHII", 20, 16, 0, 1, 0) + b"abcd"
     for length in range(len(whole) + 4):
-        for _, _, body in netlink._messages((whole + whole)[:length] + bytes(8)):
+        for _, _, body in netlink.messages((whole + whole)[:length] + bytes(8)):
             assert len(body) <= 4
             assert list(netlink._attributes(body)) in ([], [(0x2423 & 0x3FFF, b"")]) or body
-    assert list(netlink._messages(bytes(64))) == []
+    assert list(netlink.messages(bytes(64))) == []
     assert list(netlink._attributes(bytes(64))) == []
 
 

@@ -16,7 +16,6 @@ import platform
 import secrets
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 from rallypoint.base.errors import HostError
 from rallypoint.base.process_end import ProcessEnd
 from rallypoint.lab.bench.contenders import Environments, Setting, contender
+from rallypoint.launch.inspection.entries import peer_of
 
 START_S = 120.0
 ANSWER_S = 300.0
@@ -152,7 +152,7 @@ class Crew:
                         self._account(f"not all processes connected within {START_S:g} s")
                     ) from None
                 continue
-            pid, user = _who(connection)
+            pid, user = peer_of(connection)
             if user == os.geteuid():
                 self._members.append(_Member(connection, pid))
             else:
@@ -202,14 +202,6 @@ class _Member:
     def end(self) -> None:
         self._end.kill()
         self._end.close()
-
-
-def _who(connection: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end of a connection."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, user, _ = struct.unpack("3i", credentials)
-    return pid, user
 
 
 class LocalStarter:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.wording import table
 from rallypoint.lab.figure import figure, logarithmic
 from rallypoint.lab.quantities import bus_factor, human_bytes, human_time
 from rallypoint.lab.simulate import SimulationRequest
@@ -211,19 +212,15 @@ def _print_table(rows: Sequence[Prediction]) -> None:
     columns = ["algorithm", *(["variant"] if variants else []), "ranks", "bytes"]
     columns += ["median" if noisy else "time", *(["p95"] if noisy else [])]
     columns += ["steps", "busiest link", "algbw GB/s", "busbw GB/s", "bound"]
-    table = [columns]
+    lines = []
     for row in rows:
         cells = [row.algorithm, *([row.variant] if variants else []), str(row.ranks)]
         cells += [human_bytes(row.bytes), human_time(row.time_us)]
         cells += [human_time(row.p95_us)] if row.p95_us is not None else []
         cells += [str(row.steps), human_bytes(row.busiest_link_bytes)]
         cells += [f"{row.algbw_gb_s:.4g}", f"{row.busbw_gb_s:.4g}", row.bound]
-        table.append(cells)
-    widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
-    for line in table:
-        padded = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        print(line[0].ljust(widths[0]), *padded[1:], sep="  ")
-    print()
+        lines.append(cells)
+    print(*table(columns, lines, right=" ".ljust(len(columns), "r")), "", sep="\n")
 
 
 def _ratios(results: Results) -> Iterator[str]:

@@ -73,7 +73,7 @@ class Entry:
         except OSError:
             return None
         connection.setblocking(False)
-        if _peer_of(connection)[1] not in (0, os.geteuid()):
+        if peer_of(connection)[1] not in (0, os.geteuid()):
             connection.close()
             return None
         return connection
@@ -131,7 +131,7 @@ class Found(Record):
             to_it.connect(f"/proc/self/fd/{directory}/{name}{_SOCKET}")  # its path may be long
         finally:
             os.close(directory)
-        if _peer_of(to_it) != (self.pid, self.user):  # it was a link to something else
+        if peer_of(to_it) != (self.pid, self.user):  # it was a link to something else
             raise ConnectionRefusedError("another process listens there")
 
 
@@ -258,7 +258,7 @@ class _Directory:
         return None
 
 
-def _peer_of(connection: socket.socket) -> tuple[int, int]:
+def peer_of(connection: socket.socket) -> tuple[int, int]:
     """The process at the other end, and its user."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(data)

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rallypoint.base.files import read_text
+from rallypoint.cluster.netlink import DONE, ERROR, attributes, messages, send_request
 from rallypoint.diagnosis.facts import Process, StalledConnection, Thread
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -51,13 +53,10 @@ _OF_A_FILE = frozenset(
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
 _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
-_ERROR, _DONE = 2, 3
 _INFO = 2  # INET_DIAG_INFO: a struct tcp_info follows
 _ESTABLISHED = 1 << 1
-_HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI48x")
 _MESSAGE = struct.Struct("=24x16s12x8xI4xI")  # inet_diag_msg: the peer, bytes that wait, the inode
-_ATTRIBUTE = struct.Struct("=HH")
 # tcp_info: the number of retransmissions; milliseconds since data, and since an acknowledgement,
 # arrived.
 _TCP_INFO = struct.Struct("=2xB49xII")
@@ -153,7 +152,7 @@ def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: flo
     for _ in range(_TRIES):
         if state not in "SDTt":
             break
-        words = _read(f"/proc/{pid}/task/{number}/syscall").split()
+        words = read_text(f"/proc/{pid}/task/{number}/syscall").split()
         if words != ["running"]:
             call, path = _syscall(pid, words)
             break
@@ -174,13 +173,13 @@ def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: flo
 
 
 def _read_task(path: str, *, with_times: bool) -> _Task | None:
-    text = _read(f"{path}/stat")
+    text = read_text(f"{path}/stat")
     _, _, rest = text.partition("(")
     name, _, rest = rest.rpartition(")")
     fields = rest.split()
     if len(fields) < 22:
         return None
-    times = _read(f"{path}/schedstat").split() if with_times else []
+    times = read_text(f"{path}/schedstat").split() if with_times else []
     is_counted = len(times) >= 2 and times[0].isdigit()
     return _Task(
         name=name,
@@ -228,12 +227,12 @@ def _string_in(pid: int, address: int) -> str:
 
 
 def _wait(pid: int, number: int) -> str:
-    text = _read(f"/proc/{pid}/task/{number}/wchan").strip()
+    text = read_text(f"/proc/{pid}/task/{number}/wchan").strip()
     return "" if text == "0" else text
 
 
 def _command(pid: int) -> str:
-    return " ".join(_read(f"/proc/{pid}/cmdline").split("\0"))[:_MOST_COMMAND].strip()
+    return " ".join(read_text(f"/proc/{pid}/cmdline").split("\0"))[:_MOST_COMMAND].strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +276,7 @@ def _connections() -> Iterator[_Connection]:
                 request = _REQUEST.pack(
                     family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED
                 )
-                size = _HEADER.size + len(request)
-                kernel.send(_HEADER.pack(size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
+                send_request(kernel, _BY_FAMILY, _REQUEST_DUMP, request)
                 yield from _answers(kernel, family)
         except (OSError, struct.error):  # a kernel, or a sandbox, without it
             continue
@@ -286,15 +284,12 @@ def _connections() -> Iterator[_Connection]:
 
 def _answers(kernel: socket.socket, family: int) -> Iterator[_Connection]:
     while True:
-        data = kernel.recv(_CHUNK)
-        while len(data) >= _HEADER.size:
-            size, kind, *_ = _HEADER.unpack_from(data)
-            if kind in (_ERROR, _DONE) or size < _HEADER.size:
+        for kind, _, message in messages(kernel.recv(_CHUNK)):
+            if kind in (ERROR, DONE):
                 return
-            found = _connection(data[_HEADER.size : size], family)
+            found = _connection(message, family)
             if found is not None:
                 yield found
-            data = data[-(-size // 4) * 4 :]
 
 
 def _connection(message: bytes, family: int) -> _Connection | None:
@@ -304,15 +299,12 @@ def _connection(message: bytes, family: int) -> _Connection | None:
         peer = peer.ipv4_mapped
     if peer.is_loopback:
         return None
-    rest = message[_MESSAGE.size :]
-    while len(rest) >= _ATTRIBUTE.size:
-        size, kind = _ATTRIBUTE.unpack_from(rest)
-        if kind == _INFO and min(size, len(rest)) >= _ATTRIBUTE.size + _TCP_INFO.size:
-            retransmits, data_ms, acknowledged_ms = _TCP_INFO.unpack_from(rest, _ATTRIBUTE.size)
-            silent_s = min(data_ms, acknowledged_ms) / 1000
-            return _Connection(inode, str(peer), waiting, retransmits, silent_s)
-        rest = rest[max(4, -(-size // 4) * 4) :]
-    return None
+    info = dict(attributes(message[_MESSAGE.size :])).get(_INFO, b"")
+    if len(info) < _TCP_INFO.size:
+        return None
+    retransmits, data_ms, acknowledged_ms = _TCP_INFO.unpack_from(info)
+    silent_s = min(data_ms, acknowledged_ms) / 1000
+    return _Connection(inode, str(peer), waiting, retransmits, silent_s)
 
 
 def _sockets(pid: int) -> Iterator[int]:
@@ -330,15 +322,8 @@ def _link(path: str) -> str:
 
 
 def _list(path: str) -> list[str]:
+    """In the kernel's order: the main thread comes first."""
     try:
         return os.listdir(path)
     except OSError:
         return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rallypoint.base.errors import HostError
+from rallypoint.base.files import kernel_identity
 from rallypoint.base.flight_record import (
     STATES,
     Names,
@@ -39,7 +40,6 @@ _BETWEEN_LEASES_S = 1.0
 _NAMES_S = 0.3  # how long the names of calls in progress are waited for, at the end
 _MOST_CALLS = 200_000  # of a worker
 _MOST_OF_JOB = 1_000_000
-_SELF = "/proc/self"
 _PAGE = 4096
 _RING_PAGE, _PAGES = 512, 1024
 _ENTRY_BYTES = 64
@@ -73,8 +73,7 @@ def trace_node(agent: AgentConnection, seconds: float, is_over: Callable[[], boo
 def name_clock() -> str:
     """The same for all processes that read the same monotonic clock."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.stat(f'{_SELF}/ns/time').st_ino}"
+        return kernel_identity("time")
     except OSError:
         return ""
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import Enum
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, StoreError
-from rallypoint.base.wording import printable
+from rallypoint.base.wording import table
 from rallypoint.cluster.interface_choice import NetworkChoice
 from rallypoint.store.store import Store
 
@@ -94,8 +94,8 @@ def print_debug_table(
     store.set(keys[rank], json.dumps(row))
     if rank == 0:
         rows = _collect(store, keys)
-        table = _table([rows.get(each, [str(each)]) for each in range(size)])
-        print(printable(table), file=sys.stderr)
+        for line in _table([rows.get(each, [str(each)]) for each in range(size)]):
+            print(f"rallypoint: {line}", file=sys.stderr)
 
 
 def _collect(store: Store, keys: Sequence[str]) -> dict[int, list[str]]:
@@ -108,12 +108,7 @@ def _collect(store: Store, keys: Sequence[str]) -> dict[int, list[str]]:
     return rows
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned; a dash for what is not known."""
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A dash stands for what is not known."""
     full = [[cell or "-" for cell in [*row, *[""] * (len(_COLUMNS) - len(row))]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *full, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (_COLUMNS, *full)
-    ]
-    return "\n".join(f"rallypoint: {line}" for line in lines)
+    return table(_COLUMNS, full)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rallypoint.base.collective import Collective
+from rallypoint.base.wording import runs_of
 from rallypoint.schedule.execution import Event, Trace
 from rallypoint.schedule.program import (
     Buffer,
@@ -230,11 +231,8 @@ class Contents:
 def ranks_of(bits: int) -> str:
     """A set of ranks in words: 0b10110 -> ``"ranks 1, 2, 4"``; longer runs as ``"0-7"``."""
     ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    words = [
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+        for run in runs_of(ranks)
+    ]
     return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(words)
