@@ -102,9 +102,9 @@ def test_an_answer_that_is_cut_short_is_read_as_far_as_it_goes() -> None:
     for length in range(len(whole) + 4):
         for _, _, body in netlink.messages((whole + whole)[:length] + bytes(8)):
             assert len(body) <= 4
-            assert list(netlink._attributes(body)) in ([], [(0x2423 & 0x3FFF, b"")]) or body
+            assert list(netlink.attributes(body)) in ([], [(0x2423 & 0x3FFF, b"")]) or body
     assert list(netlink.messages(bytes(64))) == []
-    assert list(netlink._attributes(bytes(64))) == []
+    assert list(netlink.attributes(bytes(64))) == []
 
 
 def link(driver: str, hardware: int = 1) -> netlink._Link:
