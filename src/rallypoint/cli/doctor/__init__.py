@@ -15,18 +15,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.base.json_records import to_json
 from rallypoint.base.wording import one_line
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
 from rallypoint.cli.doctor.doctor_flags import PROGRAM, DoctorOptions, DoctorRequest, read_request
 from rallypoint.cli.doctor.examiner import examine
 from rallypoint.cli.options import perform
 from rallypoint.doctor.check_result import Severity
-from rallypoint.doctor.checks import report_of
+from rallypoint.doctor.checks import Report, report_of
 from rallypoint.launch.output.terminal import is_terminal
 
 _COLOURS = {Severity.GREEN: "32", Severity.YELLOW: "33", Severity.RED: "31"}
@@ -83,30 +84,28 @@ def _doctor(options: DoctorOptions, command: list[str]) -> int:
     else:
         report = report_of(examine(request), time.monotonic() - began)
     if options.json:
-        print(json.dumps(report))
+        print(json.dumps(to_json(report, with_defaults=True)))
     else:
         is_colourful = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(as_text(report, is_colourful=is_colourful, is_verbose=options.verbose))
     return exit_status(report)
 
 
-def as_text(report: Mapping[str, Any], *, is_colourful: bool, is_verbose: bool) -> str:
+def as_text(report: Report, *, is_colourful: bool, is_verbose: bool) -> str:
     """The lines for people."""
-    lines = [
-        _line(each["level"], each["text"], is_colourful=is_colourful) for each in report["findings"]
-    ]
+    lines = [_line(each.level, each.text, is_colourful=is_colourful) for each in report.findings]
     if is_verbose:
         lines += [
-            _line("green", f"{each['number']} {each['title']}", is_colourful=is_colourful)
-            for each in report["checks"]
-            if each["level"] == "green"
+            _line(each.level, f"{each.number} {each.title}", is_colourful=is_colourful)
+            for each in report.checks
+            if each.level == Severity.GREEN.word
         ]
     return "\n".join([*lines, _summary(report)])
 
 
-def exit_status(report: Mapping[str, Any]) -> int:
+def exit_status(report: Report) -> int:
     """The exit status: 1 if something is red."""
-    return int(report["level"] == Severity.RED.word)
+    return int(report.level == Severity.RED.word)
 
 
 def _line(word: str, text: str, *, is_colourful: bool) -> str:
@@ -116,16 +115,16 @@ def _line(word: str, text: str, *, is_colourful: bool) -> str:
     return f"{shown}  {one_line(text)}"
 
 
-def _summary(report: Mapping[str, Any]) -> str:
-    count = len(report["nodes"])
-    nodes = f"{count} node{'s' * (count != 1)}, {len(report['checks'])} checks"
-    levels = [each["level"] for each in report["findings"]]
+def _summary(report: Report) -> str:
+    count = len(report.nodes)
+    nodes = f"{count} node{'s' * (count != 1)}, {len(report.checks)} checks"
+    levels = [each.level for each in report.findings]
     told = [
         f"{levels.count(level.word)} {level.word}"
         for level in (Severity.RED, Severity.YELLOW)
         if level.word in levels
     ]
-    return f"{nodes}, {report['seconds']} s: {', '.join(told) or 'no problems found'}"
+    return f"{nodes}, {report.seconds} s: {', '.join(told) or 'no problems found'}"
 
 
 def _tell_progress(request: DoctorRequest) -> None:

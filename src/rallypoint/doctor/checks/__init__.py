@@ -6,8 +6,8 @@ pairs of nodes are already explained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
 
 from rallypoint.base.json_records import to_json
 from rallypoint.doctor.check_result import Finding, Pair, Severity, collapse
@@ -72,32 +72,68 @@ def diagnose(cluster: ClusterFacts) -> list[Finding]:
     return collapse(found)
 
 
-def report_of(cluster: ClusterFacts, seconds: float) -> dict[str, Any]:
-    """All findings, as JSON."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedFinding:
+    """A finding as programs get it; `text` is the line for people."""
+
+    level: str
+    check: int
+    title: str
+    where: tuple[str, ...]
+    what: str
+    advice: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedCheck:
+    """A check, and the worst of its findings."""
+
+    number: int
+    title: str
+    level: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All findings, as --json prints them; nodes send it to each other without `facts`."""
+
+    level: str
+    nodes: tuple[str, ...]
+    seconds: float
+    findings: tuple[ReportedFinding, ...]
+    checks: tuple[ReportedCheck, ...]
+    facts: Mapping[str, object]
+
+
+def report_of(cluster: ClusterFacts, seconds: float) -> Report:
+    """Examine the facts; collecting them took so many seconds."""
     findings = diagnose(cluster)
     worst: dict[int, Severity] = {}
     for each in findings:
         worst[each.check] = max(worst.get(each.check, Severity.GREEN), each.level)
-    return {
-        "level": max((each.level for each in findings), default=Severity.GREEN).word,
-        "nodes": [node.name for node in cluster.nodes],
-        "seconds": round(seconds, 1),
-        "findings": [_as_json(each, cluster.count) for each in findings],
-        "checks": [
-            {"number": number, "title": title, "level": worst.get(number, Severity.GREEN).word}
+    facts = to_json(cluster, with_defaults=True)
+    assert isinstance(facts, dict)
+    return Report(
+        level=max((each.level for each in findings), default=Severity.GREEN).word,
+        nodes=tuple(node.name for node in cluster.nodes),
+        seconds=round(seconds, 1),
+        findings=tuple(_reported(each, cluster.count) for each in findings),
+        checks=tuple(
+            ReportedCheck(number=number, title=title, level=worst.get(number, Severity.GREEN).word)
             for number, title in TITLES.items()
-        ],
-        "facts": to_json(cluster, with_defaults=True),
-    }
+        ),
+        facts=facts,
+    )
 
 
-def _as_json(finding: Finding, nodes: int) -> dict[str, Any]:
-    return {
-        "level": finding.level.word,
-        "check": finding.check,
-        "title": TITLES[finding.check],
-        "where": list(finding.where),
-        "what": finding.what,
-        "advice": finding.advice,
-        "text": finding.text(nodes),
-    }
+def _reported(finding: Finding, nodes: int) -> ReportedFinding:
+    return ReportedFinding(
+        level=finding.level.word,
+        check=finding.check,
+        title=TITLES[finding.check],
+        where=finding.where,
+        what=finding.what,
+        advice=finding.advice,
+        text=finding.text(nodes),
+    )

@@ -18,6 +18,7 @@ from rallypoint.cli.doctor import at_endpoint
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
 from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.doctor import probe
+from rallypoint.doctor.checks import Report
 from rallypoint.doctor.probe import TokenRefusedError, admit, prove
 
 TOKEN = b"ours"
@@ -51,8 +52,8 @@ def request(port: int, rank: int = 0, count: int = 2) -> DoctorRequest:
     )
 
 
-def texts(report: dict[str, Any]) -> str:
-    return "\n".join(each["text"] for each in report["findings"])
+def texts(report: Report) -> str:
+    return "\n".join(each.text for each in report.findings)
 
 
 class Caller:
@@ -92,13 +93,13 @@ def test_each_gets_the_report_on_all() -> None:
     with ThreadPoolExecutor(2) as pool:
         works = [pool.submit(examine_at_endpoint, request(port, rank), 0.0) for rank in (0, 1)]
         host, guest = [work.result() for work in works]
-    assert host["nodes"] == [NAME] * 2
-    probes = host["facts"]["probes"]
+    assert host.nodes == (NAME, NAME)
+    probes: Any = host.facts["probes"]
     assert [(each["source"], each["target"], each["outcome"]) for each in probes] == [
         (0, 1, "REACHED"),
         (1, 0, "REACHED"),
     ]
-    assert guest == {**host, "facts": {}}
+    assert guest == replace(host, facts={})
 
 
 def test_those_that_do_not_belong_are_refused_and_told() -> None:
@@ -127,7 +128,7 @@ def test_those_that_do_not_belong_are_refused_and_told() -> None:
         told = json.loads(old.rest())
         assert (told["do"], told["absence"]["check"]) == ("refuse", 7)
         report = work.result()
-    assert report["nodes"] == [NAME]
+    assert report.nodes == (NAME,)
     found = texts(report)
     assert (
         found.count("the node at 127.0.0.2 has a different token than this one, or only one") == 1
@@ -157,7 +158,7 @@ def test_a_node_that_falls_silent_is_absent() -> None:
         asked = json.loads(guest.rest().splitlines()[0])
         report = work.result()
     assert asked == {"do": "clock"}
-    assert report["nodes"] == [NAME]
+    assert report.nodes == (NAME,)
     assert "it does not answer: the connection ended; check whether that machine" in texts(report)
     assert "its --node-rank is 0, which another node also uses" in texts(report)
 
@@ -167,13 +168,14 @@ def test_a_port_that_is_held_is_found() -> None:
     with socket.create_server(("", 0)) as holder:
         port = holder.getsockname()[1]
         report = examine_at_endpoint(request(port), 0.0)
-    (node,) = report["facts"]["nodes"]
+    nodes: Any = report.facts["nodes"]
+    (node,) = nodes
     (found,) = node["ports"]
     assert found["endpoint"] == f"127.0.0.1:{port}"
     assert found["held_by"].startswith(f"process {os.getpid()} (")
 
 
-def meet(host: Callable[[socket.socket], None]) -> dict[str, Any]:
+def meet(host: Callable[[socket.socket], None]) -> Report:
     """What a guest reports, if that happens to its connection at the endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
@@ -220,12 +222,13 @@ def test_a_guest_that_gets_no_report_examines_itself(
 ) -> None:
     report = meet(host)
     assert expected in texts(report)
-    assert report["nodes"] == [NAME]
+    assert report.nodes == (NAME,)
 
 
 def test_a_guest_finds_another_program_or_nothing_at_the_endpoint() -> None:
-    def at_endpoint(report: dict[str, Any]) -> str:
-        (found,) = report["facts"]["endpoint_probes"]
+    def at_endpoint(report: Report) -> str:
+        probes: Any = report.facts["endpoint_probes"]
+        (found,) = probes
         assert found["host"] == "127.0.0.1"
         return str(found["outcome"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from rallypoint.base.json_records import to_json
 from rallypoint.cli.doctor import as_text, exit_status
 from rallypoint.doctor.checks import report_of
 from rallypoint.doctor.cluster_facts import (
@@ -54,12 +55,12 @@ def test_a_node_that_is_absent_counts() -> None:
         one = cluster(somaxconn=5)
         nodes = tuple(replace(one.nodes[0], name=f"n{number}") for number in range(count - 1))
         report = report_of(replace(one, count=count, nodes=nodes), 0.0)
-        text = next(each["text"] for each in report["findings"] if each["check"] == 14)
+        text = next(each.text for each in report.findings if each.check == 14)
         assert text.startswith(f"{names}only 5 connections may wait")
 
 
 def test_json() -> None:
-    report = json.loads(json.dumps(report_of(cluster(somaxconn=5), 1.0)))
+    report = json.loads(json.dumps(to_json(report_of(cluster(somaxconn=5), 1.0))))
     assert (report["level"], report["nodes"]) == ("yellow", ["n0"])
     (finding,) = report["findings"]
     assert (finding["check"], finding["title"]) == (14, "the kernel's network")
