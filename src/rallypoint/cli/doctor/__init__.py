@@ -27,7 +27,7 @@ from rallypoint.cli.doctor.doctor_flags import PROGRAM, DoctorOptions, DoctorReq
 from rallypoint.cli.doctor.examiner import examine
 from rallypoint.cli.options import perform
 from rallypoint.doctor.check_result import Severity
-from rallypoint.doctor.checks import Report, report_of
+from rallypoint.doctor.checks import DoctorReport, report_of
 from rallypoint.launch.output.terminal import is_terminal
 
 _COLOURS = {Severity.GREEN: "32", Severity.YELLOW: "33", Severity.RED: "31"}
@@ -91,7 +91,7 @@ def _doctor(options: DoctorOptions, command: list[str]) -> int:
     return exit_status(report)
 
 
-def as_text(report: Report, *, is_colourful: bool, is_verbose: bool) -> str:
+def as_text(report: DoctorReport, *, is_colourful: bool, is_verbose: bool) -> str:
     """The lines for people."""
     lines = [_line(each.level, each.text, is_colourful=is_colourful) for each in report.findings]
     if is_verbose:
@@ -103,7 +103,7 @@ def as_text(report: Report, *, is_colourful: bool, is_verbose: bool) -> str:
     return "\n".join([*lines, _summary(report)])
 
 
-def exit_status(report: Report) -> int:
+def exit_status(report: DoctorReport) -> int:
     """The exit status: 1 if something is red."""
     return int(report.level == Severity.RED.word)
 
@@ -115,7 +115,7 @@ def _line(word: str, text: str, *, is_colourful: bool) -> str:
     return f"{shown}  {one_line(text)}"
 
 
-def _summary(report: Report) -> str:
+def _summary(report: DoctorReport) -> str:
     count = len(report.nodes)
     nodes = f"{count} node{'s' * (count != 1)}, {len(report.checks)} checks"
     levels = [each.level for each in report.findings]

@@ -25,7 +25,7 @@ from rallypoint.cli.doctor.examined_node import ExaminedNode
 from rallypoint.cli.doctor.examiner import Examiner, end_all, examine, look_order, own_link
 from rallypoint.cluster.remote_shell import OrderLink, send_line
 from rallypoint.doctor.check_result import listed
-from rallypoint.doctor.checks import Report, report_of
+from rallypoint.doctor.checks import DoctorReport, report_of
 from rallypoint.doctor.cluster_facts import Absence, ClusterFacts, ConnectOutcome, EndpointProbe
 from rallypoint.doctor.collect import LookOrder, is_this_node, look_up
 from rallypoint.doctor.probe import CONNECT_S, TokenRefusedError, admit, connect, listen, prove
@@ -36,7 +36,7 @@ _EXAMINATION_S = 180.0
 _OTHER_TOKEN = "set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
 
 
-def examine_at_endpoint(request: DoctorRequest, began: float) -> Report:
+def examine_at_endpoint(request: DoctorRequest, began: float) -> DoctorReport:
     """The report on all nodes that came, or on this one. It `began` by time.monotonic()."""
     host, port = request.endpoints[0]
     is_host = request.node_rank == 0 if request.is_static else is_this_node(look_up(host))
@@ -148,7 +148,7 @@ class _Arrivals:
         return [*found, Absence(name="", why=why, advice=advice)]
 
 
-def _be_host(request: DoctorRequest, listener: socket.socket, began: float) -> Report:
+def _be_host(request: DoctorRequest, listener: socket.socket, began: float) -> DoctorReport:
     """Wait for the others, examine all, and send them the report."""
     arrivals = _Arrivals(request, listener)
     arrivals.wait()
@@ -169,13 +169,13 @@ def _be_host(request: DoctorRequest, listener: socket.socket, began: float) -> R
 # The others.
 
 
-def _be_guest(request: DoctorRequest, began: float) -> Report:
+def _be_guest(request: DoctorRequest, began: float) -> DoctorReport:
     """Go to the endpoint and carry out orders; if that fails, examine this node alone."""
     connection, trouble = _find_host(request)
     if connection is not None:
         with connection:
             report = _obey(connection, request)
-        if isinstance(report, Report):
+        if isinstance(report, DoctorReport):
             return report
         trouble = report
     cluster = examine(request)
@@ -243,7 +243,7 @@ def _introduce(
     return None
 
 
-def _obey(connection: socket.socket, request: DoctorRequest) -> Report | Absence:
+def _obey(connection: socket.socket, request: DoctorRequest) -> DoctorReport | Absence:
     """Carry out orders until the report comes; otherwise returns why it never did."""
     connection.settimeout(request.wait_s + _EXAMINATION_S)
     node = ExaminedNode(request.surroundings, has_token=bool(request.token))
@@ -255,7 +255,7 @@ def _obey(connection: socket.socket, request: DoctorRequest) -> Report | Absence
         for line in lines:
             order: dict[str, Any] = json.loads(line)
             if order["do"] == "report":
-                return from_json(Report, order["report"])
+                return from_json(DoctorReport, order["report"])
             if order["do"] == "refuse":
                 return from_json(Absence, order["absence"])
             if order["do"] == "look":

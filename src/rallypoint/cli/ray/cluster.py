@@ -1,6 +1,6 @@
 """The Ray cluster: calls to it, facts from it, and both ends of an actor; nothing is decided here.
 
-The starter's end of an actor is a `Connection` to remote_node.py, which Shell starts.
+The starter's end of an actor has the `HostStreams` of remote_node.py, which Shell starts.
 
     link --> stdin  --thread--> Shell.write          one call after the other, so in order
     link <-- stdout, stderr <--thread-- Shell.read   the next one when these were taken
@@ -28,6 +28,7 @@ from rallypoint.base.errors import HostError
 from rallypoint.base.process_end import ProcessEnd
 from rallypoint.cli.options import is_whole
 from rallypoint.cli.ray.placement import AgentRequest, Need, RayFacts, RayNode
+from rallypoint.cli.remote.host_connection import HostStreams
 
 ADDRESS = "RAY_ADDRESS"
 _ANSWER_S = 10.0  # for the server at an address; Ray itself would try for minutes
@@ -188,8 +189,8 @@ def directory_on_node(mine: str, theirs: str, working_dir: str) -> str:
 # An actor.
 
 
-class Channel:
-    """See Connection. `actor` is Ray's handle of a running Shell, where `module` is to run."""
+class Channel(HostStreams):
+    """Leads to an actor's node. `actor` is Ray's handle of a running Shell, to run `module`."""
 
     def __init__(self, actor: Any, ray: Any, module: str) -> None:
         self._actor = actor
@@ -215,19 +216,16 @@ class Channel:
         return bool(self._lost)
 
     def end(self) -> None:
-        """See Connection."""
         self._ray.kill(self._actor)
         self._has_ended()
 
     def close(self) -> None:
-        """See Connection."""
         with self._lock:
             self._is_closed = True
             os.close(self.ended)
         self._ray.kill(self._actor)
 
     def why(self, said: str) -> str:
-        """See Connection."""
         if "No module named" in said:
             return "install Rallypoint there as well, for the Python that runs Ray"
         return self._lost or "the program there exited before it answered"

@@ -167,7 +167,7 @@ class RayStarter(Starter):
         directory = directory_on_node(os.getcwd(), answer.result(), self._working_dir)
         self._open_link(number, channel, directory)
 
-    # See Listener.
+    # HostListener.
 
     def failed(self, host: int, why: str) -> None:
         """No launcher can be started there; tried again if only the actor was lost."""
@@ -178,7 +178,6 @@ class RayStarter(Starter):
         super().failed(host, why)
 
     def ended(self, host: int, status: int | None) -> None:
-        """The launcher has ended; None if its status is unknown."""
         self._note_end(host)
         super().ended(host, status)
 

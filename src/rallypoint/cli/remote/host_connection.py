@@ -3,7 +3,7 @@
     starter  --orders--> stdin  ssh  ...  remote_node.py --> launcher
              <--lines--- stdout, stderr   <--------------+
 
-A `Connection` carries them: an ssh process (starter.py), or a Ray actor. Lines are passed
+`HostStreams` carry them: of an ssh process (starter.py), or of a Ray actor. Lines are passed
 on unchanged and whole. The starter blocks for nobody: neither for a host that does not read its
 orders, nor for a reader of its own output (launch/output/lines.py: Outlet).
 """
@@ -14,52 +14,56 @@ import json
 import os
 import secrets
 import selectors
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.cli.remote.remote_node import GREETING
 from rallypoint.cluster.remote_shell import read_greeting, version_trouble
 from rallypoint.launch.output.lines import MAX_LINE_BYTES, Outlet, StreamReader
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Listener(Protocol):
-        """Is told what happens to a host, which is given by its number."""
-
-        def greeted(self, host: int, port: int) -> None:
-            """The host is ready for a launcher, which may listen at that port."""
-
-        def failed(self, host: int, why: str) -> None:
-            """No launcher can be started there."""
-
-        def ended(self, host: int, status: int | None) -> None:
-            """The launcher has ended; None if its status is unknown."""
-
-    class Connection(Protocol):
-        """What carries orders to remote_node.py on a host, and its output back.
-
-        Attributes:
-            stdin, stdout, stderr: descriptors, which the link closes.
-            ended: becomes readable when the connection has ended; closed by `close`.
-        """
-
-        stdin: int
-        stdout: int
-        stderr: int
-        ended: int
-
-        def end(self) -> None:
-            """End the connection and the program that runs there, at once."""
-
-        def close(self) -> None:
-            """Release everything here, after the connection has ended."""
-
-        def why(self, said: str) -> str:
-            """Why it ended before remote_node.py answered; `said`: what it printed instead."""
-
-
 _MAX_SAID = 1 << 16
+
+
+class HostListener(ABC):
+    """Is told what happens to a host, which is given by its number."""
+
+    @abstractmethod
+    def greeted(self, host: int, port: int) -> None:
+        """The host is ready for a launcher, which may listen at that port."""
+
+    @abstractmethod
+    def failed(self, host: int, why: str) -> None:
+        """No launcher can be started there."""
+
+    @abstractmethod
+    def ended(self, host: int, status: int | None) -> None:
+        """The launcher has ended; None if its status is unknown."""
+
+
+class HostStreams(ABC):
+    """What carries orders to remote_node.py on a host, and its output back.
+
+    Attributes:
+        stdin, stdout, stderr: descriptors, which the link closes.
+        ended: becomes readable when the connection has ended; closed by `close`.
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int
+    ended: int
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the connection and the program that runs there, at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything here, after the connection has ended."""
+
+    @abstractmethod
+    def why(self, said: str) -> str:
+        """Why it ended before remote_node.py answered; `said`: what it printed instead."""
 
 
 class RemoteOutput(StreamReader):
@@ -101,11 +105,11 @@ class HostConnection:
     def __init__(
         self,
         number: int,
-        connection: Connection,
+        connection: HostStreams,
         order: Mapping[str, object],
         outlets: tuple[Outlet, Outlet],
         selector: selectors.BaseSelector,
-        listener: Listener,
+        listener: HostListener,
     ) -> None:
         self._number = number
         self._connection = connection

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from rallypoint.base.process_end import ProcessEnd
 from rallypoint.base.ready import call_ready
 from rallypoint.cli.flags import PROGRAM, RunOptions
-from rallypoint.cli.remote.host_connection import HostConnection
+from rallypoint.cli.remote.host_connection import HostConnection, HostListener, HostStreams
 from rallypoint.cli.remote.job_on_hosts import (
     Action,
     Drop,
@@ -39,10 +39,6 @@ from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.terminal import print_line
 from rallypoint.launch.rounds.store_host import allow_many_connections
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from rallypoint.cli.remote.host_connection import Connection
-
 NODE = "rallypoint.cli.remote.remote_node"
 _MANY = 100  # each has three descriptors, and most systems limit a process to 1,024
 _PATIENCE_S = 30.0  # for a blocked reader of the output, at the end
@@ -59,7 +55,7 @@ def run_on_hosts(options: RunOptions, command: Sequence[str]) -> int:
     return HostsStarter(plan).run()
 
 
-class Starter:
+class Starter(HostListener):
     """Starts, watches and ends the launchers on all hosts.
 
     Subclasses provide the connections: their `_connect` opens the links.
@@ -103,7 +99,7 @@ class Starter:
         for link in self._links.values():
             link.close()
 
-    def _open_link(self, number: int, connection: Connection, directory: str) -> None:
+    def _open_link(self, number: int, connection: HostStreams, directory: str) -> None:
         """Open a link to remote_node.py on a host, which will work in that directory."""
         order = {
             "directory": directory,
@@ -123,15 +119,12 @@ class Starter:
     # Events.
 
     def greeted(self, host: int, port: int) -> None:
-        """See Listener."""
         self._perform(self._job.greeted(host, port, time.monotonic()))
 
     def failed(self, host: int, why: str) -> None:
-        """See Listener."""
         self._perform(self._job.failed(host, why, time.monotonic()))
 
     def ended(self, host: int, status: int | None) -> None:
-        """See Listener."""
         self._perform(self._job.ended(host, status, time.monotonic()))
 
     def _signalled(self, number: int) -> None:
@@ -163,7 +156,7 @@ class Starter:
         self._links[host].drop()
 
 
-class ShellConnection:
+class ShellConnection(HostStreams):
     """A connection to a host through a process, such as ssh, that runs remote_node.py there."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -180,16 +173,13 @@ class ShellConnection:
         self.ended = self._end.fileno()
 
     def end(self) -> None:
-        """See Connection."""
         end(self._process, 0.0)
 
     def close(self) -> None:
-        """See Connection."""
         self._end.close()
         end(self._process, time.monotonic() + 1.0)  # it has ended; this reaps it
 
     def why(self, said: str) -> str:
-        """The reason why the program on the host did not start, or ended early."""
         status = self._process.returncode
         told = f"status {status}" if status >= 0 else f"signal {-status}"
         ended = f"{os.path.basename(self._command[0])} ended with {told}"

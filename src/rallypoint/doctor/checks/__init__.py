@@ -95,7 +95,7 @@ class ReportedCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DoctorReport:
     """All findings, as --json prints them; nodes send it to each other without `facts`."""
 
     level: str
@@ -106,7 +106,7 @@ class Report:
     facts: Mapping[str, object]
 
 
-def report_of(cluster: ClusterFacts, seconds: float) -> Report:
+def report_of(cluster: ClusterFacts, seconds: float) -> DoctorReport:
     """Examine the facts; collecting them took so many seconds."""
     findings = diagnose(cluster)
     worst: dict[int, Severity] = {}
@@ -114,7 +114,7 @@ def report_of(cluster: ClusterFacts, seconds: float) -> Report:
         worst[each.check] = max(worst.get(each.check, Severity.GREEN), each.level)
     facts = to_json(cluster, with_defaults=True)
     assert isinstance(facts, dict)
-    return Report(
+    return DoctorReport(
         level=max((each.level for each in findings), default=Severity.GREEN).word,
         nodes=tuple(node.name for node in cluster.nodes),
         seconds=round(seconds, 1),

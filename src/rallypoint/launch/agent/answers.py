@@ -115,19 +115,17 @@ class AgentAnswers:
     def _rank_status(self, rank: int) -> RankStatus:
         group = self._state.group
         end, error = group.exits.get(rank), group.errors.get(rank)
-        if end is None:
-            return RankStatus(
-                rank=rank,
-                local_rank=group.local_ranks[rank],
-                has_ended=False,
-                pid=self._workers.pids.get(rank, 0),
-                error=_line_of(error) if error else "",
-                ended_at=error.time_s if error else 0.0,
-            )
-        return RankStatus(
+        status = RankStatus(
             rank=rank,
             local_rank=group.local_ranks[rank],
-            has_ended=True,
+            has_ended=end is not None,
+            pid=self._workers.pids.get(rank, 0),
+            error=_line_of(error) if error else "",
+            ended_at=error.time_s if error else 0.0,
+        )
+        if end is None:
+            return status
+        return status.__replace__(
             pid=end.pid,
             code=end.code,
             signal=signal_name(end.signal) if end.signal else "",

@@ -68,8 +68,7 @@ def all_reduce(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_reduce"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     array = as_array(tensor, name, writes=True)
     operator = check_operator(op, name)
@@ -151,8 +150,7 @@ def reduce(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "reduce"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     root = peer(chosen, dst, group_dst, "dst", None)
     is_root = root == chosen.own_rank
@@ -198,8 +196,7 @@ def broadcast(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "broadcast"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     root = peer(chosen, src, group_src, "src", None)
     is_root = root == chosen.own_rank
@@ -248,8 +245,7 @@ def scan(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "scan"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     operator = check_operator(op, name)
     if operator is ReduceOp.AVG:
@@ -283,8 +279,7 @@ def barrier(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "barrier"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     call = CollectiveCall(
         Collective.BARRIER, name, _NOTHING, _NOTHING, async_op, timeout, algorithm
@@ -341,8 +336,7 @@ def monitored_barrier(
     Raises:
         CollectiveTimeoutError: some ranks did not arrive in time.
     """
-    chosen = joined(group, "monitored_barrier")
-    if chosen is None:
+    if (chosen := joined(group, "monitored_barrier")) is None:
         return
     wait = _AT_ONCE if timeout == _AT_ONCE else check_timeout(timeout, chosen.timeout)
     store, count = chosen.world.store, chosen.counts["monitored_barrier"]

@@ -66,8 +66,7 @@ def all_gather(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_gather"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     source = as_array(tensor, name)
     targets = as_arrays(tensor_list, name, "tensor_list", count=chosen.size(), writes=True)
@@ -111,8 +110,7 @@ def all_gather_into_tensor(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_gather_into_tensor"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     source, target = as_array(input_tensor, name), as_array(output_tensor, name, writes=True)
     check_alike([target], source, name, "output_tensor")
@@ -152,8 +150,7 @@ def all_gather_coalesced(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_gather_coalesced"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     if not isinstance(output_tensor_lists, list | tuple) or not isinstance(
         input_tensor_list, list | tuple
@@ -211,8 +208,7 @@ def gather(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "gather"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     root = peer(chosen, dst, group_dst, "dst", 0)
     is_root = root == chosen.own_rank
@@ -263,8 +259,7 @@ def scatter(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "scatter"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     root = peer(chosen, src, group_src, "src", 0)
     is_root = root == chosen.own_rank
@@ -314,8 +309,7 @@ def reduce_scatter(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "reduce_scatter"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     target = as_array(output, name, writes=True)
     operator = check_operator(op, name)
@@ -361,8 +355,7 @@ def reduce_scatter_tensor(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "reduce_scatter_tensor"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     operator = check_operator(op, name)
@@ -412,8 +405,7 @@ def all_to_all(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_to_all"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     count = chosen.size()
     sources = as_arrays(input_tensor_list, name, "input_tensor_list", count=count)
@@ -460,8 +452,7 @@ def all_to_all_single(
         CollectiveTimeoutError: a rank did not take part within the timeout.
     """
     name = "all_to_all_single"
-    chosen = joined(group, name)
-    if chosen is None:
+    if (chosen := joined(group, name)) is None:
         return None
     source, target = as_array(input, name), as_array(output, name, writes=True)
     check_alike([target], source, name, "output")

@@ -49,8 +49,7 @@ def broadcast_object_list(
         CollectiveTimeoutError: a rank did not take part within the timeout.
         Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
-    chosen = _at_once(group, "broadcast_object_list")
-    if chosen is None:
+    if (chosen := _at_once(group, "broadcast_object_list")) is None:
         return
     root = peer(chosen, src, group_src, "src", 0)
     is_root = chosen.own_rank == root
@@ -77,8 +76,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
         CollectiveTimeoutError: a rank did not take part within the timeout.
         Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
-    chosen = _at_once(group, "all_gather_object")
-    if chosen is None:
+    if (chosen := _at_once(group, "all_gather_object")) is None:
         return
     ranks = chosen.size()
     _check_list(object_list, ranks, "all_gather_object", "object_list")
@@ -110,8 +108,7 @@ def gather_object(
         Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
     name = "gather_object"
-    chosen = _at_once(group, name)
-    if chosen is None:
+    if (chosen := _at_once(group, name)) is None:
         return
     root = peer(chosen, dst, group_dst, "dst", 0)
     if root != chosen.own_rank:
@@ -152,8 +149,7 @@ def scatter_object_list(
         CollectiveTimeoutError: a rank did not take part within the timeout.
         Exception: pickle's own errors, for an object that it cannot pickle or unpickle.
     """
-    chosen = _at_once(group, "scatter_object_list")
-    if chosen is None:
+    if (chosen := _at_once(group, "scatter_object_list")) is None:
         return
     root = peer(chosen, src, group_src, "src", 0)
     if not scatter_object_output_list:
@@ -194,8 +190,7 @@ def send_object_list(
         PeerLostError: the receiver died or left the group.
         CollectiveTimeoutError: the objects were not received within the group's timeout.
     """
-    chosen = joined(group, "send_object_list")
-    if chosen is None:
+    if (chosen := joined(group, "send_object_list")) is None:
         return
     chosen = chosen.for_objects
     pickled = [_pickle(item) for item in object_list]
@@ -225,8 +220,7 @@ def recv_object_list(
         PeerLostError: the sender died or left the group.
         CollectiveTimeoutError: nothing was sent within the group's timeout.
     """
-    chosen = joined(group, "recv_object_list")
-    if chosen is None:
+    if (chosen := joined(group, "recv_object_list")) is None:
         return -1
     chosen = chosen.for_objects
     sizes = np.empty(len(object_list), np.int64)

@@ -59,8 +59,7 @@ def send(
         PeerLostError: the receiver died or left the group.
         CollectiveTimeoutError: the message was not received within the group's timeout.
     """
-    chosen = joined(group, "send")
-    if chosen is None:
+    if (chosen := joined(group, "send")) is None:
         return
     other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
     post_message(chosen, "send", other, tag, tensor, timeout=timeout).wait()
@@ -94,8 +93,7 @@ def recv(
         PeerLostError: the sender died or left the group.
         CollectiveTimeoutError: nothing was sent within the group's timeout.
     """
-    chosen = joined(group, "recv")
-    if chosen is None:
+    if (chosen := joined(group, "recv")) is None:
         return -1
     other = _source(chosen, src, group_src)
     work = post_message(chosen, "recv", other, tag, tensor, timeout=timeout)
@@ -123,8 +121,7 @@ def isend(
         InvalidArgumentError: `dst` is this rank or not a rank of the group, or too many messages
             are outstanding.
     """
-    chosen = joined(group, "isend")
-    if chosen is None:
+    if (chosen := joined(group, "isend")) is None:
         return None
     other = _other(chosen, peer(chosen, dst, group_dst, "dst", None), "dst")
     return post_message(chosen, "isend", other, tag, tensor, timeout=timeout, site=Site.of_caller())
@@ -150,8 +147,7 @@ def irecv(
         InvalidArgumentError: `src` is this rank or not a rank of the group, or too many messages
             are outstanding.
     """
-    chosen = joined(group, "irecv")
-    if chosen is None:
+    if (chosen := joined(group, "irecv")) is None:
         return None
     other = _source(chosen, src, group_src)
     return post_message(chosen, "irecv", other, tag, tensor, timeout=timeout, site=Site.of_caller())

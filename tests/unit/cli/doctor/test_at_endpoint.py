@@ -18,7 +18,7 @@ from rallypoint.cli.doctor import at_endpoint
 from rallypoint.cli.doctor.at_endpoint import examine_at_endpoint
 from rallypoint.cli.doctor.doctor_flags import DoctorRequest
 from rallypoint.doctor import probe
-from rallypoint.doctor.checks import Report
+from rallypoint.doctor.checks import DoctorReport
 from rallypoint.doctor.probe import TokenRefusedError, admit, prove
 
 TOKEN = b"ours"
@@ -52,7 +52,7 @@ def request(port: int, rank: int = 0, count: int = 2) -> DoctorRequest:
     )
 
 
-def texts(report: Report) -> str:
+def texts(report: DoctorReport) -> str:
     return "\n".join(each.text for each in report.findings)
 
 
@@ -175,7 +175,7 @@ def test_a_port_that_is_held_is_found() -> None:
     assert found["held_by"].startswith(f"process {os.getpid()} (")
 
 
-def meet(host: Callable[[socket.socket], None]) -> Report:
+def meet(host: Callable[[socket.socket], None]) -> DoctorReport:
     """What a guest reports, if that happens to its connection at the endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
@@ -226,7 +226,7 @@ def test_a_guest_that_gets_no_report_examines_itself(
 
 
 def test_a_guest_finds_another_program_or_nothing_at_the_endpoint() -> None:
-    def at_endpoint(report: Report) -> str:
+    def at_endpoint(report: DoctorReport) -> str:
         probes: Any = report.facts["endpoint_probes"]
         (found,) = probes
         assert found["host"] == "127.0.0.1"
