@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rallypoint.lab.bench import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
@@ -45,17 +44,16 @@ class Table:
         ours = found[OURS]
         op = self._request.op if self._request.collective.reduces else "-"
         cells = [str(row.nbytes), str(row.count), self._request.dtype, op]
-        cells += [_short(ours["time_us"]), _short(ours["algbw_gb_s"]), _short(ours["busbw_gb_s"])]
-        cells.append(str(ours["wrong"]))
+        cells += [_short(ours.time_us), _short(ours.algbw_gb_s), _short(ours.busbw_gb_s)]
+        cells.append(str(ours.wrong))
         for name in self._peers:
-            mark = "!" if found[name]["wrong"] else ""
-            cells.append(_short(found[name]["time_us"]) + mark)
-            if mark:
-                remark = f"! {name}: {found[name]['wrong']} wrong items at {row.nbytes} bytes"
-                self._remarks.append(remark)
-        times = [found[name]["time_us"] for name in self._peers if found[name]["time_us"]]
+            wrong = found[name].wrong
+            cells.append(_short(found[name].time_us) + ("!" if wrong else ""))
+            if wrong:
+                self._remarks.append(f"! {name}: {wrong} wrong items at {row.nbytes} bytes")
         if self._peers:
-            cells.append(f"{min(times) / ours['time_us']:.2f}" if times else "-")
+            times = [each.time_us for name, each in found.items() if name != OURS and each.time_us]
+            cells.append(f"{min(times) / ours.time_us:.2f}" if times and ours.time_us else "-")
         self._print(cells)
 
     def end(self, load: str) -> None:
@@ -73,18 +71,23 @@ class Table:
         print("".join(padded), flush=True)
 
 
-def result_of(request: BenchmarkRequest, row: Row, name: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Result:
     """One contender's result at one size; bandwidths as nccl-tests define them."""
+
+    time_us: float | None
+    algbw_gb_s: float | None
+    busbw_gb_s: float | None
+    wrong: int | None
+    times_us: list[float]
+
+
+def result_of(request: BenchmarkRequest, row: Row, name: str) -> Result:
+    """Compute it from the times that were measured."""
     time_us = row.time_us(name)
     algbw = row.nbytes / time_us / 1e3 if time_us and row.nbytes else None
-    factor = bus_factor(request.collective, request.ranks)
-    return {
-        "time_us": time_us,
-        "algbw_gb_s": algbw,
-        "busbw_gb_s": algbw * factor if algbw else None,
-        "wrong": row.wrong.get(name),
-        "times_us": row.times_us.get(name, []),
-    }
+    busbw = algbw * bus_factor(request.collective, request.ranks) if algbw else None
+    return Result(time_us, algbw, busbw, row.wrong.get(name), row.times_us.get(name, []))
 
 
 def write_json(
@@ -103,7 +106,7 @@ def write_json(
             {
                 "bytes": row.nbytes,
                 "count": row.count,
-                "results": {name: result_of(request, row, name) for name in versions},
+                "results": {name: asdict(result_of(request, row, name)) for name in versions},
             }
             for row in rows
         ],

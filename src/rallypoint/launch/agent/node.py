@@ -69,7 +69,7 @@ _MOVES: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
-_CAN_PAUSE = (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING)
+_WORKERS_RUN = (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING)
 
 
 class SignalWorkers(Record):
@@ -130,33 +130,37 @@ class NodeState:
 
     def __init__(self, *, shutdown_timeout_s: float, node_rank: int = 0) -> None:
         self.phase = Phase.WAITING
-        self.node_rank = node_rank  # in the current round, or the one that it expects
-        self.group = WorkerGroup(())
-        self.round = -1
         self.finish: Finish | None = None
         self.stop_signal: int | None = None
         self.unkillable: tuple[int, ...] = ()
         self.guardian_lost_because = ""
-        self.stopped_because = ""  # what another node reported of this round
-        self.hang = ""  # what was reported of this round, if it was ended for that
-        self.broken_at: float | None = None  # when this node knew that the round was over
         self.is_paused = False  # nothing runs here until the next round
-        self.elastic: set[int] = set()  # the ranks that go on when others are lost
         self.ready = 0  # workers on standby, which can take the places of lost ones
-        self._reported_ready = 0  # in this round
-        self._is_finishing = False  # a worker has done its last update
-        self._broken = ""  # why the round can no longer succeed
         self._stop_asked = self._leaves = ""  # why this node asks for that
-        self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
         self._kept: frozenset[int] = frozenset()  # which the coordinator expects in the next round
-        self._missed: set[int] = set()  # ranks that were lost before the round that expected them
         # When to call `tick` at the latest; None: only events matter.
         self.wake_at: float | None = None
         self._shutdown_timeout_s = shutdown_timeout_s
         self._hold_until = 0.0
         self._stop_until = 0.0
-        self._hang_cause: RankFailure | None = None
         self._ordered_until = 0.0  # the order to stop has only just come from another node
+        self._begin(-1, node_rank, WorkerGroup(()))
+
+    def _begin(self, round_number: int, node_rank: int, group: WorkerGroup) -> None:
+        """Set all that belongs to one round: nothing of the one before is left."""
+        self.round = round_number
+        self.node_rank = node_rank  # in this round, or the one that it expects
+        self.group = group
+        self.elastic: set[int] = set()  # the ranks that go on when others are lost
+        self.stopped_because = ""  # what another node reported of this round
+        self.hang = ""  # what was reported of this round, if it was ended for that
+        self.broken_at: float | None = None  # when this node knew that the round was over
+        self._broken = ""  # why the round can no longer succeed
+        self._hang_cause: RankFailure | None = None
+        self._reported_ready = 0
+        self._is_finishing = False  # a worker has done its last update
+        self._newcomers: frozenset[int] = frozenset()  # ranks that joined with this round
+        self._missed: set[int] = set()  # ranks that were lost before the round that expected them
 
     # Orders.
 
@@ -184,15 +188,8 @@ class NodeState:
         if self.phase not in (Phase.WAITING, Phase.KEEPING):
             return NOTHING
         self._move(Phase.RUNNING)
+        self._begin(round_number, node_rank, WorkerGroup(ranks, local_ranks))
         self.elastic, self._newcomers = set(elastic), frozenset(newcomers)
-        self._reported_ready, self._is_finishing, self._broken = 0, False, ""
-        self._missed.clear()
-        self.broken_at = None
-        self.node_rank = node_rank
-        self.round = round_number
-        self.stopped_because = self.hang = ""
-        self._hang_cause = None
-        self.group = WorkerGroup(ranks, local_ranks)
         self.group.started()
         self.is_paused = False
         resume = ResumeEverything()  # the guardian may have paused by itself what has ended since
@@ -209,7 +206,7 @@ class NodeState:
         is_urgent = stop.ending in (Ending.KILL, Ending.PAUSE)
         if stop.ending is Ending.ADMIT and self._is_finishing:  # it crosses what this node tells
             return Decision((), f"{stop.because}, but workers here have done their last update")
-        if stop.ending is Ending.PAUSE and self.survivors and self.phase in _CAN_PAUSE:
+        if stop.ending is Ending.PAUSE and self.survivors and self.phase in _WORKERS_RUN:
             return self._pause(stop.because, now)
         if self.phase in (Phase.RUNNING, Phase.HOLDING):
             self._stopped(stop.because, now)
@@ -228,7 +225,7 @@ class NodeState:
         self.finish = self.finish or finish
         if self.phase is Phase.WAITING:
             return self._done(finish.because)
-        if self.phase in (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING):
+        if self.phase in _WORKERS_RUN:
             self._ordered_until = now + TELL_AFTER_S
             return self._stop(SIGTERM, finish.because, now)
         return NOTHING
@@ -304,7 +301,7 @@ class NodeState:
             stop = self._end("interrupted while the workers were stopping", now)
         elif not first:
             return NOTHING
-        elif self.phase in (Phase.RUNNING, Phase.HOLDING, Phase.KEEPING):
+        elif self.phase in _WORKERS_RUN:
             stop = self._stop(signal, text, now)
         if leaves:
             self._leaves = self._leaves or text
