@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.base.ready import call_ready
+from rallypoint.base.ready import call_ready, earliest, left_until
 
 
 @pytest.fixture
@@ -64,3 +65,16 @@ def test_all_others_are_called(selector: selectors.BaseSelector) -> None:
     assert sorted(called) == sorted(pipes)
     for each in pipes:
         os.close(each)
+
+
+def test_the_earliest_alarm_is_the_first_that_is_set() -> None:
+    assert earliest(3.0, None, 2.0) == 2.0
+    assert earliest(None) is None
+
+
+def test_how_long_to_wait_ends_at_the_alarm() -> None:
+    assert left_until(None) is None
+    assert left_until(time.monotonic() - 1) == 0
+    left_s = left_until(time.monotonic() + 60)
+    assert left_s is not None
+    assert 59 < left_s <= 60

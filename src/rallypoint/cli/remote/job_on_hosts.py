@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from rallypoint.base.address import endpoint_of
+from rallypoint.base.ready import earliest
 from rallypoint.base.record import Record
 from rallypoint.launch.agent.node import FAILED, NOTHING_RAN, SIGINT, SIGTERM, SUCCEEDED
 
@@ -132,8 +133,9 @@ class JobOnHosts:
     @property
     def wake_at(self) -> float | None:
         """When to call `tick` at the latest; None: only events matter."""
-        alarms = (self._give_up_at, self._begin_at, self._stop_at, self._let_go_at, self._drop_at)
-        return min((at for at in alarms if at is not None), default=None)
+        return earliest(
+            self._give_up_at, self._begin_at, self._stop_at, self._let_go_at, self._drop_at
+        )
 
     @property
     def status(self) -> int:

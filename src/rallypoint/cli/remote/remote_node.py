@@ -29,6 +29,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.port_range import bind_free
 from rallypoint.base.process_end import ProcessEnd
+from rallypoint.base.ready import left_until
 from rallypoint.cluster.remote_shell import greeting
 
 GREETING = "rallypoint node"  # anything printed before it comes from a login shell
@@ -170,7 +171,7 @@ def _watch(launcher: subprocess.Popen[bytes], orders: StarterOrders) -> int:
             poll.unregister(0)
             launcher.send_signal(signal.SIGTERM)
             kill_at = time.monotonic() + _GRACE_S
-        left_s = None if kill_at is None else max(0.0, kill_at - time.monotonic())
+        left_s = left_until(kill_at)
         ready = [fd for fd, _ in poll.poll(None if left_s is None else left_s * 1000)]
         if ended.fileno() in ready:
             status = launcher.wait()

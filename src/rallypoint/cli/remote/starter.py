@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from rallypoint.base.process_end import ProcessEnd
-from rallypoint.base.ready import call_ready
+from rallypoint.base.ready import call_ready, left_until
 from rallypoint.cli.flags import PROGRAM, RunOptions
 from rallypoint.cli.remote.host_connection import HostConnection, HostListener, HostStreams
 from rallypoint.cli.remote.job_on_hosts import (
@@ -111,9 +111,7 @@ class Starter(HostListener):
 
     def _wait(self) -> None:
         while not self._job.is_over:
-            at = self._job.wake_at
-            timeout_s = None if at is None else max(0.0, at - time.monotonic())
-            call_ready(self._selector, timeout_s)
+            call_ready(self._selector, left_until(self._job.wake_at))
             self._perform(self._job.tick(time.monotonic()))
 
     # Events.

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
+from rallypoint.base.ready import earliest
 from rallypoint.launch.agent.complaints import (
     STOPPED_SHARE,
     Complaint,
@@ -56,8 +57,7 @@ class ComplaintWatch:
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`; None: nothing is to be judged."""
-        alarms = (self._calls.judge_at, self._contacts.judge_at)
-        return min((each for each in alarms if each is not None), default=None)
+        return earliest(self._calls.judge_at, self._contacts.judge_at)
 
     def complains(self, rank: int, message: LongWait | CallTimedOut | LostContact) -> None:
         """A worker of this node complains."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from rallypoint.base.control_message import Released, Stage, WorkerReport
+from rallypoint.base.ready import earliest
 from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.agent.guardian import GuardianReport
 from rallypoint.launch.agent.local_workers import ANSWER_S, COME_S, AgentParts, Worker
@@ -49,8 +50,7 @@ class InPlaceRecovery:
     def wake_at(self) -> float | None:
         """When to call `tick`."""
         comings = [worker.come_by for worker in self._workers.standbys]
-        alarms = [self._workers.wake_at, self._stand_by_at, *comings]
-        return min([at for at in alarms if at is not None], default=None)
+        return earliest(self._workers.wake_at, self._stand_by_at, *comings)
 
     def begin(self, start: Start) -> None:
         """A round begins in which workers of this node go on, or whose workers are on standby."""

@@ -28,6 +28,7 @@ from rallypoint.base.control_message import (
     encode,
 )
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.ready import earliest
 from rallypoint.base.record import Record
 from rallypoint.base.worker_hook import LAUNCHERS_STDERR, identity_of
 from rallypoint.launch.agent.final_reports import RoundEvidence
@@ -97,8 +98,7 @@ class LocalWorkers:
     @property
     def wake_at(self) -> float | None:
         """When to look for workers that have not answered; None: nobody waits for an answer."""
-        answers = [each.answer_by for each in self.by_rank.values() if each.answer_by is not None]
-        return min(answers, default=None)
+        return earliest(*(worker.answer_by for worker in self.by_rank.values()))
 
     @property
     def pids(self) -> dict[int, int]:

@@ -20,7 +20,7 @@ from rallypoint.base.control_message import (
     WorkerError,
     WorkerReport,
 )
-from rallypoint.base.ready import call_ready
+from rallypoint.base.ready import call_ready, earliest, left_until
 from rallypoint.launch.agent.final_reports import JobResult, OomKills, Reports
 from rallypoint.launch.agent.guardian import (
     Guardian,
@@ -190,13 +190,11 @@ class Agent:
             return False
         self._renew_fence()
         self._watch_guardian()
-        sources = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
-        sources += [self._recovery.wake_at, self._stuck_ranks.wake_at]
+        alarms = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
+        alarms += [self._recovery.wake_at, self._stuck_ranks.wake_at]
         if self._step_signals is not None:
-            sources.append(self._step_signals.wake_at)
-        alarms = [at for at in sources if at is not None]
-        timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
-        call_ready(self.selector, timeout)
+            alarms.append(self._step_signals.wake_at)
+        call_ready(self.selector, left_until(earliest(*alarms)))
         self._perform(self._state.tick(time.monotonic()))
         self._recovery.tick(time.monotonic())
         self._stuck_ranks.tick(time.monotonic())

@@ -10,6 +10,7 @@ and has a rank killed by its own agent if others can go on without it.
 from __future__ import annotations
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
+from rallypoint.base.ready import earliest
 from rallypoint.launch.agent.local_workers import AgentParts
 from rallypoint.launch.agent.node import EndElsewhere
 from rallypoint.launch.job import OnHang
@@ -46,10 +47,8 @@ class StuckRanks:
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`; None: only events matter."""
-        alarms = [each.complains_at for each in self._suspects.values()]
-        if self._watch is not None and self._watch.wake_at is not None:
-            alarms.append(self._watch.wake_at)
-        return min(alarms, default=None)
+        complaints = [each.complains_at for each in self._suspects.values()]
+        return earliest(*complaints, None if self._watch is None else self._watch.wake_at)
 
     def tick(self, now: float) -> None:
         """Time has passed."""

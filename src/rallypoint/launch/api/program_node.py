@@ -24,7 +24,7 @@ from rallypoint.base.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.base.ready import call_ready
+from rallypoint.base.ready import call_ready, earliest, left_until
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.api.rendezvous_handler import (
     RendezvousHandler,
@@ -155,9 +155,7 @@ class ProgramNode:
         try:
             self._rounds.open(selector)
             while not self._is_over():
-                alarms = [at for at in (self._rounds.wake_at, self._end_at) if at is not None]
-                timeout = max(0.0, min(alarms) - time.monotonic()) if alarms else None
-                call_ready(selector, timeout)
+                call_ready(selector, left_until(earliest(self._rounds.wake_at, self._end_at)))
                 alarm = self._rounds.wake_at
                 if alarm is not None and time.monotonic() >= alarm:
                     self._rounds.tick()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rallypoint.base.errors import InvalidArgumentError, WorkersFailedError
+from rallypoint.base.ready import left_until
 from rallypoint.launch.agent.guardian import Guardian, GuardianLostError, GuardianReport, ReportKind
 from rallypoint.launch.api.call import read_result, write_call
 from rallypoint.launch.worker_group import WorkerExit, signal_name
@@ -49,8 +50,7 @@ class SpawnContext:
         """Wait up to `timeout` seconds; returns True when all have succeeded."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._running:
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._guardian], [], [], left_s)[0]:
+            if not select.select([self._guardian], [], [], left_until(deadline))[0]:
                 return False
             self._take(self._guardian.read())
         self.close()

@@ -20,6 +20,7 @@ from random import SystemRandom
 
 from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.ready import earliest, left_until
 from rallypoint.launch.output.terminal import say
 from rallypoint.launch.rounds.source import AgentInfo, Roster, RoundSource
 from rallypoint.rendezvous.consensus.messages import (
@@ -141,12 +142,11 @@ class LinkedRounds(RoundSource, Receiver):
 
     @property
     def wake_at(self) -> float | None:
-        alarms = [self._examine_at] if self._examine_at < inf else []
-        alarms += [] if self._connections.wake_at is None else [self._connections.wake_at]
+        examine_at = self._examine_at if self._examine_at < inf else None
         core_wakes_at = self._core.wake_at
         if core_wakes_at is not None:
-            alarms.append(core_wakes_at - lease_time() + time.monotonic())
-        return min(alarms, default=None)
+            core_wakes_at += time.monotonic() - lease_time()
+        return earliest(examine_at, self._connections.wake_at, core_wakes_at)
 
     @property
     def fence_at(self) -> float | None:
@@ -189,8 +189,7 @@ class LinkedRounds(RoundSource, Receiver):
         with selectors.DefaultSelector() as selector:
             self._watch(selector)
             while is_leaving and self._core.part is not Part.DONE and time.monotonic() < deadline:
-                alarm = deadline if self.wake_at is None else min(self.wake_at, deadline)
-                selector.select(max(0.0, alarm - time.monotonic()))
+                selector.select(left_until(earliest(self.wake_at, deadline)))
                 self.tick()
         self._connections.close(GOODBYE_S)
 

@@ -135,9 +135,8 @@ class StaticGuest(_StaticRounds):
     def wake_at(self) -> float | None:
         if self._ask_at is None:
             return super().wake_at
-        if (
-            self._is_examining_start
-        ):  # on a busy machine still when the last examination is under way
+        # On a busy machine it may still go on when the last examination is under way.
+        if self._is_examining_start:
             return min(self._examine_at, time.monotonic() + CHECK_RESULT_S)
         return min(self._ask_at, self._examine_at)
 

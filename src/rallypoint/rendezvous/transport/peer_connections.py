@@ -21,7 +21,7 @@ import time
 from abc import ABC, abstractmethod
 
 from rallypoint.base.errors import HostError
-from rallypoint.base.ready import call_ready
+from rallypoint.base.ready import call_ready, earliest
 from rallypoint.cluster.names import Names
 from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.transport.link import SILENCE_S, Called, Caller, ConnectionListener, Link
@@ -259,12 +259,9 @@ class PeerConnections(ConnectionListener):
             self._drop(link)
 
     def _set_alarm(self) -> None:
-        alarms = [call.began + HANDSHAKE_S for call in self._calls.values()]
-        if self._strangers:
-            alarms.append(next(iter(self._strangers.values())) + HANDSHAKE_S)
-        if self._listen_at is not None:
-            alarms.append(self._listen_at)
-        self.wake_at = min(alarms, default=None)
+        began = [call.began for call in self._calls.values()]
+        began += list(self._strangers.values())[:1]  # the oldest come first
+        self.wake_at = earliest(*(since + HANDSHAKE_S for since in began), self._listen_at)
 
     # ConnectionListener.
 
