@@ -88,24 +88,12 @@ class EventKind(IntEnum):
     FENCED = 2  # the round is over; the value says why
 
 
-_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_I64 = struct.Struct("<q")
 
-
-def u8(number: int) -> bytes:
-    """Encode one byte."""
-    return bytes((number,))
-
-
-def u32(number: int) -> bytes:
-    """Encode an unsigned 32-bit integer."""
-    return _U32.pack(number)
-
-
-def i64(number: int) -> bytes:
-    """Encode a signed 64-bit integer."""
-    return _I64.pack(number)
+# Encode a number: of one byte, unsigned of 32 bits, signed of 64 bits.
+u8 = struct.Struct("<B").pack
+u32 = struct.Struct("<I").pack
+i64 = struct.Struct("<q").pack
 
 
 def blob(data: bytes) -> bytes:
