@@ -29,12 +29,12 @@ WITH_TORCH = ("rallypoint.pytorch", "rallypoint.pytorch.elastic")  # only names:
 KEPT_PATHS = ("rallypoint.launch", "rallypoint.base.errors", "rallypoint.engine.communicator")
 # Classes that are no part of it: what they define counts as their subclasses' own.
 SHARED_CODE = ("LocalStore",)
-# What writes fields for programs: dictionaries in these functions.
+# What writes fields for programs: dictionaries in functions, and records.
 FIELDS = {
     "explain --json": "diagnosis/explanation.py Explanation.to_json",
     "ps --json": "cli/ps.py _row",
     "stacks --json": "cli/stacks.py _print_stacks",
-    "doctor --json": "doctor/checks/__init__.py report_of",
+    "doctor --json": "doctor/checks/__init__.py DoctorReport ReportedFinding ReportedCheck",
     "event network": "cluster/interface_choice.py NetworkChoice.event",
     "event went_on": "launch/agent/in_place_recovery.py Recovery",
     "event summary": "launch/agent/in_place_recovery.py Recoveries.summary",
@@ -165,8 +165,10 @@ def fields() -> Iterator[str]:
     from rallypoint.diagnosis import explanation
 
     for what, place in FIELDS.items():
-        path, name = place.split()
-        yield from (f"{what}: {key}" for key in keys_in(function_in(SOURCE / path, name)))
+        path, *names = place.split()
+        for name in names:
+            keys = keys_in(definition_in(SOURCE / path, name))
+            yield from (f"{what}: {key}" for key in keys)
     progress = ast.parse((SOURCE / "launch/output/progress.py").read_text(encoding="utf-8"))
     for node in ast.walk(progress):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "_record":
@@ -178,8 +180,8 @@ def fields() -> Iterator[str]:
         yield from (f"explain --json: {key} {each.value!r}" for each in words)
 
 
-def function_in(path: Path, name: str) -> ast.AST:
-    """The definition of a function or method."""
+def definition_in(path: Path, name: str) -> ast.AST:
+    """The definition of a function, a class or a method."""
     node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
     for part in name.split("."):
         node = next(
@@ -191,7 +193,10 @@ def function_in(path: Path, name: str) -> ast.AST:
 
 
 def keys_in(node: ast.AST) -> Iterator[str]:
-    """The keys of the dictionaries that it writes."""
+    """The keys of the dictionaries that it writes, or the fields of a record."""
+    for each in ast.iter_child_nodes(node) if isinstance(node, ast.ClassDef) else ():
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            yield each.target.id
     for each in ast.walk(node):
         for key in each.keys if isinstance(each, ast.Dict) else ():
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
