@@ -23,14 +23,12 @@ class GroupWaits {
 
  private:
   void wait_for(const RecordedCall& call, std::uint64_t number_plus_one, LongWait& wait);
-  std::uint64_t longest_gap_ns() const;
 
   GroupRecord& record_;
-  const std::uint64_t formed_ns_ = coarse_now_ns();
   std::mutex mutex_;  // of what follows
   LongWait collective_;
   LongWait transfers_[kRecordedTransfers];
-  std::uint64_t longest_ns_ = 0;
+  UsualWait usual_;
 };
 
 }  // namespace rallypoint

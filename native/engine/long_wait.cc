@@ -15,8 +15,6 @@
 namespace rallypoint {
 namespace {
 
-constexpr std::uint64_t kTimesTheGap = 10;
-
 // Where long waits are reported. A program may close the descriptor, and open another file under
 // its number.
 struct Launcher {
@@ -25,6 +23,7 @@ struct Launcher {
   dev_t device = 0;
   ino_t inode = 0;
   std::atomic<std::uint64_t> after_ns{0};  // 0: never
+  std::atomic<double> times_usual{0};
 };
 
 Launcher& launcher() {
@@ -49,7 +48,7 @@ void send(std::uint64_t waited_ns, bool is_over) {
 
 }  // namespace
 
-void tell_long_waits(int fd, double after_s) {
+void tell_long_waits(int fd, double after_s, double times_usual) {
   Launcher& to = launcher();
   const std::lock_guard lock(to.mutex);
   struct stat status{};
@@ -57,22 +56,27 @@ void tell_long_waits(int fd, double after_s) {
   to.fd = fd;
   to.device = status.st_dev;
   to.inode = status.st_ino;
+  to.times_usual.store(times_usual);
   to.after_ns.store(static_cast<std::uint64_t>(std::clamp(after_s, 0.0, 1e9) * 1e9));
 }
 
-bool LongWait::is_due(std::uint64_t since_ns) {
+void UsualWait::add(std::uint64_t waited_ns) {
+  second_ns_ = std::max(second_ns_, std::min(longest_ns_, waited_ns));
+  longest_ns_ = std::max(longest_ns_, waited_ns);
+}
+
+bool LongWait::look(std::uint64_t since_ns, const UsualWait& usual) {
   if (since_ns != since_ns_) {
     const std::uint64_t after_ns = launcher().after_ns.load(std::memory_order_relaxed);
     since_ns_ = since_ns;
     due_ns_ = after_ns == 0 || since_ns == 0 ? std::numeric_limits<std::uint64_t>::max()
                                              : since_ns + after_ns;
   }
-  return coarse_now_ns() >= due_ns_;
-}
-
-bool LongWait::tell(std::uint64_t longest_gap_ns) {
-  const std::uint64_t waited_ns = coarse_now_ns() - since_ns_;
-  const std::uint64_t least_ns = kTimesTheGap * longest_gap_ns;
+  const std::uint64_t now_ns = coarse_now_ns();
+  if (now_ns < due_ns_) return false;
+  const std::uint64_t waited_ns = now_ns - since_ns_;
+  const auto least_ns = static_cast<std::uint64_t>(
+      launcher().times_usual.load(std::memory_order_relaxed) * static_cast<double>(usual.ns()));
   if (waited_ns < least_ns) {
     due_ns_ = since_ns_ + least_ns;
     return false;
@@ -84,6 +88,7 @@ bool LongWait::tell(std::uint64_t longest_gap_ns) {
 }
 
 void LongWait::over() {
+  since_ns_ = 0;
   if (told_since_ns_ == 0) return;
   send(coarse_now_ns() - told_since_ns_, true);
   told_since_ns_ = 0;

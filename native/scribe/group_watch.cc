@@ -5,17 +5,15 @@
 namespace rallypoint {
 
 void CallWatch::look(std::uint64_t now_ns, std::uint64_t begun, std::uint64_t done) {
-  if (begun != begun_) {
-    longest_gap_ns_ = std::max(longest_gap_ns_, now_ns - began_ns_);
-    began_ns_ = now_ns;
-  }
-  if (done != done_ || done_ >= begun_) since_ns_ = now_ns;
+  const bool waited = done_ < begun_;
+  if (waited && done != done_) usual_.add(now_ns - since_ns_);
+  if (!waited || done != done_) since_ns_ = now_ns;
   begun_ = begun;
   done_ = done;
   // A call that has timed out counts as done: only a later one shows that the group proceeds.
   if (done > told_) wait_.over();
   if (done >= begun) return;
-  if (wait_.look(since_ns_, [this] { return longest_gap_ns_; })) told_ = begun;
+  if (wait_.look(since_ns_, usual_)) told_ = begun;
 }
 
 void GroupWatch::look() {

@@ -1,5 +1,5 @@
 // Whether a group of another backend makes progress, as seen by the scribe, which looks ten times a
-// second: for how long a call is waited for, and how long it took from one call to the next before.
+// second: for how long a call is waited for, and for how long others were before.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,8 @@ class CallWatch {
   std::uint64_t begun_ = 0;
   std::uint64_t done_ = 0;
   std::uint64_t told_ = 0;  // how many had been begun then
-  std::uint64_t longest_gap_ns_ = 0;
-  std::uint64_t began_ns_ = coarse_now_ns();  // the last one; or the group, before the first
-  std::uint64_t since_ns_ = began_ns_;        // the first that is not done is waited for
+  UsualWait usual_;
+  std::uint64_t since_ns_ = coarse_now_ns();  // the first that is not done is waited for
 };
 
 class GroupWatch {

@@ -35,8 +35,11 @@ LateMesh: TypeAlias = tuple[
 def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
     """Have this process write its flight record there; whether it does (flight_record.h)."""
 
-def tell_long_waits(fd: int, after_s: float, /) -> None:
-    """Tell the launcher, over the control socket, of calls that are waited for for so long."""
+def tell_long_waits(fd: int, after_s: float, times_usual: float, /) -> None:
+    """Tell the launcher, over the control socket, of calls that are waited for for so long.
+
+    And for so many times as long as is usual in their group (engine/long_wait.h).
+    """
 
 def open_foreign_group(description: str, /) -> int:
     """A place in the flight record for a group of another backend; -1: there is none."""

@@ -44,15 +44,14 @@ while end[0] == 0:  # the same on all ranks
     dist.all_reduce(end)
 dist.destroy_process_group()
 """
-# Each call takes a second: ten times that is not reached.
-SLOW = """
-for _ in range(2):
-    time.sleep(1)
-    dist.all_reduce(ones())
+# The culprit is late once, and then for good.
+LATE_TWICE = """
 if rank == culprit:
-    time.sleep(4)
+    time.sleep(2)
 dist.all_reduce(ones())
-dist.destroy_process_group()
+if rank == culprit:
+    time.sleep(600)
+dist.all_reduce(ones())
 """
 # Ranks 0 and 1 wait for long, but something else of theirs goes on.
 BESIDE = """
@@ -102,6 +101,32 @@ try:
         told.append(launcher.recv(1000).decode())
 except BlockingIOError:
     print(json.dumps(told))
+"""
+# Rank 1 is late to some calls, and comes to the last one once rank 0 has complained of it.
+IS_USUAL = """
+from rallypoint import _native
+_native.tell_long_waits(ours.fileno(), 0.2, 2.0)
+waits = []
+for _ in range({times}):
+    if rank == 1:
+        time.sleep(1)
+    began = time.monotonic()
+    dist.all_reduce(ones())
+    waits.append(time.monotonic() - began)
+launcher.setblocking(False)
+try:
+    while True:
+        launcher.recv(1000)
+except BlockingIOError:
+    launcher.setblocking(True)
+def listen():
+    print(json.dumps([json.loads(launcher.recv(1000))["seconds"], min(waits)]))
+    pathlib.Path("enough").touch()
+if rank == 0:
+    threading.Thread(target=listen, daemon=True).start()
+while rank == 1 and not os.path.exists("enough"):
+    time.sleep(0.01)
+dist.all_reduce(ones())
 """
 CALLS = {
     "a collective": "dist.all_reduce(ones())",
@@ -215,15 +240,31 @@ def test_a_rank_that_is_slowed_down_with_signals_is_no_hang(launch: Launch) -> N
     assert launch.err == ""
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        pytest.param("N", SLOW, id="N-slow"),
-        pytest.param("G", BESIDE, id="G-beside", marks=(NEEDS_TORCH, pytest.mark.seldom)),
-    ],
-)
-def test_a_slow_job_says_nothing(launch: Launch, kind: str, body: str) -> None:
-    start(launch, kind, body, "--hang-after", "2")
+@pytest.mark.parametrize("kind", ["N", pytest.param("G", marks=NEEDS_TORCH)])
+def test_a_chosen_time_counts_alone(launch: Launch, kind: str) -> None:
+    start(launch, kind, LATE_TWICE, "--hang-after", "1", "--on-hang", "stop")
+    assert launch.process is not None
+    assert launch.process.wait(60) == 1
+    waited = re.search(r"stopped, because the job hung: rank 1 .* \((\d+\.\d) s\)", launch.err)
+    assert waited is not None, launch.err
+    assert float(waited[1]) < 15
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_two_long_waits_are_usual_and_one_is_not(launch: Launch, times: int) -> None:
+    script = launch.script(COMPLAINS + BEGIN["N"] + COMMON + IS_USUAL.format(times=times))
+    assert launch.run("--nproc-per-node", "2", script, "1") == 0, launch.err
+    complained_s, shortest_s = json.loads(launch.out)
+    if times == 1:
+        assert complained_s < 5
+    else:
+        assert complained_s > 2 * shortest_s - 0.1
+
+
+@NEEDS_TORCH
+@pytest.mark.seldom
+def test_a_job_in_which_something_goes_on_says_nothing(launch: Launch) -> None:
+    start(launch, "G", BESIDE, "--hang-after", "2")
     assert launch.process is not None
     assert launch.process.wait(60) == 0, launch.err
     assert launch.err == ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from rallypoint.base.worker_env import HANG_AFTER_S
 from rallypoint.cli.options import (
     HELP,
     Flag,
@@ -171,10 +170,10 @@ class _FailureOptions(Options, title="Failures and shutdown"):
                    "'restart' ends the workers as if one had failed; 'stop' ends the\n"
                    "job; 'off' does not watch for hangs", "WHAT", _read_on_hang, OnHang.REPORT,
                    completes="off report restart stop")
-    hang_after = Flag("a job counts as hanging when ranks have waited for at least this\n"
-                      "long, and ten times longer than before (default 30); a tenth is enough\n"
-                      "where they wait for one that a signal has stopped", "SECONDS",
-                      _read_hang_after, HANG_AFTER_S)
+    hang_after = Flag("a job counts as hanging when ranks have waited for this long, or a\n"
+                      "tenth of it for one that a signal has stopped (default: 30, or twice\n"
+                      "their second longest wait so far, whichever is longer)", "SECONDS",
+                      _read_hang_after, None)
     signals_to_handle = Flag("signals that stop the job and are forwarded to the workers\n"
                              "(default SIGTERM,SIGINT,SIGHUP,SIGQUIT)", "NAMES",
                              _read_signals, STOP_SIGNALS)

@@ -15,7 +15,7 @@ from pathlib import Path
 from rallypoint._native import open_flight_record, tell_long_waits
 from rallypoint.base import worker_hook
 from rallypoint.base.wording import rank_ranges
-from rallypoint.base.worker_env import HANG_AFTER, HANG_AFTER_S
+from rallypoint.base.worker_env import HANG_AFTER, HANG_AFTER_S, HANG_TIMES_USUAL
 
 _MOST_MEMBERS = 200  # characters
 
@@ -35,14 +35,17 @@ def _keep(names: str) -> None:
     if is_ours and open_flight_record(int(descriptor), int(offset), names):
         control = worker_hook.control
         if control is not None and control.is_open:
-            tell_long_waits(control.fd, _hang_after_s())
+            tell_long_waits(control.fd, *_long_wait())
 
 
-def _hang_after_s() -> float:
+def _long_wait() -> tuple[float, float]:
+    """How long a wait is to be for the launcher to learn of it: in seconds, and how many times the
+    usual one; a time that the user chose counts alone.
+    """
     try:
-        return float(os.environ.get(HANG_AFTER, HANG_AFTER_S))
-    except ValueError:
-        return HANG_AFTER_S
+        return float(os.environ[HANG_AFTER]), 0.0
+    except (KeyError, ValueError):
+        return HANG_AFTER_S, HANG_TIMES_USUAL
 
 
 def keep_record_of_others() -> None:

@@ -189,8 +189,9 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
             its local rank is 0.
         cpus: by local rank, the CPUs that a worker may run on; empty: all.
         prints_events: also print events on stderr.
-        on_hang: what to do when the job hangs: when nothing moves for `hang_after_s`, and for ten
-            times as long as before.
+        on_hang: what to do when the job hangs.
+        hang_after_s: when a wait is long; None: when it takes `HANG_AFTER_S`, and longer than is
+            usual in its group.
         spares: how many more workers to start, which wait until they can replace lost ones.
     """
 
@@ -208,7 +209,7 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
     events_file: str = ""
     prints_events: bool = False
     on_hang: OnHang = OnHang.REPORT
-    hang_after_s: float = HANG_AFTER_S
+    hang_after_s: float | None = None
     spares: int = 0
 
     def __post_init__(self) -> None:
@@ -231,6 +232,11 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
             local_world_size=self.local_world_size,
             role=self.role,
         )
+
+    @property
+    def least_hang_s(self) -> float:
+        """No wait is long before this time."""
+        return HANG_AFTER_S if self.hang_after_s is None else self.hang_after_s
 
     @property
     def token(self) -> bytes:
@@ -357,8 +363,9 @@ def worker_environ(
         source = "HIP_VISIBLE_DEVICES" if job.environ.get("HIP_VISIBLE_DEVICES") else _CUDA_DEVICES
         device = _device_of(place.local_rank, source, job.environ.get(source))
         environ[source] = environ[_CUDA_DEVICES] = device
+    environ.pop(HANG_AFTER, None)  # an outer launcher's
     hang_after_s = 0.0 if job.on_hang is OnHang.OFF else job.hang_after_s
-    if HANG_AFTER in environ or hang_after_s != HANG_AFTER_S:
+    if hang_after_s is not None:
         environ[HANG_AFTER] = f"{hang_after_s:g}"
     environ.pop(LOCAL_ADDR, None)  # an outer launcher's
     local_addr = (job.rendezvous or job.nodes).local_addr

@@ -34,14 +34,15 @@ def environ_of(job: Job, error_file: str | None = "/e", local_rank: int = 1) -> 
 @pytest.mark.parametrize(
     ("inherited", "on_hang", "after_s", "told"),
     [
-        ({}, OnHang.REPORT, 30.0, None),
+        ({}, OnHang.REPORT, None, None),
+        ({}, OnHang.REPORT, 30.0, "30"),
         ({}, OnHang.STOP, 2.5, "2.5"),
-        ({}, OnHang.OFF, 30.0, "0"),
-        ({"RALLYPOINT_HANG_AFTER": "7"}, OnHang.REPORT, 30.0, "30"),
+        ({}, OnHang.OFF, None, "0"),
+        ({"RALLYPOINT_HANG_AFTER": "7"}, OnHang.REPORT, None, None),
     ],
 )
 def test_when_workers_complain(
-    inherited: Mapping[str, str], on_hang: OnHang, after_s: float, told: str | None
+    inherited: Mapping[str, str], on_hang: OnHang, after_s: float | None, told: str | None
 ) -> None:
     job = make_job(environ=inherited).__replace__(on_hang=on_hang, hang_after_s=after_s)
     assert environ_of(job).get("RALLYPOINT_HANG_AFTER") == told

@@ -42,7 +42,7 @@ class ComplaintWatch:
     def __init__(self, parts: AgentParts) -> None:
         self._parts = parts
         self._rounds, self._state, self._workers = parts.rounds, parts.state, parts.workers
-        self._after_s = parts.job.hang_after_s
+        self._after_s = parts.job.least_hang_s
         self._child: Child | None = None
         self._calm_s = 0.0
         self._begin()

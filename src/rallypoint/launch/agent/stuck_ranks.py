@@ -80,13 +80,13 @@ class StuckRanks:
         if self._job.on_hang is not OnHang.OFF and rank >= 0:
             from rallypoint.launch.agent.complaints import STOPPED_SHARE
 
-            after_s = STOPPED_SHARE * self._job.hang_after_s
+            after_s = STOPPED_SHARE * self._job.least_hang_s
             self._suspects[rank] = _Suspect(self._state.round, now, after_s, is_stopped=True)
 
     def raised(self, rank: int, now: float) -> None:
         """A worker of this node reports the exception that ends it, and may not end."""
         if self._job.on_hang is not OnHang.OFF and rank >= 0:
-            after_s = self._job.hang_after_s
+            after_s = self._job.least_hang_s
             self._suspects[rank] = _Suspect(self._state.round, now, after_s, is_stopped=False)
 
     def continued(self, rank: int, now: float) -> None:
