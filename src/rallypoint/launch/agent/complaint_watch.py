@@ -147,6 +147,7 @@ class ComplaintWatch:
         if explanation is None or not is_current or explanation.get("round") != self._round:
             return
         with suppress(Exception):
+            self._parts.read_workers()  # some may have stopped waiting since they were inspected
             hang = self._hangs.judge(explanation)
             if hang is not None:
                 self._found(hang)
@@ -155,7 +156,14 @@ class ComplaintWatch:
         self._parts.progress.hangs(hang.text, hang.event)
         on_hang = self._parts.job.on_hang
         if on_hang in (OnHang.RESTART, OnHang.STOP):
+            evidence = self._workers.evidence
+            is_first = evidence is not None and not evidence.records.seen_ns
             self._parts.inspect()
+            self._parts.read_workers()
+            if not self._hangs.is_reported:  # it was over while the workers were inspected
+                if evidence is not None and is_first:
+                    evidence.forget()
+                return
             ends_job = on_hang is OnHang.STOP
             now = time.monotonic()
             self._parts.perform(self._state.hangs(hang.past, hang.rank, now, ends_job=ends_job))

@@ -136,6 +136,11 @@ class Hangs:
         self._complaining: set[int] = set()
         self._reported: Hang | None = None
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether a hang was reported that is not over."""
+        return self._reported is not None
+
     def complains(self, rank: int) -> None:
         """That rank has waited for too long."""
         self._complaining.add(rank)

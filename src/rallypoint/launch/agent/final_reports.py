@@ -170,8 +170,13 @@ class RoundEvidence:
 
     def renewed(self, seat: Seat) -> RoundEvidence:
         """For a round in which workers of this one go on."""
-        self.records.forget()
+        self.forget()
         return RoundEvidence(self._job, seat, self.records)
+
+    def forget(self) -> None:
+        """Drop what was recorded: it belongs to no failure of this round."""
+        self.records.forget()
+        self._snapshots = {}
 
     def inspect(self, pids: Mapping[int, int]) -> None:
         """Someone ends the job: record where workers are, if any waits for long."""

@@ -57,6 +57,7 @@ class AgentParts(Record, kw_only=True):
     Attributes:
         perform: performs the decisions of `state`.
         inspect: records where the workers are, before they are ended.
+        read_workers: handles what they have sent so far, whatever the order of events.
     """
 
     job: Job
@@ -67,6 +68,7 @@ class AgentParts(Record, kw_only=True):
     progress: ProgressReporter
     perform: Callable[[NodeDecision], None]
     inspect: Callable[[], None]
+    read_workers: Callable[[], None]
 
 
 class LocalWorkers:

@@ -153,6 +153,7 @@ class Agent:
             progress=self._progress,
             perform=self._perform,
             inspect=self._inspect_workers,
+            read_workers=self._read_workers,
         )
         self._stuck_ranks = StuckRanks(self._parts)
         self._recovery = InPlaceRecovery(self._parts, stand_by=self._stand_by)

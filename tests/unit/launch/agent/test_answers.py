@@ -56,6 +56,7 @@ class Agent:
             progress=unused,
             perform=unused,
             inspect=unused,
+            read_workers=unused,
         )
         self.stuck_ranks = StuckRanks(parts)
         self.answers = AgentAnswers(

@@ -136,6 +136,7 @@ class Standbys:
             progress=progress,
             perform=lambda _: None,
             inspect=unused,
+            read_workers=unused,
         )
         self.recovery = InPlaceRecovery(parts, stand_by=lambda: None)
 
