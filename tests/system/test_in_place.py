@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -139,7 +141,10 @@ def test_the_others_go_on(launch: Launch) -> None:
     check_steps(found, 30)
     assert sorted(ends.values()) == [(0, 2), (1, 2)]
     (victim,) = {step.pid for step in found[1]} - set(ends)
-    assert f"(pid {victim}) was killed by SIGKILL; ranks 0-1 of 2 go on after" in launch.err
+    assert (
+        f"(pid {victim}) was killed by SIGKILL; 2 of 3 ranks are left; ranks 0-1 of 2 go on"
+        in launch.err
+    )
     events = [
         json.loads(each) for each in (launch.directory / "events.json").read_text().splitlines()
     ]
@@ -159,6 +164,32 @@ def test_a_spare_takes_over_with_the_same_bits(launch: Launch) -> None:
     assert bits_of(found) == [digest_of(weights) for weights in weights_of(30, 2)]
     first, last = ({step.pid for step in found[number]} for number in (1, 30))
     assert len(first & last) == 1, "the survivor keeps its process"
+
+
+@pytest.mark.everyday
+def test_tools_know_the_calls_of_a_spare_that_took_over(launch: Launch) -> None:
+    plan_death(launch, 10)
+    wishes = "kills until min_size=2"
+    begin(launch, "--nproc-per-node", "2", "--spares", "1", steps=100_000, wishes=wishes)
+    await_step(launch.directory, 20, processes=2)
+    assert launch.process is not None
+    job = str(launch.process.pid)
+    _, head, *rows = tool("status", job).splitlines()
+    assert head.startswith("RANK")
+    assert len(rows) == 2
+    assert all("all_reduce" in row for row in rows), rows
+    assert "no calls are recorded" not in tool("explain", job, "--why")
+    trace = str(launch.directory / "trace.json")
+    tool("trace", job, "--seconds", "0.5", "--output", trace)
+    calls = json.loads(Path(trace).read_text())["traceEvents"]
+    assert len({each["pid"] for each in calls if each["name"].startswith("all_reduce")}) == 2
+    (launch.directory / "enough").touch()
+    end(launch)
+
+
+def tool(*words: str) -> str:
+    command = [sys.executable, "-m", "rallypoint", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def digest_of(weights: numpy.ndarray) -> str:

@@ -113,13 +113,14 @@ class AgentAnswers:
             self._inspector.inspect(reply)
 
     def _rank_status(self, rank: int) -> RankStatus:
-        group = self._state.group
+        group, worker = self._state.group, self._workers.by_rank.get(rank)
         end, error = group.exits.get(rank), group.errors.get(rank)
         status = RankStatus(
             rank=rank,
             local_rank=group.local_ranks[rank],
+            record_slot=group.local_ranks[rank] if worker is None else worker.record_slot,
             has_ended=end is not None,
-            pid=self._workers.pids.get(rank, 0),
+            pid=0 if worker is None else worker.pid,
             error=_line_of(error) if error else "",
             ended_at=error.time_s if error else 0.0,
         )

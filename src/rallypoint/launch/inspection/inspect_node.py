@@ -107,7 +107,7 @@ def _worker(
 ) -> WorkerFacts:
     groups: tuple[RecordedGroup, ...] = ()
     if descriptors:
-        groups = read_groups(descriptors[0], rank.local_rank * FLIGHT_RECORD_BYTES)
+        groups = read_groups(descriptors[0], rank.record_slot * FLIGHT_RECORD_BYTES)
     ago_s = max(0.0, time.time() - rank.ended_at)
     end = WorkerEnd(
         code=rank.code,

@@ -40,6 +40,7 @@ class RankStatus(Record, kw_only=True):
     """A worker of the latest round.
 
     Attributes:
+        record_slot: where its flight record is, in units of FLIGHT_RECORD_BYTES.
         pid: its process; 0: not started yet.
         has_ended: then `code` or `signal` says how.
         by_launcher: the launcher asked it to end.
@@ -50,6 +51,7 @@ class RankStatus(Record, kw_only=True):
 
     rank: int
     local_rank: int
+    record_slot: int
     has_ended: bool
     pid: int = 0
     code: int | None = None

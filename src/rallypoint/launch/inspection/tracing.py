@@ -153,7 +153,7 @@ class _TracedWorker:
         self.rank = rank.rank
         self.pid = rank.pid
         self._record = descriptors[0] if descriptors else -1
-        self._offset = rank.local_rank * FLIGHT_RECORD_BYTES
+        self._offset = rank.record_slot * FLIGHT_RECORD_BYTES
         self._calls = CallTrace(self._record, self._offset, most=most)
         self._because = "" if descriptors else "it does not record its calls"
         self._is_tracing = False

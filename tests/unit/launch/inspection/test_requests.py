@@ -48,8 +48,10 @@ STATUS = AgentStatus(
     loopback_trouble="",
     news="",
     workers=(
-        RankStatus(rank=0, local_rank=0, has_ended=False, pid=8),
-        RankStatus(rank=1, local_rank=1, has_ended=True, signal="SIGKILL", ended_at=2.5),
+        RankStatus(rank=0, local_rank=0, record_slot=0, has_ended=False, pid=8),
+        RankStatus(
+            rank=1, local_rank=1, record_slot=3, has_ended=True, signal="SIGKILL", ended_at=2.5
+        ),
     ),
 )
 
