@@ -23,6 +23,7 @@ class WorkerExit(Record, kw_only=True):
         error: the exception that ended it, if it reported one.
         is_early: it left a training in which the others go on, whatever its code.
         by_launcher: it still ran, and had not failed, when the launcher began to stop its group.
+        was_ended: it still ran then, and had failed.
         killed_because: why the launcher killed it, so that others can go on; empty: it did not.
         recorded: what it wrote to its error file, if it failed.
         error_file: where that file stays; empty: nowhere.
@@ -39,6 +40,7 @@ class WorkerExit(Record, kw_only=True):
     error: WorkerError | None = None
     is_early: bool = False
     by_launcher: bool = False
+    was_ended: bool = False
     killed_because: str = ""
     recorded: str | None = None
     error_file: str = ""
@@ -121,6 +123,7 @@ class WorkerGroup:
         self.errors: dict[int, WorkerError] = {}
         # The ranks that still ran when the launcher began to stop the group: it caused their ends.
         self.stopped: set[int] = set()
+        self._ended_late: set[int] = set()  # those that still ran then, and had failed
         self._killed: dict[int, str] = {}  # as others could go on without them: why, by rank
         self._has_started = self._is_over = False
 
@@ -146,6 +149,7 @@ class WorkerGroup:
         """From now on, ends are caused by the launcher."""
         # A rank that has reported what is ending it failed by itself, even if our signal is faster.
         self.stopped |= {rank for rank in self.running if rank not in self.errors}
+        self._ended_late |= self.running - self.stopped
 
     def ended(self) -> None:
         """No process of the group is running."""
@@ -167,6 +171,7 @@ class WorkerGroup:
         return end.__replace__(
             error=self.errors.get(end.rank, end.error),
             by_launcher=end.rank in self.stopped,
+            was_ended=end.rank in self._ended_late,
             killed_because=self._killed.get(end.rank, end.killed_because),
         )
 

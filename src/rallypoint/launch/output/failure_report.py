@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from signal import SIGKILL, SIGTERM
 
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.wording import name_ranks
-from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
+from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 
 _MAX_LISTED = 16
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
@@ -138,17 +139,24 @@ def _details(
     failure: WorkerExit, alike: Sequence[WorkerExit], host: str, oom_kills: int | None
 ) -> list[str]:
     when = datetime.fromtimestamp(failure.noticed_s).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    what = "" if failure.start_error is not None else f" {failure.ending},"
+    what = "" if failure.start_error is not None else f" {_ending(failure)},"
     pid = f", pid {failure.pid}" if failure.pid else ""
     where = f"(local rank {failure.local_rank}{pid}, host {host})"
     lines = [f"  rank {failure.rank} {where}{what} at {when}"]
-    if failure.signal == 9 and not failure.killed_because:
+    if failure.signal == SIGKILL and not (failure.killed_because or failure.was_ended):
         lines.append(f"  {_who_killed(oom_kills)}")
     trace = _traceback(failure)
     if trace:
         lines += [f"  traceback of rank {failure.rank}{_count(alike)}:"]
         lines += ["    " + line for line in trace]
     return lines
+
+
+def _ending(failure: WorkerExit) -> str:
+    number = failure.signal
+    if number is not None and failure.was_ended and number in (SIGTERM, SIGKILL):
+        return f"was then ended by the launcher ({signal_name(number)})"
+    return failure.ending
 
 
 def _tells_calls(failure: WorkerExit) -> bool:
@@ -175,8 +183,8 @@ def _who_killed(oom_kills: int | None) -> str:
         )
     if oom_kills == 0:
         return (
-            "this signal came neither from the launcher nor, by this control group's count, from "
-            "the kernel's out-of-memory killer"
+            "a process other than the launcher sent this signal: the kernel counted no "
+            "out-of-memory kill in this control group"
         )
     times = "once" if oom_kills == 1 else f"{oom_kills} times"
     return (

@@ -128,7 +128,7 @@ def test_signals_have_names() -> None:
     ("count", "hint"),
     [
         (None, "often the kernel's out-of-memory killer does"),
-        (0, "this signal came neither from the launcher nor"),
+        (0, "a process other than the launcher sent this signal"),
         (1, "out-of-memory killer killed processes of this control group once"),
         (2, "out-of-memory killer killed processes of this control group 2 times"),
     ],
@@ -148,8 +148,21 @@ def test_the_launcher_says_so_if_it_has_killed() -> None:
     lines = told(group, oom_kills=0)
     says = "rank 0 was killed by the launcher, as others could not reach it"
     assert lines[0] == f"job failed: {says}"
-    assert "neither" not in "".join(lines)
+    assert "other than" not in "".join(lines)
     assert "rank 1 was killed by SIGABRT" in "".join(lines)
+
+
+@pytest.mark.parametrize("number", [15, 9])
+def test_who_raised_and_was_then_ended_by_the_launcher(number: int) -> None:
+    group = group_of(2)
+    group.reported(0, WorkerError("ValueError", "bad sample", "", WHEN))
+    group.stopping()
+    group.exited(failed(0, signal=number))
+    group.exited(failed(1, signal=15))
+    title, details, *rest = told(group, oom_kills=0)
+    assert title == "job failed: rank 0 raised ValueError: bad sample"
+    assert f" was then ended by the launcher ({signal_name(number)}), at " in details
+    assert "other than" not in "".join(rest)
 
 
 def test_others_that_failed_too() -> None:
