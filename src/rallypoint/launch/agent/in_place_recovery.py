@@ -61,21 +61,30 @@ class InPlaceRecovery:
         self._lost_standbys.clear()
         self.began_s = time.time()
         places = self._workers.places_for(seat, kept)
+        size_before = self._workers.world_size
         ranks = seat.ranks
         local_ranks = {place.rank: place.local_rank for place, _ in places}
+        newcomers = [place.rank for place, worker in places if worker not in kept]
         decision = self._state.started(
             seat.number,
             ranks,
             seat.node_rank,
             local_ranks=dict.fromkeys(ranks, 0) | local_ranks,
             elastic=[place.rank for place, worker in places if worker.report.is_elastic],
-            newcomers=[place.rank for place, worker in places if worker not in kept],
+            newcomers=newcomers,
         )
         self._perform(decision)
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._workers.go_on(seat, places, is_urgent=start.is_urgent, now=now)
         self._recovery = Recovery(
-            over, elsewhere, start, known_at=known_at, now=now, before=self._recovery
+            over,
+            elsewhere,
+            start,
+            size_before=size_before,
+            newcomers=len(newcomers),
+            known_at=known_at,
+            now=now,
+            before=self._recovery,
         )
         self.count_ready()
         if start.may_replace or not seat.local_world_size:  # all may have ended while they waited
@@ -132,7 +141,9 @@ class InPlaceRecovery:
         if workers.have(Stage.SYNCHRONIZED, number):
             self._recovery = None
             begins_again = any(worker.report.begins_again for worker in workers.by_rank.values())
-            self._recoveries.add(recovery.lost_s(now), begins_again=begins_again)
+            self._recoveries.add(
+                recovery.lost_s(now), is_loss=recovery.is_loss, begins_again=begins_again
+            )
             self._progress.went_on(recovery.report(workers.by_rank, now))
             if self._lets_go_on:
                 self._stand_by_at = now
@@ -205,6 +216,8 @@ class Recovery:
     Args:
         over: the workers of the round that is over.
         elsewhere: why it ended, if that was not on this node.
+        size_before: how many ranks it had, on all nodes.
+        newcomers: how many of this node's workers were not in it.
         known_at: when this node knew of it (time.monotonic).
         now: when the next one began.
         before: the recovery on the way of which there was another loss.
@@ -216,6 +229,8 @@ class Recovery:
         elsewhere: str,
         start: Start,
         *,
+        size_before: int,
+        newcomers: int,
         known_at: float | None,
         now: float,
         before: Recovery | None,
@@ -224,6 +239,7 @@ class Recovery:
         self._known = now if known_at is None else known_at
         self._failures = over.failures()
         self._is_urgent = start.is_urgent
+        self._size_before, self._newcomers = size_before, newcomers
         self._formed: float | None = None
         # The times of losses are the kernel's; all others are of the monotonic clock.
         self._clock_s = time.time() - time.monotonic()
@@ -233,6 +249,13 @@ class Recovery:
             self._elsewhere = "; ".join(dict.fromkeys(causes))
             self._known = min(self._known, before._known)
             self._is_urgent = self._is_urgent or before._is_urgent
+            self._size_before = before._size_before
+            self._newcomers += before._newcomers
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether somebody was lost; or else others have joined, or left as planned."""
+        return bool(self._failures) or self._is_urgent
 
     def formed(self, now: float) -> None:
         """All workers of this node are in the round's group."""
@@ -271,7 +294,7 @@ class Recovery:
             "because": self._start.because,
             **self.times(now),
         }
-        if not self._failures and not self._is_urgent:
+        if not self.is_loss:
             return f"{self._start.because}: the job goes on with {size} ranks", event
         lost = [
             f"rank {failure.rank} (pid {failure.pid}) {failure.what}"
@@ -280,6 +303,11 @@ class Recovery:
         more = len(self._failures) - len(lost)
         losses = "; ".join(lost) + f"; and {more} more" * bool(more)
         what = losses or self._elsewhere or self._start.because
+        if self._newcomers:
+            spares = "a spare" if self._newcomers == 1 else f"{self._newcomers} spares"
+            what += f"; {spares} took over"
+        if size < self._size_before:
+            what += f"; {size} of {self._size_before} ranks are left"
         if not here:
             return f"{what}; {size} ranks on other nodes go on", event
         goes = "goes" if len(here) == 1 else "go"
@@ -291,29 +319,37 @@ class Recoveries:
     """All of a job, on one node."""
 
     def __init__(self) -> None:
-        self._count = self._begun_again = 0
+        self._losses = self._other_changes = self._begun_again = 0
         self._lost_s = 0.0
 
-    def add(self, lost_s: float, *, begins_again: bool) -> None:
-        """Workers have gone on; `begins_again`: with a step that they had begun before."""
-        self._count += 1
+    def add(self, lost_s: float, *, is_loss: bool, begins_again: bool) -> None:
+        """Workers have gone on after a loss, or else with others; `begins_again`: with a step that
+        they had begun before.
+        """
+        self._losses += is_loss
+        self._other_changes += not is_loss
         self._lost_s += lost_s
         self._begun_again += begins_again
 
     def summary(self, uptime_s: float) -> tuple[str, dict[str, object]] | None:
         """A line, and an event; None: there was none."""
-        if not self._count:
+        count = self._losses + self._other_changes
+        if not count:
             return None
         event: dict[str, object] = {
-            "went_on": self._count,
+            "went_on": count,
             "lost_s": round(self._lost_s, 3),
             "uptime_s": round(uptime_s, 3),
             "begun_again": self._begun_again,
         }
-        times = "once" if self._count == 1 else f"{self._count} times"
-        steps = "1 step" if self._begun_again == 1 else f"{self._begun_again} steps"
+        changes = ((self._losses, "loss", "losses"), (self._other_changes, "join", "joins"))
+        causes = " and ".join(_counted(*each) for each in changes if each[0])
         text = (
-            f"went on in place {times}; {brief(self._lost_s)} of {brief(uptime_s)} lost to it;"
-            f" {steps} begun again"
+            f"went on in place after {causes}; {brief(self._lost_s)} of {brief(uptime_s)} lost to"
+            f" it; {_counted(self._begun_again, 'step', 'steps')} begun again"
         )
         return text, event
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"

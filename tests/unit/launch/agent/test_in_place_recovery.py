@@ -57,10 +57,21 @@ def recovery(
     now: float,
     elsewhere: str = "",
     is_urgent: bool = True,
+    size_before: int = 2,
+    newcomers: int = 0,
     before: Recovery | None = None,
 ) -> Recovery:
     start = Start(seat=SEAT, because="a worker joined", is_urgent=is_urgent)
-    return Recovery(over, elsewhere, start, known_at=known_at, now=now, before=before)
+    return Recovery(
+        over,
+        elsewhere,
+        start,
+        size_before=size_before,
+        newcomers=newcomers,
+        known_at=known_at,
+        now=now,
+        before=before,
+    )
 
 
 def times(recovery: Recovery, now: float) -> list[object]:
@@ -96,6 +107,24 @@ def test_a_loss_on_the_way() -> None:
     assert second.lost_s(11.0) == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("size_before", "newcomers", "told"),
+    [
+        (2, 1, "a spare took over; ranks 0-1 of 2"),
+        (2, 2, "2 spares took over; ranks 0-1 of 2"),
+        (3, 0, "2 of 3 ranks are left; ranks 0-1 of 2"),
+        (3, 1, "a spare took over; 2 of 3 ranks are left; ranks 0-1 of 2"),
+    ],
+)
+def test_who_is_left(size_before: int, newcomers: int, told: str) -> None:
+    over = group(10.0)
+    went = recovery(over, known_at=10.1, now=10.3, size_before=size_before, newcomers=newcomers)
+    text = f"rank 0 (pid 100) was killed by SIGKILL; {told} go on after 1000 ms"
+    assert went.report([0, 1], 11.0)[0] == text
+    again = recovery(over, known_at=10.1, now=10.3, before=went)
+    assert again.report([0, 1], 11.0)[0].endswith(f"; {told} go on after 1000 ms")
+
+
 def test_newcomers_cost_the_transfer_of_the_state() -> None:
     went = recovery(group(), known_at=10.0, now=10.1, is_urgent=False)
     went.formed(15.0)
@@ -106,13 +135,17 @@ def test_newcomers_cost_the_transfer_of_the_state() -> None:
 def test_the_summary() -> None:
     recoveries = Recoveries()
     assert recoveries.summary(9.0) is None
-    recoveries.add(0.04, begins_again=True)
+    recoveries.add(0.04, is_loss=True, begins_again=True)
     text, event = recoveries.summary(20.0) or ("", {})
-    assert text == "went on in place once; 40 ms of 20.0 s lost to it; 1 step begun again"
-    recoveries.add(4.06, begins_again=False)
+    assert text == "went on in place after 1 loss; 40 ms of 20.0 s lost to it; 1 step begun again"
+    recoveries.add(0.06, is_loss=False, begins_again=False)
+    recoveries.add(4.0, is_loss=False, begins_again=False)
     text, event = recoveries.summary(120.0) or ("", {})
-    assert text == "went on in place 2 times; 4.1 s of 120.0 s lost to it; 1 step begun again"
-    assert event == {"went_on": 2, "lost_s": 4.1, "uptime_s": 120.0, "begun_again": 1}
+    says = (
+        "went on in place after 1 loss and 2 joins; 4.1 s of 120.0 s lost to it; 1 step begun again"
+    )
+    assert text == says
+    assert event == {"went_on": 3, "lost_s": 4.1, "uptime_s": 120.0, "begun_again": 1}
 
 
 class Standbys:
