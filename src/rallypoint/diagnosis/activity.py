@@ -42,6 +42,19 @@ class ActivityKind(Enum):
     UNKNOWN = "unknown"
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it needs no core: it waits for a time, a person, a thread or a process."""
+        return self in (
+            ActivityKind.SLEEP,
+            ActivityKind.PROMPT,
+            ActivityKind.LOCK,
+            ActivityKind.QUEUE,
+            ActivityKind.SUBPROCESS,
+            ActivityKind.SOCKET,
+            ActivityKind.STORE,
+        )
+
+    @property
     def communicates(self) -> bool:
         """Whether it waits for other ranks, as far as its calls show."""
         return self in (

@@ -209,8 +209,8 @@ def _pace_text(found: Pace, job: JobState) -> str:
         f"rank {found.last} is slow: it comes last in {found.times} of {found.calls}, "
         f"{seconds(found.late_s)} after the others"
     )
-    if rank.process and rank.process.starved >= 0.3:
-        late += f" (it gets no core for {rank.process.starved * 100:.0f} % of the time)"
+    if rank.starved >= 0.3:
+        late += f" (it gets no core for {rank.starved * 100:.0f} % of the time)"
     elif rank.activity.site and not rank.activity.kind.communicates:
         late += f" (it {rank.activity})"
     return f"{step}, {late}" if step else late

@@ -193,8 +193,8 @@ def _elsewhere(rank: Rank) -> Obstacle:
         words += _child(rank)
     elif kind is ActivityKind.C_CODE and strength is Strength.UNKNOWN:
         words += ": cannot tell for what, because C code has no frames"
-    if rank.process and rank.process.starved >= 0.3:
-        words += f"; it gets no core for {rank.process.starved * 100:.0f} % of the time"
+    if rank.starved >= 0.3:
+        words += f"; it gets no core for {rank.starved * 100:.0f} % of the time"
     return Obstacle(Cause.ELSEWHERE, words, strength=strength)
 
 

@@ -78,6 +78,13 @@ class Rank:
         return self.process.pid if self.process else 0
 
     @property
+    def starved(self) -> float:
+        """The share of the time in which it was ready but had no core, if it needs one."""
+        if self.process is None or self.activity.kind.is_idle:
+            return 0.0
+        return self.process.starved
+
+    @property
     def stacks(self) -> tuple[Stack, ...]:
         """Its Python threads."""
         return self.worker.stacks if self.worker else ()

@@ -296,6 +296,15 @@ def test_a_rank_waits_for_a_lock_of_its_own(c: int) -> None:
     )
 
 
+@pytest.mark.parametrize("needs_core", [False, True])
+def test_a_rank_that_gets_no_core(c: int, needs_core: bool) -> None:
+    asleep = process(c, syscall="clock_nanosleep", starved=0.52)
+    ready = process(c, state="R", cpu=0.3, starved=0.52)
+    culprit = replace(sleeping(c, BEFORE_17), process=ready if needs_core else asleep)
+    sentence = told(hang(culprit), " at train.py:31").sentence
+    assert ("; it gets no core for 52 % of the time" in sentence) == needs_core
+
+
 def test_a_node_is_silent(c: int) -> None:
     facts = hang(sleeping(c, BEFORE_17))
     lost = Node(node_rank=1, host="box2", ranks=(c,), silent_s=3.0)
