@@ -262,6 +262,12 @@ def explain_failure(launch: Launch, body: str, before: list[str]) -> str:
 def test_a_job_with_a_rank_that_was_killed(launch: Launch) -> None:
     told = explain_failure(launch, DIES, [])
     assert told.startswith("rank 1 is dead (SIGKILL, not by the launcher")
+    unasked = explain()
+    title, _, sentence = unasked.stdout.partition("\n")
+    assert title.startswith("no job runs here; the last record: job ")
+    assert title.endswith(" with exit status 1:")
+    assert sentence.startswith("rank 1 is dead (SIGKILL, not by the launcher")
+    assert unasked.returncode == 3
 
 
 def test_a_job_that_ran_out_of_memory(launch: Launch) -> None:

@@ -198,7 +198,7 @@ def test_scripts_end_the_only_job(launch: Launch, tmp_path: Path) -> None:
     try:
         refused = rallypoint("stop", "--only")
         assert refused.returncode == 2
-        assert "several jobs run here; choose one by its pid" in refused.stderr
+        assert "several jobs run here; choose one by its name or pid" in refused.stderr
     finally:
         assert other.process is not None
         other.process.kill()

@@ -59,9 +59,11 @@ def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
     if job is None:
         return None
     name = f"job {job.name} (process {job.pid}: {' '.join(job.command)[:60]})"
-    note = f"{name} ended at {_time(job.ended)} with exit status {job.status}"
-    found = [f"the launcher stopped it, because {job.hang}"] if job.hang else []
-    return _tell(job.facts, job.facts, (note, *found), options)
+    notes = [f"{name} ended at {_time(job.ended)} with exit status {job.status}"]
+    notes += [f"the launcher stopped it, because {job.hang}"] if job.hang else []
+    if not word and not options.json:  # nobody has asked for this one
+        print(printable(f"no job runs here; the last record: {notes.pop(0)}:"))
+    return _tell(job.facts, job.facts, notes, options)
 
 
 def _tell(first: Facts, second: Facts, notes: Sequence[str], options: _ExplainOptions) -> int:

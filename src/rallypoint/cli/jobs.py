@@ -66,7 +66,8 @@ def choose_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
         raise NoSuchJobError(f"no job {word} runs on this machine; running jobs: {_listed(jobs)}.")
     if len(found) > 1:
         which = f"{word!r} matches several jobs" if word else "several jobs run here"
-        raise UsageError(f"{which}; choose one by its pid: {_listed(found)}.")
+        by = "name or pid" if len({job.name for job in found}) == len(found) else "pid"
+        raise UsageError(f"{which}; choose one by its {by}: {_listed(found)}.")
     return found[0]
 
 
