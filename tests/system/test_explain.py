@@ -277,6 +277,29 @@ def test_a_job_that_ran_out_of_memory(launch: Launch) -> None:
     assert "out-of-memory killer struck once" in told
 
 
+ENDS_EARLY = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.needs_torch
+def test_a_job_of_gloo_with_a_rank_that_ended_early(launch: Launch) -> None:
+    script = launch.script(ENDS_EARLY)
+    process = launch.start("--nproc-per-node", "2", script)
+    assert process.wait(60) == 1, launch.err
+    assert "; rank 1 had ended before, with code 0" in launch.err
+    assert "other_backends.py" not in launch.err
+    done = explain(str(process.pid))
+    assert done.returncode == 3, done
+    # The first where rank 0's call was still recorded as running.
+    ends = ("rank 1 has ended (code 0)", "; rank 1 had ended before, with code 0.")
+    assert any(end in done.stdout for end in ends), done.stdout
+
+
 @pytest.mark.needs_torch
 def test_without_pytorchs_recorder(launch: Launch) -> None:
     known = start(launch, BEGIN["G"] + COMMON + SLEEPS, 1, TORCH_FR_BUFFER_SIZE="0")

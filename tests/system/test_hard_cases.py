@@ -62,6 +62,24 @@ def test_each_ends_and_nothing_is_left(
     assert "job failed: rank 0 was killed by SIGABRT" in launch.err
 
 
+ABORTS = """
+import os, sys
+sys.stderr.write("Check failed: a != b\\nstack\\n")
+os.abort()
+"""
+
+
+@pytest.mark.parametrize("flags", ["--tee 3", "--redirects 3", ""])
+def test_what_a_worker_wrote_before_it_aborted(launch: Launch, flags: str) -> None:
+    kept = ["--log-dir", str(launch.directory / "logs")] if flags else []
+    process = launch.start(*flags.split(), *kept, launch.script(ABORTS))
+    assert process.wait(60) == 1
+    if flags:
+        assert "its stderr ends with: Check failed: a != b" in launch.err
+    else:
+        assert "its last lines on stderr, above, may say why" in launch.err
+
+
 @pytest.mark.everyday
 def test_a_worker_that_leaves_grandchildren_succeeds(launch: Launch) -> None:
     assert launch.run(launch.script(GRANDCHILDREN)) == 0

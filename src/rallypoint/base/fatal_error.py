@@ -24,6 +24,8 @@ from rallypoint.base.refusals import NO_THREAD, refusal_in
 FULL_TRACEBACKS = "RALLYPOINT_FULL_TRACEBACKS"
 
 _PACKAGE = __file__.rpartition("/base/")[0] + "/"
+# It calls PyTorch's C++ code, whose errors appear to come from there.
+_WRAPPERS = f"{_PACKAGE}pytorch/other_backends.py"
 _LIBRARY = os.__file__.rpartition("/")[0] + "/"
 # The files that import the function's module in a worker that runs a function, not a script.
 _LOADERS = ("/rallypoint/launch/api/call.py", "/multiprocessing/spawn.py")
@@ -105,7 +107,7 @@ def hide_own_frames(error: BaseException) -> None:
     if os.environ.get(FULL_TRACEBACKS) == "1":
         return
     for each in _chain(error):
-        if _is_deliberate(each) or not _is_own(_innermost(each.__traceback__)):
+        if _is_deliberate(each) or not _has_failed_itself(_innermost(each.__traceback__)):
             each.__traceback__ = _without_own(each.__traceback__)
         if _is_deliberate(each):
             _drop_causes_within(each)
@@ -145,6 +147,12 @@ def _innermost(trace: TracebackType | None) -> TracebackType | None:
 
 def _is_own(entry: TracebackType | None) -> bool:
     return entry is not None and entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def _has_failed_itself(entry: TracebackType | None) -> bool:
+    """Whether an error that comes from there is this package's own."""
+    is_wrapper = entry is not None and entry.tb_frame.f_code.co_filename == _WRAPPERS
+    return _is_own(entry) and not is_wrapper
 
 
 def _is_library(entry: TracebackType) -> bool:

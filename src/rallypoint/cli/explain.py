@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from rallypoint.base.files import open_regular
@@ -17,7 +18,7 @@ from rallypoint.base.wording import printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
-from rallypoint.diagnosis.facts import Facts
+from rallypoint.diagnosis.explanation import Explanation, Verdict
 from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.saved_job import latest_kept
 
@@ -50,7 +51,8 @@ def explain(words: Sequence[str]) -> int:
 
 def _explain_running(job: RunningJob, options: _ExplainOptions) -> int:
     looks = look_everywhere(job.agents)
-    return _tell(looks.first, looks.second, looks.notes, options)
+    found = explanation_of(looks.first, looks.second)
+    return _tell(found, looks.second.run_id, looks.notes, options)
 
 
 def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
@@ -63,13 +65,15 @@ def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
     notes += [f"the launcher stopped it, because {job.hang}"] if job.hang else []
     if not word and not options.json:  # nobody has asked for this one
         print(printable(f"no job runs here; the last record: {notes.pop(0)}:"))
-    return _tell(job.facts, job.facts, notes, options)
+    why = explanation_of(job.facts, job.facts)
+    if job.failure and why.kind is Verdict.NO_HANG:  # its calls do not show why it failed
+        why = replace(why, kind=Verdict.EXPLAINED, sentence=f"{job.failure}.")
+    return _tell(why, job.facts.run_id, notes, options)
 
 
-def _tell(first: Facts, second: Facts, notes: Sequence[str], options: _ExplainOptions) -> int:
-    found = explanation_of(first, second)
+def _tell(found: Explanation, run_id: str, notes: Sequence[str], options: _ExplainOptions) -> int:
     if options.json:
-        print(json.dumps({"run_id": second.run_id, **found.to_json(), "notes": list(notes)}))
+        print(json.dumps({"run_id": run_id, **found.to_json(), "notes": list(notes)}))
         return found.exit_status
     print(printable(found.sentence))
     for line in [*found.evidence, *notes] if options.why else notes:

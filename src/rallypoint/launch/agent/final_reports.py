@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from signal import SIGABRT
 
 from rallypoint.base.cgroup_limits import count_oom_kills
 from rallypoint.base.record import Record
@@ -80,13 +81,19 @@ class Reports:
         return evidence.lines(state.group, was_stopped=was_stopped, hang=state.hang)
 
     def of_job(
-        self, evidence: RoundEvidence | None, *, stopped_by: str, hint: Callable[[int | None], str]
+        self,
+        evidence: RoundEvidence | None,
+        *,
+        stopped_by: str,
+        hint: Callable[[int | None], str],
+        stderr_of: Callable[[int], str],
     ) -> list[str]:
         """The job is over; no lines if it succeeded.
 
         Args:
             stopped_by: who stopped it, if it was not a signal.
             hint: where the output of a local rank is kept.
+            stderr_of: the end of what a local rank wrote to stderr.
         """
         state, finish = self._state, self._state.finish
         lines = []
@@ -97,7 +104,8 @@ class Reports:
                 " log (dmesg)"
             )
         elif finish is not None and finish.outcome is Outcome.GIVEN_UP:
-            lines.append(self._given_up(finish, self.calls(evidence), hint))
+            aborted = self._aborted(evidence, stderr_of)
+            lines.append(self._given_up(finish, self.calls(evidence), hint, aborted))
         elif finish is not None and finish.outcome is Outcome.STOPPED:
             after_s = time.monotonic() - self._began
             if state.stop_signal is None:
@@ -118,8 +126,25 @@ class Reports:
             lines += self._leave_error()
         return lines
 
+    def _aborted(
+        self, evidence: RoundEvidence | None, stderr_of: Callable[[int], str]
+    ) -> list[str]:
+        """Why the first worker that failed aborted, as far as is known; empty if it did not."""
+        failures = self._state.group.failures()
+        if not failures or failures[0].signal != SIGABRT or failures[0].killed_because:
+            return []
+        from rallypoint.launch.output.failure_report import reason_of_abort
+
+        groups = () if evidence is None else evidence.records.groups_of(failures[0].rank)
+        uses_gloo = any(group.backend == "gloo" for group in groups)
+        return reason_of_abort(stderr_of(failures[0].local_rank), uses_gloo=uses_gloo)
+
     def _given_up(
-        self, finish: Finish, calls: Sequence[str], hint: Callable[[int | None], str]
+        self,
+        finish: Finish,
+        calls: Sequence[str],
+        hint: Callable[[int | None], str],
+        aborted: Sequence[str],
     ) -> str:
         state = self._state
         is_elsewhere = finish.culprit not in (None, state.node_rank)
@@ -131,6 +156,7 @@ class Reports:
             because=finish.because,
             elsewhere=f"node {finish.culprit}: {finish.what}" if is_elsewhere else "",
             calls=calls,
+            aborted=aborted,
             logs=hint(culprit),
         )
         # No worker of this node failed; what was wrong then is known if it hung.
@@ -148,11 +174,20 @@ class Reports:
         trouble = leave_error(path, failures[0])
         return [trouble] if trouble else []
 
-    def _summary(self, group: WorkerGroup, *, calls: Sequence[str], **report: str) -> str:
+    def _summary(
+        self,
+        group: WorkerGroup,
+        *,
+        calls: Sequence[str],
+        aborted: Sequence[str] = (),
+        **report: str,
+    ) -> str:
         from rallypoint.launch.output.failure_report import summary
 
         host, oom_kills = self._job.host, self._oom_kills.new
-        return summary(group, host=host, oom_kills=oom_kills, calls=calls, **report)
+        return summary(
+            group, host=host, oom_kills=oom_kills, calls=calls, aborted=aborted, **report
+        )
 
 
 class RoundEvidence:
@@ -235,6 +270,7 @@ class RoundEvidence:
                 ended=time.time(),
                 status=status,
                 hang=hang,
+                failure=_failure_of(group),
                 facts=self._facts(group, oom_kills),
             )
             keep(ended)
@@ -270,6 +306,14 @@ class RoundEvidence:
         return Facts(
             run_id=job.run_id, round=seat.number, world_size=seat.world_size, nodes=(node,)
         )
+
+
+def _failure_of(group: WorkerGroup) -> str:
+    """Who failed first, and how, as in the launcher's summary; empty if nobody did."""
+    from rallypoint.launch.output.failure_report import ended_before
+
+    failures = group.failures()
+    return f"{failures[0].text}{ended_before(group)}" if failures else ""
 
 
 def _end_of(end: WorkerExit | None) -> WorkerEnd | None:

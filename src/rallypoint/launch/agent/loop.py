@@ -243,7 +243,10 @@ class Agent:
         """Report how the job ended, unless it succeeded."""
         self._recovery.summarize(time.monotonic() - self._started)
         lines = self._reports.of_job(
-            self._workers.evidence, stopped_by=self._stopped_by, hint=self._where_logs_are
+            self._workers.evidence,
+            stopped_by=self._stopped_by,
+            hint=self._where_logs_are,
+            stderr_of=self._stderr_of,
         )
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
         evidence = self._workers.evidence
@@ -268,6 +271,9 @@ class Agent:
     def _where_logs_are(self, local_rank: int | None) -> str:
         is_over = self._state.phase is Phase.DONE
         return self._output.hint(local_rank) if self._output is not None and is_over else ""
+
+    def _stderr_of(self, local_rank: int) -> str:
+        return "" if self._output is None else self._output.stderr_of(local_rank)
 
     def _read_records(self) -> None:
         """After trouble: record the workers' calls before they react to it."""

@@ -31,6 +31,7 @@ class KeptJob:
         ended: seconds since the epoch.
         status: the launcher's exit status.
         hang: the hang for which the launcher ended the job, as a sentence; empty if there was none.
+        failure: the worker that failed first, and how; empty if none did.
     """
 
     run_id: str
@@ -40,6 +41,7 @@ class KeptJob:
     status: int
     facts: Facts
     hang: str = ""
+    failure: str = ""
 
     @property
     def name(self) -> str:

@@ -15,6 +15,9 @@ from rallypoint.base.wording import name_ranks
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 
 _MAX_LISTED = 16
+_MOST_OF_STDERR = 400  # characters
+# Of C++ exceptions, assertions and libraries that abort; stacks may follow such a line.
+_REASON = re.compile(r"what\(\):|[Aa]ssert|[Ee]rror|ERROR|[Cc]heck failed|F\d{4} |[Ff]atal|FATAL")
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 
 
@@ -50,6 +53,7 @@ def summary(
     elsewhere: str = "",
     logs: str = "",
     calls: Sequence[str] = (),
+    aborted: Sequence[str] = (),
 ) -> str:
     """The block that ends a failed round: root cause, then other failures, then stopped ranks.
 
@@ -60,6 +64,7 @@ def summary(
         elsewhere: the root cause, if another node knows more about it.
         logs: where the workers' output is kept; empty: reported elsewhere.
         calls: lines on the workers' calls when the first of them failed.
+        aborted: lines on why the first of them aborted, from `reason_of_abort`.
     """
     failures = group.failures()
     lines: list[str] = []
@@ -68,8 +73,9 @@ def summary(
     folds = _fold(failures)
     if folds and not elsewhere:
         alike = folds.pop(0)
-        lines.append(f"{title}: {alike[0].text}{_count(alike)}")
+        lines.append(f"{title}: {alike[0].text}{_count(alike)}{ended_before(group)}")
         lines += _details(alike[0], alike, host, oom_kills)
+        lines += [f"  {line}" for line in aborted]
     if folds:
         root = None if elsewhere else failures[0]
         lines.append(f"  also failed: {_listing(folds, root)}")
@@ -83,6 +89,41 @@ def summary(
         if logs:
             lines.append(f"  logs: {logs}")
     return "\n".join(lines)
+
+
+def ended_before(group: WorkerGroup) -> str:
+    """The ranks that had ended with code 0 when another one lost a peer; empty if none had.
+
+    It tells only that it lost a peer, and nobody else failed, so that they are the reason.
+    """
+    first = next(iter(group.failures()), None)
+    if first is None or not first.is_secondary:
+        return ""
+    ended = [
+        each.rank for each in group.exits.values() if each.succeeded and each.time_s <= first.time_s
+    ]
+    return f"; {name_ranks(sorted(ended))} had ended before, with code 0" if ended else ""
+
+
+def reason_of_abort(stderr: str, *, uses_gloo: bool) -> list[str]:
+    """Lines on why a worker aborted, which reports no exception.
+
+    Args:
+        stderr: the end of what it wrote; empty if that is not known.
+        uses_gloo: it had a process group of PyTorch's gloo, which aborts if ranks call different
+            operations.
+    """
+    written = [line.strip() for line in stderr.splitlines()]
+    telling = [line for line in written if _REASON.search(line)] or list(filter(None, written))
+    lines = ["its last lines on stderr, above, may say why"]
+    if telling:
+        lines = [f"its stderr ends with: {telling[-1][:_MOST_OF_STDERR]}"]
+    if uses_gloo:
+        lines.append(
+            "gloo aborts if ranks call different operations; with rallypoint run --as-gloo, the"
+            " error names each rank's call and its line"
+        )
+    return lines
 
 
 def _fold(failures: Sequence[WorkerExit]) -> list[list[WorkerExit]]:

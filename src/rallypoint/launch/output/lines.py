@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _READ_BYTES = 64 << 10
+LATEST_BYTES = 4 << 10
 MAX_LINE_BYTES = 1 << 20  # longer lines are split, so that memory is bounded
 _MAX_PIPE_BYTES = 1 << 20  # the kernel's limit for ordinary users
 _FULL_BYTES = 256 << 10
@@ -234,6 +235,7 @@ class LineReader(StreamReader):
     def __init__(self, outlet: Outlet, prefix: str, selector: selectors.BaseSelector) -> None:
         fd, self.worker_fd = os.pipe()
         self.prefix = prefix
+        self.latest = b""  # the latest lines
         self._lines = Lines()
         super().__init__(fd, outlet, selector)
 
@@ -245,6 +247,7 @@ class LineReader(StreamReader):
 
     def _give(self, block: bytes) -> None:
         if block:
+            self.latest = block[-LATEST_BYTES:]
             self._outlet.write(with_prefix(block, os.fsencode(self.prefix)))
 
 

@@ -216,7 +216,18 @@ class Output:
         self._files = FileWork(selector)
         self._outlets: tuple[Outlet, Outlet] | None = None
         self._filtered: dict[int, FilteredFile] = {}
+        self._stderr: dict[int, LineReader] = {}  # by local rank; the latest process of each
         self._has_failed = False
+
+    def stderr_of(self, local_rank: int) -> str:
+        """The end of what a worker wrote to stderr; empty if the launcher cannot read it."""
+        if local_rank in self._stderr:
+            return self._stderr[local_rank].latest.decode(errors="replace")
+        path = f"{self.directory.directory_of(local_rank)}/{NAMES[STDERR]}.log"
+        try:
+            return self._files.call(partial(_end_of, path)).decode(errors="replace")
+        except OSError:
+            return ""
 
     def hint(self, local_rank: int | None) -> str:
         """How to find the logs of the current round, in particular those of one worker."""
@@ -316,7 +327,14 @@ class Output:
         outlet = self._outlets[stream - 1]
         prefix = self._prefix_of(place)
         if not path:
-            return LineReader(outlet, prefix, self._selector)
+            reader = LineReader(outlet, prefix, self._selector)
+        else:
+            reader = self._tee(outlet, prefix, stream, path)
+        if stream == STDERR:
+            self._stderr[place.local_rank] = reader
+        return reader
+
+    def _tee(self, outlet: Outlet, prefix: str, stream: int, path: str) -> LineReader:
         from rallypoint.launch.output.tee import Tee
 
         return Tee(
@@ -342,6 +360,14 @@ class Output:
                 f"cannot write {path}: {error.strerror}; the job goes on, but output from now on "
                 "may be missing in the log files."
             )
+
+
+def _end_of(path: str) -> bytes:
+    from rallypoint.launch.output.lines import LATEST_BYTES
+
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LATEST_BYTES))
+        return file.read(LATEST_BYTES)
 
 
 def _is_full(path: str) -> bool:

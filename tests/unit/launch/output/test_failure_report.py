@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.control_message import WorkerError
-from rallypoint.launch.output.failure_report import read_error_file, summary
+from rallypoint.launch.output.failure_report import read_error_file, reason_of_abort, summary
 from rallypoint.launch.worker_group import WorkerExit, WorkerGroup, signal_name
 
 WHEN = 1_800_000_000.25
@@ -105,6 +105,52 @@ def test_long_messages_end_with_a_word() -> None:
         group.exited(failed(rank, code=1))
     told_of_1 = told(group)[-1].partition("ValueError: ")[2]
     assert told_of_1.removesuffix(" ...") == "word " * 39 + "word"
+
+
+def test_a_lost_peer_that_had_ended_with_success() -> None:
+    group = group_of(3)
+    group.exited(WorkerExit(rank=1, local_rank=1, pid=43, time_s=WHEN, code=0))
+    error = WorkerError("RuntimeError", "Connection closed by peer", "", WHEN, is_secondary=True)
+    group.reported(0, error)
+    group.exited(failed(0, code=1))
+    text = "job failed: rank 0 raised RuntimeError: Connection closed by peer"
+    assert told(group)[0] == f"{text}; rank 1 had ended before, with code 0"
+
+    group = group_of(3)
+    group.exited(WorkerExit(rank=1, local_rank=1, pid=43, time_s=WHEN, code=0))
+    group.reported(0, error)
+    group.exited(failed(0, code=1))
+    group.exited(failed(2, code=7))  # which is the reason
+    assert told(group)[0] == "job failed: rank 2 exited with code 7"
+
+
+_GLOO_ABORTS = """\
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 4.
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line"),
+    [
+        (_GLOO_ABORTS, "what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes"),
+        ("Fatal Python error: Aborted\n\nThread 1:\n  File a, line 1 in f\n", "Fatal Python error"),
+        ("some words\n\n", "some words"),
+    ],
+)
+def test_the_last_words_of_a_worker_that_aborts(stderr: str, line: str) -> None:
+    found = reason_of_abort(stderr, uses_gloo=False)
+    assert len(found) == 1
+    assert found[0].startswith(f"its stderr ends with: {line}")
+
+
+def test_a_worker_that_aborts_with_gloo() -> None:
+    where, hint = reason_of_abort("", uses_gloo=True)
+    assert "above" in where
+    assert "--as-gloo" in hint
+    group = group_of(1)
+    group.exited(failed(0, signal=6))
+    assert told(group, aborted=[where, hint])[2:] == [f"  {where}", f"  {hint}"]
 
 
 def test_line_numbers_tell_tracebacks_apart() -> None:
