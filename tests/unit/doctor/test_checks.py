@@ -187,6 +187,20 @@ def test_a_name_on_the_loopback_is_one_cause_on_all_nodes() -> None:
     assert diagnose(lone) == []  # as on any Debian that runs jobs of its own
 
 
+def test_a_nodes_own_name_on_the_loopback_matters_only_if_others_use_it() -> None:
+    vm = Lookup(host="vm", addresses=("127.0.0.1",))
+    found = cluster(node(0, own_name=vm), node(1))
+    line = text(found, Severity.YELLOW)
+    assert line.startswith("n0: its own name vm resolves to 127.0.0.1, a loopback address; PyTorch")
+    for used in (
+        replace(found, hosts={**found.hosts, "vm": 0}),
+        replace(found, endpoints=(("vm", 29400),)),
+    ):
+        assert "which other nodes cannot reach" in text(used)
+    here = replace(found, hosts={"localhost": 0, "127.0.0.2": 1})
+    assert [each for each in diagnose(here) if each.check == 1] == []
+
+
 def test_a_name_that_leads_elsewhere() -> None:
     other = Lookup(host="n1", addresses=("10.9.9.9",))
     found = cluster(node(0, names=(other,)), node(1))

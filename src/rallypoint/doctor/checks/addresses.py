@@ -30,7 +30,8 @@ _WHAT = {
 
 def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
     """Check 1: names that cannot be resolved, and names that lead to the wrong host."""
-    if not cluster.is_shared:
+    are_here = bool(cluster.hosts) and all(map(is_loopback, cluster.hosts))  # all are one machine
+    if not cluster.is_shared or are_here:
         return
     absent = [absence.name for absence in cluster.absences]
     for node in cluster.nodes:
@@ -40,7 +41,8 @@ def names(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
             advice = "add it to /etc/hosts: Rallypoint does not need it, but gloo and others do"
             yield Finding(Severity.YELLOW, 1, (node.name,), what, advice)
         elif _is_loopback(own):
-            yield _loopback(cluster, node, own)
+            is_used = own.host in cluster.hosts or own.host in dict(cluster.endpoints)
+            yield _loopback(cluster, node, own) if is_used else _own_loopback(cluster, node)
         for lookup in (each for each in node.names if each.host not in absent):
             yield from _name_of_another(cluster, node, lookup)
     yield from _endpoints_that_differ(cluster)
@@ -103,6 +105,17 @@ def _loopback(
     )
     advice = f"put {_address_of(cluster, host)} in /etc/hosts instead of {address} {host}"
     return Finding(Severity.RED, 1, (node.name,), what, advice, explains)
+
+
+def _own_loopback(cluster: ClusterFacts, node: NodeFacts) -> Finding:
+    """A node's own name that leads to loopback, and by which no other node looks for it."""
+    host, address = node.own_name.host, node.own_name.addresses[0]
+    what = f"its own name {host} resolves to {address}, a loopback address"
+    advice = (
+        f"PyTorch's gloo may give that address to other nodes: set GLOO_SOCKET_IFNAME, or put"
+        f" {_address_of(cluster, host)} in /etc/hosts instead of {address} {host}"
+    )
+    return Finding(Severity.YELLOW, 1, (node.name,), what, advice)
 
 
 def _is_loopback(lookup: Lookup) -> bool:
