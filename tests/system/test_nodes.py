@@ -195,6 +195,7 @@ def test_wrong_token_run_id_and_number_of_nodes(agents: Agents) -> None:
     agents.start(4, "--nnodes", "3")
     assert [agents.ended(number) for number in (2, 3, 4)] == [1, 1, 1]
     assert "it has a different token; set the same RALLYPOINT_TOKEN" in agents.said(2)
+    assert agents.said(1).count("refused a node from ") == 1
     assert "the job is 'j', not 'another'; pass the same --rdzv-id" in agents.said(3)
     assert "--nnodes is 2:2 in the job but 3:3 on this node" in agents.said(4)
     agents.start(5, "--nnodes", "2")  # none of them took a place

@@ -53,6 +53,7 @@ from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
 from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
 
 GOODBYE_S = 2.0
+_MOST_REFUSED = 8  # addresses that are reported
 # An inquiry begins with it, and no message about rounds does.
 _INQUIRY = b"?"
 # Of the time that the others wait (kill_s): if we have not ended or paused the workers by then, the
@@ -109,6 +110,7 @@ class LinkedRounds(RoundSource, Receiver):
         self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
         self.to_find_out = ""  # see Job
+        self._refused: set[str] = set()  # addresses of agents without the job's token
         self._findings: list[str] = []  # the first one: what keeps this node from the others
         self._start_findings: list[str] | None = None  # the same at the start; None: not looked for
         self._examine_at = self._last_examination_at = inf
@@ -236,6 +238,15 @@ class LinkedRounds(RoundSource, Receiver):
 
     def failed(self, address: str, what: str) -> None:
         self._say(f"the agent at {address}: {what}.")
+
+    def refused(self, address: str) -> None:
+        if address in self._refused or len(self._refused) >= _MOST_REFUSED:
+            return
+        self._refused.add(address)
+        self._say(
+            f"refused a node from {address}: it has another token, or none; set the same"
+            " RALLYPOINT_TOKEN, or --token-file, on all nodes."
+        )
 
     def unreachable(self, at: Endpoint, why: str) -> None:
         if why == TOKEN_REFUSED and not self._core.job:

@@ -362,7 +362,7 @@ class Called(Link):
         if isinstance(error, _OtherProtocolError):
             return "it does not speak this protocol"
         self._write(REFUSAL)
-        return _NO_TOKEN
+        return WITHOUT_TOKEN
 
 
 class Caller(Link):
@@ -403,7 +403,7 @@ class Caller(Link):
         return prove(token, GREETING)
 
     def _refuse_proof(self, error: ChallengeError) -> str:
-        return TOKEN_REFUSED if isinstance(error, RefusedTokenError) else _NO_TOKEN
+        return TOKEN_REFUSED if isinstance(error, RefusedTokenError) else WITHOUT_TOKEN
 
 
 class _OtherProtocolError(ChallengeError):
@@ -413,7 +413,7 @@ class _OtherProtocolError(ChallengeError):
 TOKEN_REFUSED = (
     "it has a different token; set the same RALLYPOINT_TOKEN, or --token-file, on all nodes"
 )
-_NO_TOKEN = "it does not have the job's token"
+WITHOUT_TOKEN = "it does not have the job's token"
 
 
 def _tend(sock: socket.socket, silence_s: float) -> None:

@@ -24,7 +24,14 @@ from rallypoint.base.errors import HostError
 from rallypoint.base.ready import call_ready, earliest
 from rallypoint.cluster.names import Names
 from rallypoint.rendezvous.job.round import Endpoint
-from rallypoint.rendezvous.transport.link import SILENCE_S, Called, Caller, ConnectionListener, Link
+from rallypoint.rendezvous.transport.link import (
+    SILENCE_S,
+    WITHOUT_TOKEN,
+    Called,
+    Caller,
+    ConnectionListener,
+    Link,
+)
 
 HANDSHAKE_S = 5.0
 _MAX_KEY = 64
@@ -49,6 +56,10 @@ class Receiver(ABC):
     @abstractmethod
     def failed(self, address: str, what: str) -> None:
         """A message between us and the agent there was dropped; both are alive."""
+
+    @abstractmethod
+    def refused(self, address: str) -> None:
+        """An agent there called, and does not have the job's token."""
 
     @abstractmethod
     def unreachable(self, at: Endpoint, why: str) -> None:
@@ -323,6 +334,8 @@ class PeerConnections(ConnectionListener):
         if self._is_closing:
             return
         key = self._keys.get(link, "")
+        if link in self._strangers and why == WITHOUT_TOKEN:
+            self._receiver.refused(link.peer)
         self._forget(link)
         for at, call in list(self._calls.items()):
             if call.link is link:

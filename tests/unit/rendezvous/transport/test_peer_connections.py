@@ -29,14 +29,19 @@ class Agent(Receiver):
     `at_end` is called for an agent that has ended.
     """
 
-    def __init__(self, key: str, *, listens: bool = True, lost_s: float | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        *,
+        listens: bool = True,
+        lost_s: float | None = None,
+        token: bytes = b"token",
+    ) -> None:
         listener = socket.create_server(("127.0.0.1", 0)) if listens else None
         port = listener.getsockname()[1] if listener else 0
         self.at = Endpoint(host="127.0.0.1", port=port)
         self.key = key
-        self.board = PeerConnections(
-            key, b"token", listener, self, stalled_s=STALLED_S, lost_s=lost_s
-        )
+        self.board = PeerConnections(key, token, listener, self, stalled_s=STALLED_S, lost_s=lost_s)
         self.told: list[tuple[str, str]] = []
         self.at_end: Callable[[], None] = lambda: None
         self._is_closed = False
@@ -58,6 +63,9 @@ class Agent(Receiver):
 
     def failed(self, address: str, what: str) -> None:
         self.told.append((address, what))
+
+    def refused(self, address: str) -> None:
+        self.told.append((address, "refused"))
 
     def unreachable(self, at: Endpoint, why: str) -> None:
         self.told.append((str(at), "unreachable"))
@@ -105,6 +113,16 @@ def test_one_that_does_not_listen_calls_and_is_answered() -> None:
     until(lambda: ("other", "answer") in one.told, one, other)
     one.close()
     until(lambda: ("one", "gone") in other.told, other)
+    other.close()
+
+
+def test_an_agent_with_another_token_is_reported_on_both_sides() -> None:
+    one, other = Agent("one", listens=False, token=b"another"), Agent("other")
+    one.board.call(other.at, b"heartbeat")
+    until(lambda: bool(one.told and other.told), one, other)
+    assert one.told == [(str(other.at), "unreachable")]
+    assert other.told == [("127.0.0.1", "refused")]
+    one.close()
     other.close()
 
 
