@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from signal import SIGHUP, SIGQUIT
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.ready import earliest
@@ -21,13 +22,16 @@ from rallypoint.launch.agent.node import FAILED, NOTHING_RAN, SIGINT, SIGTERM, S
 
 CONNECT_S = 30.0  # limit for a host to answer
 LAST_CALL_S = 5.0  # for further hosts, once the minimum has answered
-OTHERS_S = 10.0  # for the others to end by themselves, once one reports that the job has failed
+OTHERS_S = 10.0  # for the others to end by themselves, once one reports why the job ends
 MARGIN_S = 10.0  # beyond --shutdown-timeout, for launchers to end
 FLUSH_S = 60.0  # the same after success: their output may be read slowly
 AT_ONCE_S = 5.0  # after a second Ctrl-C
 LEAVE_S = 3.0  # for what remains, once its input was closed
 MEETING_POINTS = 3  # two of them suffice to start a job, and it survives the loss of any one
 _MISUSED = 2  # exit status of a wrong command line
+# The statuses of launchers that have reported the reason: a failure, `rallypoint stop`, or a signal
+# that they got there. All launchers of the job then end.
+_TOLD = (FAILED, *(128 + each for each in (SIGHUP, SIGINT, SIGQUIT, SIGTERM)))
 
 
 class HostPhase(Enum):
@@ -194,14 +198,14 @@ class JobOnHosts:
                 self._failure = self._failure or status
             if status is None:
                 actions.append(Say(f"lost the connection to {name}"))
-            elif status != FAILED:  # the launcher itself reports a failure
+            elif status not in _TOLD:
                 actions.append(Say(f"the launcher on {name} ended with status {status}"))
             is_replaceable = self._may_grow and status is None
             if (
                 not (self._are_enough() or self._has_succeeded or is_replaceable)
                 and self._stop_at is None
             ):
-                self._stop_at = now + (OTHERS_S if status == FAILED else 0.0)
+                self._stop_at = now + (OTHERS_S if status in _TOLD else 0.0)
         return [*actions, *self._drop_waiting(), *self.tick(now)]
 
     def signalled(self, number: int, now: float, *, stops: bool) -> list[Action]:

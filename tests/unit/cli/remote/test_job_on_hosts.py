@@ -140,7 +140,7 @@ def test_those_that_do_not_end_by_themselves_are_asked_to() -> None:
     [
         (None, "lost the connection to b", 1),
         (2, "the launcher on b ended with status 2", 2),
-        (143, "the launcher on b ended with status 143", 1),
+        (137, "the launcher on b ended with status 137", 1),
     ],
 )
 def test_without_a_host_that_it_needs_it_ends_at_once(
@@ -155,10 +155,20 @@ def test_without_a_host_that_it_needs_it_ends_at_once(
     assert (job.is_over, job.status) == (True, expected)
 
 
+def test_one_that_was_stopped_has_told_why_and_the_others_end_by_themselves() -> None:
+    """`rallypoint stop` stops the launcher that it asks, which ends the job."""
+    job = begun(3)
+    assert job.ended(1, 143, 2.0) == []
+    assert job.wake_at == 2.0 + OTHERS_S
+    job.ended(0, 1, 2.1)
+    job.ended(2, 1, 2.2)
+    assert (job.is_over, job.status) == (True, 1)
+
+
 @pytest.mark.parametrize("status", [None, 143])
 def test_with_enough_others_it_goes_on(status: int | None) -> None:
     job = begun(3, fewest=2)
-    assert len(words(job.ended(0, status, 2.0))) == 1
+    assert len(words(job.ended(0, status, 2.0))) == (status is None)
     job.ended(1, 0, 9.0)
     job.ended(2, 3, 9.0)  # a spare: nothing ran there
     assert (job.is_over, job.status) == (True, 0)
