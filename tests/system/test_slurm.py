@@ -201,6 +201,53 @@ def test_eight_steps_at_once(job: Job) -> None:
     assert len(set(re.findall(r"meeting at (\S+), ", said))) == 8, said
 
 
+HANGS = """
+import time
+import numpy
+import rallypoint as dist
+
+dist.init_process_group()
+for _ in range(5):
+    dist.all_reduce(numpy.ones(1))
+open(f"up.{dist.get_rank()}", "w").close()
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.all_reduce(numpy.ones(1))
+"""
+
+
+def test_a_running_job_is_explained_from_another_step(job: Job) -> None:
+    job.script(HANGS)
+    number = job.submit(
+        "sbatch --nodes 2 --output job.out --wrap"
+        " 'srun --ntasks-per-node=1 rallypoint run train.py'"
+    )
+    job.wait_until(lambda: len(job.up()) == 2, "two workers")
+    time.sleep(2)  # so long a wait counts as one
+    status, out, err = job.run(
+        f"srun --jobid {number} --overlap --nodes 1 --ntasks 1 rallypoint explain"
+    )
+    assert "rank 1 never entered all_reduce #5" in out, err
+    assert status == 3
+    status, out, err = job.run(
+        f"srun --jobid {number} --overlap --nodes 1 --ntasks 1 rallypoint status"
+    )
+    assert status == 0, err
+    assert "all_reduce #5" in out
+    job.run(f"scancel {number}")
+
+
+def test_a_generated_script_for_gpus(job: Job) -> None:
+    """This Slurm has none, so nothing is submitted."""
+    status, _, err = job.run(
+        "rallypoint script slurm --nnodes 4 --gpus-per-node 8 --cpus-per-worker 12"
+        " --time 12:00:00 train.py > job.sh"
+    )
+    assert status == 0, err
+    assert "rallypoint run --nproc-per-node 8 train.py" in job.said("job.sh")
+    assert job.run("bash -n job.sh") == (0, "", "")
+
+
 # Ends.
 
 

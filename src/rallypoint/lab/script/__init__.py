@@ -57,7 +57,12 @@ class ScriptOptions(JobOptions):
     command: Sequence[str] = ()
 
     job_name = Flag("the job's name in the scheduler (default: SCRIPT's name)", "NAME", text, None)
-    gpus_per_node = Flag("number of GPUs to request on each node", "N", _count, 0)
+    gpus_per_node = Flag(
+        "number of GPUs to request on each node, and of workers unless\n--nproc-per-node is given",
+        "N",
+        _count,
+        0,
+    )
     cpus_per_worker = Flag("number of CPUs to request for each worker (default 1)", "N",
                            _count, 1)  # fmt: skip
     help = HELP
@@ -155,6 +160,9 @@ def script(words: Sequence[str]) -> int:
     program, (module, table) = f"rallypoint script {kind}", kinds[kind]
 
     def act(options: ScriptOptions, command: list[str]) -> int:
+        if options.gpus_per_node and "--nproc-per-node" not in options:  # a worker for each GPU
+            texts = {**options.texts, "--nproc-per-node": f"{options.gpus_per_node}"}
+            options = options.__replace__(texts=texts)
         request = options.__replace__(program=program, command=command)
         request.check(module.ANSWERS)
         print(module.text_of(request), end="")

@@ -15,8 +15,8 @@ line is for. It submits nothing: read it, add what your cluster requires (--acco
 and pass it to sbatch.
 
 Four nodes with a worker for each of their eight GPUs:
-  rallypoint script slurm --nnodes 4 --nproc-per-node 8 --gpus-per-node 8 --cpus-per-worker 12 \\
-      --time 12:00:00 train.py --epochs 90 > job.sh
+  rallypoint script slurm --nnodes 4 --gpus-per-node 8 --cpus-per-worker 12 --time 12:00:00 \\
+      train.py --epochs 90 > job.sh
   sbatch job.sh
 
 At least two nodes and up to eight, as Slurm has them; the job goes on without those that fail:

@@ -52,6 +52,16 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said.err
 
 
+@pytest.mark.parametrize("kind", ["slurm", "jobset"])
+def test_a_worker_for_each_gpu(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    image = ["--image", "i:1"] if kind == "jobset" else []
+    given = printed(capsys, *image, "--gpus-per-node", "8", "t.py", kind=kind)
+    same = [*image, "--gpus-per-node", "8", "--nproc-per-node", "8", "t.py"]
+    assert given == printed(capsys, *same, kind=kind)
+    other = printed(capsys, *same[:-3], "--nproc-per-node", "2", "t.py", kind=kind)
+    assert "--nproc-per-node 8" not in other
+
+
 def test_the_whole_script(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--nnodes 4 --nproc-per-node=8 --gpus-per-node 8 --cpus-per-worker 12 --time 12:00:00"
     words += " --shutdown-timeout 90 train.py --note"
