@@ -40,7 +40,7 @@ from rallypoint.process_group.formation.joining import reform_world
 from rallypoint.process_group.formation.opening import open_round
 from rallypoint.process_group.formation.own_place import CONNECT, ROUND, next_place
 from rallypoint.process_group.formation.subgroups import reform_group, unformed_group
-from rallypoint.process_group.groups.default import GroupMember
+from rallypoint.process_group.groups.default import GroupMember, pytorchs_group_note
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.store.client import TCPStore
 from rallypoint.store.store import Store
@@ -137,7 +137,8 @@ class Membership:
         group = GroupMember.WORLD
         if group is None:
             raise NotInitializedError(
-                "elastic.run needs a default process group; call init_process_group first"
+                pytorchs_group_note()
+                or "elastic.run needs a default process group; call init_process_group first"
             )
         return group
 

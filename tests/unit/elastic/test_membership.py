@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from rallypoint.base.errors import CollectiveTimeoutError, PeerLostError, RallypointError
+import rallypoint
+from rallypoint.base.errors import (
+    CollectiveTimeoutError,
+    NotInitializedError,
+    PeerLostError,
+    RallypointError,
+)
 from rallypoint.elastic.membership import Membership
 
 LATE = CollectiveTimeoutError("all_reduce waited 3 s for rank 1", rank=1)
@@ -25,6 +32,16 @@ def test_what_it_outlives(error: RallypointError, *, is_elastic: bool, outlives:
     part = Membership()
     part._link = SimpleNamespace(is_elastic=is_elastic)  # type: ignore[assignment]
     assert part.outlives(error) is outlives
+
+
+def test_a_group_of_pytorch_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch)
+    text = "torch.distributed has a default group, but .* call rallypoint.init_process_group"
+    with pytest.raises(NotInitializedError, match=text):
+        Membership().begin()
+    with pytest.raises(NotInitializedError, match=text):
+        rallypoint.get_rank(None)
 
 
 def test_without_a_launcher_a_timeout_is_an_error() -> None:

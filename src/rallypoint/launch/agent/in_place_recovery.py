@@ -21,6 +21,11 @@ from rallypoint.rendezvous.job.reports import Start
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
 # A start takes the cores from those who go on; it begins once they have, and after so long anyway.
 _GO_ON_S = 0.05
+_OF_PYTORCH = "environment variable RANK expected, but not set"  # its init_process_group
+_NEEDS_ELASTIC = (
+    "the script uses PyTorch's process groups, but workers on standby (--spares) need a script that"
+    " uses rallypoint.elastic"
+)
 _NO_RANK = "it has no RANK before that call, so the script must not read RANK earlier"
 
 
@@ -171,7 +176,9 @@ class InPlaceRecovery:
             self.count_ready()
             return self._stand_by()
         text += " before it came to init_process_group"
-        if end.code == 0:
+        if end.error is not None and _OF_PYTORCH in end.error.message:
+            text = f"a worker on standby (pid {end.pid}) has ended: {_NEEDS_ELASTIC}"
+        elif end.code == 0:
             text += f"; {_NO_RANK}"
         if self._fruitless < self._restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)

@@ -8,6 +8,7 @@ calls on it warn and do nothing.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from datetime import timedelta
 from typing import Final
@@ -65,6 +66,17 @@ def is_initialized() -> bool:
     return _default is not None
 
 
+def pytorchs_group_note() -> str:
+    """What to do if only torch.distributed has a default group; empty if it has none either."""
+    torch = sys.modules.get("torch.distributed")  # it is not imported for this
+    if torch is None or not torch.is_available() or not torch.is_initialized():
+        return ""
+    return (
+        "torch.distributed has a default group, but rallypoint's calls and rallypoint.elastic need"
+        " rallypoint's: call rallypoint.init_process_group()"
+    )
+
+
 def resolve(group: Group) -> ProcessGroup:
     """The group given as argument `group`, of which this rank must be a member."""
     chosen = _default if group is None else group
@@ -72,7 +84,8 @@ def resolve(group: Group) -> ProcessGroup:
         return chosen
     if group is None:
         raise NotInitializedError(
-            "Default process group has not been initialized, please make sure to call "
+            pytorchs_group_note()
+            or "Default process group has not been initialized, please make sure to call "
             f"init_process_group{_LAUNCHED_NOTE * ('TORCHELASTIC_RUN_ID' in os.environ)}."
         )
     if group == NON_GROUP_MEMBER:

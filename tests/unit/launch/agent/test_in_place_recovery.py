@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.control_message import Stage, WorkerReport
+from rallypoint.base.control_message import Stage, WorkerError, WorkerReport
 from rallypoint.launch.agent import in_place_recovery as recovery_module
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery, Recoveries, Recovery
 from rallypoint.launch.agent.local_workers import COME_S, AgentParts
@@ -153,9 +153,16 @@ class Standbys:
 
     def __init__(self, *workers: SimpleNamespace) -> None:
         self.told: list[str] = []
+        self.lost: list[object] = []
         state = NodeState(shutdown_timeout_s=1.0)
         nobody: Callable[..., list[object]] = lambda number, now: []  # noqa: E731
-        local: Any = SimpleNamespace(standbys=[*workers], ready=[], wake_at=None, unanswered=nobody)
+        local: Any = SimpleNamespace(
+            standbys=[*workers],
+            ready=[],
+            wake_at=None,
+            unanswered=nobody,
+            lost_standby=self.lost.append,
+        )
         progress: Any = SimpleNamespace(told=self.told.append)
         unused: Any = None
         job: Any = SimpleNamespace(max_restarts=1)
@@ -193,3 +200,25 @@ def test_a_worker_on_standby_that_does_not_come_is_told_once() -> None:
     assert "must not read RANK earlier" in told
     node.recovery.heard(early, WorkerReport(Stage.READY))
     assert node.recovery.wake_at is None
+
+
+def test_a_worker_on_standby_whose_script_uses_pytorchs_groups() -> None:
+    error = WorkerError(
+        "ValueError",
+        "Error initializing torch.distributed using env:// rendezvous: environment variable RANK"
+        " expected, but not set",
+        "",
+        0.0,
+    )
+    end = WorkerExit(rank=-1, local_rank=2, pid=41, time_s=0.0, code=1, error=error)
+    worker = standby(41, come_by=10.0)
+    worker.exit = lambda report: end
+    node = Standbys(worker)
+    node.recovery._restarts = 0
+    report: Any = None
+    node.recovery.lost_standby(worker, report)
+    (told,) = node.told
+    assert told == (
+        "a worker on standby (pid 41) has ended: the script uses PyTorch's process groups, but"
+        " workers on standby (--spares) need a script that uses rallypoint.elastic"
+    )
