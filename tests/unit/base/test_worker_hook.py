@@ -433,7 +433,7 @@ HOW
         ),
         # A defect of ours is told as it is.
         (
-            "from rallypoint.store import wire\nwire.u8('x')",
+            "from rallypoint.store import wire\nwire.blob(1)",
             "TypeError: ",
             True,
         ),
