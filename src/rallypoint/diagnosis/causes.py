@@ -76,6 +76,9 @@ def _ended(rank: Rank) -> Obstacle:
         return Obstacle(Cause.ENDED, words, owner="data loader worker")
     full = _DISK_FULL.search(end.error)
     error = _shortened(full[0] if full else end.error)
+    if end.signal:
+        raised = f"raised {error.removeprefix('raised ')}"
+        return Obstacle(Cause.ENDED, f"{raised}, and was then ended by {end.signal}")
     return Obstacle(Cause.ENDED, f"has ended (code {end.code}{f': {error}' if error else ''})")
 
 

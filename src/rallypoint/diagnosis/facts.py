@@ -107,6 +107,11 @@ class WorkerEnd:
     error: str = ""
     ended_ns: int = 0
 
+    @property
+    def failed(self) -> bool:
+        """Whether it did not succeed."""
+        return bool(self.code or self.signal)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:

@@ -124,7 +124,7 @@ def _strength(why: Obstacle, direct: Sequence[Wait]) -> Strength:
 
 def _counts(rank: Rank, direct: Sequence[Wait], job: JobState) -> bool:
     """Whether this rank is a reason to report a hang."""
-    if rank.condition is Condition.ENDED and not (rank.end and rank.end.code):
+    if rank.condition is Condition.ENDED and not (rank.end and rank.end.failed):
         # At its end, the ranks of a job leave one after the other.
         has_failed = any(wait.call and wait.call.state == "failed" for wait in direct)
         return has_failed or _longest_s(direct) >= LONG_S

@@ -185,7 +185,8 @@ def _condition(
     if worker is None:
         return Condition.NOT_SEEN
     if worker.end is not None and not worker.end.by_launcher:
-        return Condition.KILLED if worker.end.signal else Condition.ENDED
+        is_killed = worker.end.signal and not worker.end.error  # or it had raised that before
+        return Condition.KILLED if is_killed else Condition.ENDED
     if worker.process is None:
         # A worker that the launcher has ended was in the call that its record shows.
         is_known = worker.end or worker.groups or worker.stacks

@@ -261,6 +261,15 @@ def test_our_errors_say_why_and_a_full_disk_is_named(c: int) -> None:
     told(hang(ended(c, BEFORE_17, code=1, error=loader)), said)
 
 
+def test_a_rank_raised_and_was_then_ended(c: int) -> None:
+    error = "raised ValueError: bad sample"
+    found = told(
+        hang(ended(c, BEFORE_17, code=None, signal="SIGTERM", error=error)),
+        f"rank {c} raised ValueError: bad sample, and was then ended by SIGTERM",
+    )
+    assert found.roots[0].cause is Cause.ENDED
+
+
 def test_a_data_loaders_process_was_killed_and_torch_raised(c: int) -> None:
     error = "RuntimeError: DataLoader worker (pid 4720) is killed by signal: Killed. "
     told(
