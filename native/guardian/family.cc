@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
@@ -19,7 +20,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "process_line.h"
 
@@ -113,12 +117,92 @@ void Family::signal_all(int number) {
   }
 }
 
-void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
+void Family::spawn(SpawnRequest request, const int (&fds)[kWorkerFds]) {
   if (is_past_fence()) {  // the agent was stopped on its way here
-    channel_.report({ReportKind::kSpawnFailed, request.worker, 0,
-                     static_cast<int64_t>(SpawnStage::kFork), ETIME, now_ns(CLOCK_REALTIME)});
+    tell_failure(request.worker, 0, SpawnStage::kFork, ETIME);
     return;
   }
+  const bool is_for_template = template_.is_usable() && !is_paused_ && request.directory[0] == '\0';
+  if (is_for_template && template_.add(std::move(request), fds)) {
+    start(template_.take_unsent());
+  } else {
+    start(request, fds);
+  }
+}
+
+void Family::start(std::vector<Template::Waiting> requests) {
+  for (Template::Waiting& each : requests) {
+    start(each.request, each.fds);
+    release(each);
+  }
+}
+
+void Family::start_template(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
+  int pair[2];
+  if (template_.exists() || is_past_fence() ||
+      socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+    tell_failure(request.worker, 0, SpawnStage::kFork, EAGAIN);
+    return;
+  }
+  int own[kWorkerFds];
+  std::copy(std::begin(fds), std::end(fds), own);
+  own[kRecordFd] = pair[1];
+  template_.begin(request.worker, pair[0], sessions_);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = kTemplateEvent;
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, pair[0], &event);
+  start(request, own);
+  close(pair[1]);
+}
+
+void Family::hear_template() {
+  Template::Answer answer{};
+  std::optional<Template::Waiting> forked;
+  while (template_.receive(answer, forked)) {
+    if (forked) {
+      adopt(*forked, answer);
+      release(*forked);
+    }
+    start(template_.take_unsent());
+  }
+  if (template_.has_ended()) start(template_.end());
+  reap_orphans();  // ends that were kept while a fork was under way
+}
+
+// A worker that the template has forked becomes one of ours.
+void Family::adopt(const Template::Waiting& fork, const Template::Answer& answer) {
+  const uint32_t id = fork.request.worker;
+  if (answer.stage != 0) {
+    tell_failure(id, 0, static_cast<SpawnStage>(answer.stage), answer.error);
+    return;
+  }
+  if (is_past_fence()) {
+    tell_failure(id, 0, SpawnStage::kFork, ETIME);
+    return;
+  }
+  siginfo_t info{};
+  const bool is_child = answer.pid > 0 && waitid(P_PID, static_cast<id_t>(answer.pid), &info,
+                                                 WEXITED | WNOHANG | WNOWAIT) == 0;
+  ExecFailure* const slot = is_child ? take_slot() : nullptr;
+  if (slot == nullptr) {
+    start(fork.request, fork.fds);
+    return;
+  }
+  add(id, answer.pid, slot);
+  early_ends_.listen(id, fork.fds[kRecordFd], fork.request.record_slot);
+  channel_.report({ReportKind::kStarted, id, answer.pid, 0, 0, now_ns(CLOCK_REALTIME)});
+  template_.let_go();
+}
+
+void Family::check_template() {
+  const int64_t deadline_ns = template_.deadline_ns();
+  if (deadline_ns == 0 || is_paused_ || now_ns(CLOCK_MONOTONIC) < deadline_ns) return;
+  channel_.report({ReportKind::kLate, template_.id()});
+  start(template_.give_up());
+}
+
+ExecFailure* Family::take_slot() {
   if (free_slots_.empty()) {
     void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page != MAP_FAILED) {
@@ -126,27 +210,53 @@ void Family::spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
         free_slots_.push_back(static_cast<ExecFailure*>(page) + i);
     }
   }
-  ExecFailure* slot = free_slots_.empty() ? nullptr : free_slots_.back();
+  if (free_slots_.empty()) return nullptr;
+  ExecFailure* const slot = free_slots_.back();
+  free_slots_.pop_back();
+  *slot = {SpawnStage::kNone, 0};
+  return slot;
+}
+
+void Family::start(const SpawnRequest& request, const int (&fds)[kWorkerFds]) {
+  ExecFailure* const slot = take_slot();
   const pid_t pid = slot == nullptr ? -1 : guardian::spawn(request, fds, slot, sessions_);
   if (pid < 0) {
-    channel_.report({ReportKind::kSpawnFailed, request.worker, 0,
-                     static_cast<int64_t>(SpawnStage::kFork), errno, now_ns(CLOCK_REALTIME)});
+    const int error = errno;
+    if (slot != nullptr) free_slots_.push_back(slot);
+    tell_failure(request.worker, 0, SpawnStage::kFork, error);
     return;
   }
-  free_slots_.pop_back();
+  add(request.worker, pid, slot);
+  const bool is_for_template = template_.exists() && request.worker == template_.id();
+  if (!is_for_template) early_ends_.listen(request.worker, fds[kRecordFd], request.record_slot);
+  channel_.report({ReportKind::kStarted, request.worker, pid, 0, 0, now_ns(CLOCK_REALTIME)});
+}
+
+void Family::add(uint32_t id, pid_t pid, ExecFailure* slot) {
   const int pidfd = open_pidfd(pid);
   if (pidfd >= 0) {
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = kWorkerEvent | request.worker;
+    event.data.u64 = kWorkerEvent | id;
     epoll_ctl(epoll_, EPOLL_CTL_ADD, pidfd, &event);
   }
-  workers_.push_back({request.worker, pid, pidfd, slot});
-  early_ends_.listen(request.worker, fds[kRecordFd], request.record_slot);
-  channel_.report({ReportKind::kStarted, request.worker, pid, 0, 0, now_ns(CLOCK_REALTIME)});
+  workers_.push_back({id, pid, pidfd, slot});
+}
+
+void Family::tell_failure(uint32_t id, pid_t pid, SpawnStage stage, int error) {
+  channel_.report({ReportKind::kSpawnFailed, id, pid, static_cast<int64_t>(stage), error,
+                   now_ns(CLOCK_REALTIME)});
+}
+
+bool Family::is_template(const Worker& worker) const {
+  return template_.exists() && worker.id == template_.id();
 }
 
 void Family::signal(const SignalRequest& request) {
+  if (std::optional<Template::Waiting> waiting = template_.withdraw(request.worker)) {
+    start(waiting->request, waiting->fds);  // what it does on that signal is its own affair
+    release(*waiting);
+  }
   const Worker* worker = find(request.worker);
   if (worker == nullptr) return;
   const int number = static_cast<int>(request.signal);
@@ -164,6 +274,8 @@ bool Family::reap_orphans() {
     if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return true;
     const Worker* worker = find_pid(info.si_pid);
     if (worker == nullptr) {
+      if (template_.is_forking())
+        return true;  // it may be that worker: its number is still to come
       waitid(P_PID, static_cast<id_t>(info.si_pid), &info, WEXITED | WNOHANG);
     } else if (worker->pidfd < 0) {
       reap(*worker);
@@ -180,6 +292,14 @@ void Family::note_stops() {
     const Worker* worker = find_pid(info.si_pid);
     if (worker == nullptr || is_paused_) continue;
     const bool goes_on = info.si_code == CLD_CONTINUED;
+    if (is_template(*worker)) {
+      if (goes_on) {
+        template_.use_again();
+      } else {
+        start(template_.give_up());
+      }
+      continue;
+    }
     const ReportKind kind = goes_on ? ReportKind::kContinued : ReportKind::kStopped;
     channel_.report({kind, worker->id, worker->pid});
   }
@@ -201,16 +321,16 @@ void Family::reap(const Worker& worker) {
       info.si_pid == 0)
     return;
   if (worker.failure->stage != SpawnStage::kNone) {
-    channel_.report({ReportKind::kSpawnFailed, worker.id, worker.pid,
-                     static_cast<int64_t>(worker.failure->stage), worker.failure->error,
-                     now_ns(CLOCK_REALTIME)});
+    tell_failure(worker.id, worker.pid, worker.failure->stage, worker.failure->error);
   } else if (!worker.is_told) {
     tell_end(worker, info.si_code, info.si_status, now_ns(CLOCK_REALTIME));
   }
   if (worker.pidfd >= 0) close(worker.pidfd);
   early_ends_.forget(worker.id);
   free_slots_.push_back(worker.failure);
+  const bool was_template = is_template(worker);
   workers_.erase(workers_.begin() + (&worker - workers_.data()));
+  if (was_template) start(template_.end());
 }
 
 void Family::tell_end(const Worker& worker, int code, int status, int64_t time_ns) {
@@ -253,14 +373,19 @@ void Family::stay_paused() {
 void Family::resume() {
   if (!is_paused_) return;  // what somebody else has stopped stays so
   is_paused_ = false;
+  template_.renew_deadline();
   signal_all(SIGCONT);
 }
 
 int Family::wait_ms() const {
   if (!ending_.empty()) return 1;
   if (child_signal_ < 0) return kRetryMs;
-  if (fence_timer_ >= 0 || fence_.until_ns == 0 || has_fenced_) return -1;
-  const int64_t left_ns = fence_.until_ns - now_ns(CLOCK_BOOTTIME);
+  int64_t left_ns = INT64_MAX;
+  if (template_.deadline_ns() != 0 && !is_paused_)
+    left_ns = template_.deadline_ns() - now_ns(CLOCK_MONOTONIC);
+  if (fence_timer_ < 0 && fence_.until_ns != 0 && !has_fenced_)
+    left_ns = std::min(left_ns, fence_.until_ns - now_ns(CLOCK_BOOTTIME));
+  if (left_ns == INT64_MAX) return -1;
   return static_cast<int>(std::clamp<int64_t>(left_ns / 1'000'000 + 1, 0, INT_MAX));
 }
 
@@ -290,6 +415,12 @@ void Family::enforce_fence() {
   }
 }
 
+void Family::end_all() {
+  drop_waiting();
+  template_.end();
+  end();
+}
+
 void Family::end() {
   const std::vector<pid_t> left = kill_all();
   for (const pid_t pid : left) channel_.report({ReportKind::kUnkillable, 0, std::abs(pid)});
@@ -297,7 +428,22 @@ void Family::end() {
       {ReportKind::kEnded, 0, 0, 0, static_cast<int64_t>(left.size()), now_ns(CLOCK_REALTIME)});
 }
 
+// What waits for the template is told to have been killed, as if it ran. Of what it forks just now,
+// nothing will run.
+void Family::drop_waiting() {
+  for (Template::Waiting& each : template_.give_up()) {
+    channel_.report(
+        {ReportKind::kExited, each.request.worker, 0, CLD_KILLED, SIGKILL, now_ns(CLOCK_REALTIME)});
+    release(each);
+  }
+  template_.use_again();
+}
+
+// The template is spared, where /proc shows that nothing else is left: while it runs, waitid
+// cannot.
 std::vector<pid_t> Family::kill_all() {
+  drop_waiting();
+  if (template_.exists() && processes().empty()) template_.end();
   is_paused_ = false;
   const int64_t deadline = now_ns(CLOCK_MONOTONIC) + patience_ms_ * 1'000'000ll;
   std::vector<pid_t> left;
@@ -309,6 +455,10 @@ std::vector<pid_t> Family::kill_all() {
       break;
     }
     left = children();
+    if (template_.exists()) {
+      const Worker* const spared = find(template_.id());
+      if (spared != nullptr && std::erase(left, spared->pid) != 0 && left.empty()) break;
+    }
     const bool is_blind = left.empty() && processes().empty();  // others may run on, unseen
     if (is_blind || now_ns(CLOCK_MONOTONIC) > deadline) break;
     for (const pid_t pid : left) kill(pid, SIGKILL);

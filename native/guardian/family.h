@@ -10,6 +10,7 @@
 
 #include "channel.h"
 #include "early_ends.h"
+#include "template.h"
 #include "worker.h"
 
 namespace guardian {
@@ -20,7 +21,14 @@ class Family {
   // `sessions`, each worker gets its own session.
   Family(Channel& channel, int epoll, int child_signal, bool sessions);
 
-  void spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds]);
+  // Starts a worker: by the template if there is one, else by fork and exec.
+  void spawn(SpawnRequest request, const int (&fds)[kWorkerFds]);
+  // Starts the template, by fork and exec; its own socket to us takes the place of a record.
+  void start_template(const SpawnRequest& request, const int (&fds)[kWorkerFds]);
+  // The template's socket is readable.
+  void hear_template();
+  // Starts what has waited too long for the template.
+  void check_template();
   // Signals the worker's whole process group. Does nothing if the worker has ended.
   void signal(const SignalRequest& request);
   // A pidfd became readable: its worker has ended.
@@ -34,8 +42,11 @@ class Family {
   int early_ends() const { return early_ends_.fd(); }
   // Reports workers that a signal has stopped, or let continue; nothing while they are paused.
   void note_stops();
-  // Sends SIGKILL to all, repeatedly, until none is left, or for as long as that may help.
+  // Sends SIGKILL to all but the template, repeatedly, until none is left, or for as long as that
+  // may help.
   void end();
+  // Ends the template too.
+  void end_all();
   // Stops every process below us until `resume`. Others may continue some: `stay_paused`, to be
   // called when children report, stops those again.
   void pause();
@@ -51,17 +62,26 @@ class Family {
   int wait_ms() const;
   int fence_timer() const { return fence_timer_; }
 
-  static constexpr uint64_t kWorkerEvent = 1ull << 32;  // epoll data: this bit | worker id
+  static constexpr uint64_t kWorkerEvent = 1ull << 32;    // epoll data: this bit | worker id
+  static constexpr uint64_t kTemplateEvent = 1ull << 33;  // the template's socket
 
  private:
   Worker* find(uint32_t id);
   Worker* find_pid(pid_t pid);
+  bool is_template(const Worker& worker) const;
+  void start(const SpawnRequest& request, const int (&fds)[kWorkerFds]);
+  void start(std::vector<Template::Waiting> requests);
+  void adopt(const Template::Waiting& fork, const Template::Answer& answer);
+  void add(uint32_t id, pid_t pid, ExecFailure* slot);
+  void tell_failure(uint32_t id, pid_t pid, SpawnStage stage, int error);
+  ExecFailure* take_slot();
   void reap(const Worker& worker);
   void tell_end(const Worker& worker, int code, int status, int64_t time_ns);
   void reap_all();
   void signal_all(int number);
   std::vector<pid_t> children() const;  // negative: a worker and its group
   std::vector<pid_t> kill_all();
+  void drop_waiting();
 
   Channel& channel_;
   int epoll_;
@@ -74,6 +94,7 @@ class Family {
   bool is_paused_ = false;
   EarlyEnds early_ends_;
   std::deque<EarlyEnd> ending_;  // it is not yet known how
+  Template template_;
   std::vector<Worker> workers_;
   std::vector<ExecFailure*> free_slots_;
 };

@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "channel.h"
 #include "family.h"
@@ -91,7 +92,15 @@ bool serve(Channel& channel, Family& family) {
         SpawnRequest request;
         int fds[kWorkerFds];
         if (!parse_spawn(payload, header.size, request) || !channel.take_fds(fds)) return false;
-        family.spawn(request, fds);
+        family.spawn(std::move(request), fds);
+        for (const int fd : fds) close(fd);
+        break;
+      }
+      case RequestKind::kTemplate: {
+        SpawnRequest request;
+        int fds[kWorkerFds];
+        if (!parse_spawn(payload, header.size, request) || !channel.take_fds(fds)) return false;
+        family.start_template(request, fds);
         for (const int fd : fds) close(fd);
         break;
       }
@@ -137,11 +146,14 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
     bool children_ended = count == 0;
     bool request_waits = false;
     bool hears_early_ends = false;
+    bool template_spoke = false;
     for (int i = 0; i < count; ++i) {
       // epoll lists events in the order in which they became ready: this orders the workers' ends.
       if (events[i].data.u64 & Family::kWorkerEvent) {
         family.worker_ended(static_cast<uint32_t>(events[i].data.u64));
         children_ended = true;  // an orphan may have waited behind this worker
+      } else if (events[i].data.u64 == Family::kTemplateEvent) {
+        template_spoke = true;
       } else if (events[i].data.u64 == kSignalEvent) {
         signalfd_siginfo ignored{};
         while (read(signals, &ignored, sizeof ignored) > 0) {
@@ -155,6 +167,8 @@ void run(Channel& channel, Family& family, int epoll, int signals, pid_t agent) 
         channel.flush();
       }
     }
+    if (template_spoke) family.hear_template();
+    family.check_template();
     family.note_early_ends(hears_early_ends);  // after those that epoll had before
     if (children_ended) {
       family.reap_orphans();  // a worker found there is in epoll's next list
@@ -190,7 +204,7 @@ int main(int argc, char** argv) {
   watch(epoll, EPOLL_CTL_ADD, family.fence_timer(), kFenceEvent, EPOLLIN);
   watch(epoll, EPOLL_CTL_ADD, family.early_ends(), kEarlyEndEvent, EPOLLIN);
   run(channel, family, epoll, signals, agent);
-  family.end();
+  family.end_all();
   if (argv[3][0] == '/') nftw(argv[3], remove_entry, 8, FTW_DEPTH | FTW_PHYS);
   return 0;
 }

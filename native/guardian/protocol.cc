@@ -29,14 +29,15 @@ bool take_strings(char*& cursor, const char* end, uint32_t count, std::vector<ch
 
 }  // namespace
 
-bool parse_spawn(char* payload, size_t size, SpawnRequest& request) {
+bool parse_spawn(const char* payload, size_t size, SpawnRequest& request) {
   uint32_t head[4];
   if (size < sizeof head) return false;
   memcpy(head, payload, sizeof head);
+  request.payload.assign(payload, payload + size);
   request.worker = head[0];
   request.record_slot = head[1];
-  char* cursor = payload + sizeof head;
-  const char* end = payload + size;
+  char* cursor = request.payload.data() + sizeof head;
+  const char* end = request.payload.data() + size;
   request.directory = take_string(cursor, end);
   if (request.directory != nullptr) request.cpus = take_string(cursor, end);
   return request.cpus != nullptr && head[2] > 0 &&

@@ -1,10 +1,9 @@
 // The messages between agent and guardian over their socket, as bytes and nothing else.
 //
-// Requests (agent -> guardian): a Header, then `size` payload bytes; Spawn carries kWorkerFds
-// descriptors by SCM_RIGHTS on its first byte. Strings are NUL-terminated, so a parsed request
-// points into the receive buffer. Reports (guardian -> agent): fixed-size Report records.
-// Both ends are the same build on the same machine: native byte order, no version.
-// The agent's end is src/rallypoint/launch/agent/guardian.py.
+// Requests (agent -> guardian): a Header, then `size` payload bytes; Spawn and Template carry
+// kWorkerFds descriptors by SCM_RIGHTS on their first byte. Strings are NUL-terminated. Reports
+// (guardian -> agent): fixed-size Report records. Both ends are the same build on the same machine:
+// native byte order, no version. The agent's end is src/rallypoint/launch/agent/guardian.py.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +24,8 @@ enum class RequestKind : uint32_t {
   kFence = 4,
   kPause = 5,   // stop everything (SIGSTOP), and keep it stopped; no payload
   kResume = 6,  // let it run again; no payload
+  // Start the process that forks workers from then on (template.h). As Spawn, but with no record.
+  kTemplate = 7,
 };
 
 struct Header {
@@ -32,7 +33,13 @@ struct Header {
   uint32_t kind;
 };
 
+// Moves, but is not copied: the strings are in `payload`.
 struct SpawnRequest {
+  SpawnRequest() = default;
+  SpawnRequest(SpawnRequest&&) = default;
+  SpawnRequest& operator=(SpawnRequest&&) = default;
+
+  std::vector<char> payload;
   uint32_t worker = 0;
   uint32_t record_slot = 0;  // where its record is in that memory
   char* directory = nullptr;
@@ -64,6 +71,7 @@ enum class ReportKind : int64_t {
   kFenced = 6,
   kStopped = 7,    // worker, pid; a signal has stopped it, and it was not ours
   kContinued = 8,  // worker, pid
+  kLate = 9,       // worker: the template; those that waited for it are started without it
 };
 
 enum class SpawnStage : int64_t { kNone = 0, kFork = 1, kDirectory = 2, kExec = 3, kAffinity = 4 };
@@ -79,7 +87,7 @@ struct Report {
 static_assert(sizeof(Report) == 48);
 
 // False if the payload is not exactly one well-formed request.
-bool parse_spawn(char* payload, size_t size, SpawnRequest& request);
+bool parse_spawn(const char* payload, size_t size, SpawnRequest& request);
 bool parse_signal(const char* payload, size_t size, SignalRequest& request);
 bool parse_fence(const char* payload, size_t size, FenceRequest& request);
 

@@ -102,7 +102,6 @@ bool run_only_on(const char* cpus) {
 
 pid_t spawn(const SpawnRequest& request, const int (&fds)[kWorkerFds], ExecFailure* failure,
             bool session) {
-  *failure = {SpawnStage::kNone, 0};
   const pid_t guardian = getpid();
   const pid_t pid = fork();
   if (pid == 0) become(request, fds, failure, guardian, session);

@@ -190,6 +190,8 @@ class ControlLink:
                 return
             self.withdraw(place)
             self.newest = place
+            if worker_hook.place_changed is not None:
+                worker_hook.place_changed(place.environ)
             if self.stage is not Stage.LEFT:
                 self._is_elastic |= self.stage is Stage.LEAVING
                 self.stage, self.round = move(self.stage, Stage.ASSIGNED), place.round

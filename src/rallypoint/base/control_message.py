@@ -146,6 +146,18 @@ class WorkerReport(Record):
         return (self.round, self.stage) >= (number, stage)
 
 
+class PreloadReport(Record):
+    """Template to agent: the module that it imports, or cannot fork with, or that it is ready.
+
+    Attributes:
+        because: what the module does, as the end of a sentence; empty: nothing that matters.
+    """
+
+    module: str
+    because: str = ""
+    is_ready: bool = False
+
+
 class Place(Record):
     """Agent to worker: its place in a round, as environment variables.
 
@@ -174,7 +186,9 @@ class UnknownMessage(Record):
     kind: str
 
 
-FromWorker = Hello | WorkerError | LongWait | CallTimedOut | LostContact | WorkerReport
+FromWorker = (
+    Hello | WorkerError | LongWait | CallTimedOut | LostContact | WorkerReport | PreloadReport
+)
 FromAgent = Place | Kept | Released
 Known = FromWorker | FromAgent
 Message = Known | UnknownMessage
@@ -187,6 +201,7 @@ _KINDS: dict[str, type[Known]] = {
     "timed out": CallTimedOut,
     "lost contact": LostContact,
     "report": WorkerReport,
+    "preload": PreloadReport,
     "place": Place,
     "kept": Kept,
     "released": Released,

@@ -128,6 +128,9 @@ _FIELDS = {
 }
 
 
+VARIABLES = tuple(_FIELDS)
+
+
 def _read(name: str, text: str, hint: str) -> object:
     """The value of a variable, by the annotation of its field."""
     if "str" in hint:

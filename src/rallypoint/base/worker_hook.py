@@ -19,7 +19,7 @@ from types import TracebackType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
 CONTROL_FD = "RALLYPOINT_CONTROL_FD"
@@ -33,6 +33,8 @@ STACKS_NAME = "rallypoint-stacks-"
 stacks_signal = 0  # the signal that requests this process's stacks; 0: there is none
 flight_record = ""  # this process's, once it has been removed from the environment
 control: ControlSocket | None = None  # this process's, if it has one
+# What follows when the agent tells this process a new place (template.py).
+place_changed: Callable[[Mapping[str, str]], None] | None = None
 
 # The file that is the launcher's stderr, as `identity_of` gives it.
 LAUNCHERS_STDERR = "RALLYPOINT_LAUNCHERS_STDERR"

@@ -149,6 +149,9 @@ class _ProgramOptions(Options, title="What runs"):
     run_path = Flag.switch("run SCRIPT with runpy.run_path inside the interpreter")
     as_gloo = Flag.switch("run PyTorch's gloo process groups on Rallypoint's engine; set it on\n"
                      "all machines alike (RALLYPOINT_AS_GLOO=1)")
+    preload = Flag("import these modules once on each machine, and fork the workers from\n"
+                   "there; 'auto': those that SCRIPT imports (default: each worker imports\n"
+                   "them)", "MODULE,...", text, "", completes="auto torch")
     virtual_local_rank = Flag.switch("each worker sees only one device, as device 0, and has\n"
                                 "LOCAL_RANK=0")
     numa_binding = Flag("bind workers to CPUs near their GPU: node, socket, exclusive (a\n"

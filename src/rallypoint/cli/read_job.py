@@ -76,12 +76,15 @@ def read_job(
     cpus, binding_note = _bind_workers(options.numa_binding, workers, environ)
     logs = read_logs(options, environ)
     is_run_once = workers == 1 and not restarts and not spares
+    program = worker_program(options, command, environ, is_run_once=is_run_once)
+    preload, preload_note = _preload(options.preload, program, environ)
     job = Job(
-        command=worker_program(options, command, environ, is_run_once=is_run_once),
+        command=program,
         local_world_size=workers,
         role=options.role,
         max_restarts=restarts,
         spares=spares,
+        preload=preload,
         nodes=place.nodes,
         rendezvous=place.rendezvous,
         run_id=place.run_id,
@@ -101,7 +104,7 @@ def read_job(
     notes = [*_behind(command), *surroundings, *place.notes]
     if logs.filters and not logs.tee:
         notes += ["--duplicate-*-filters apply only to teed lines, and --tee names none"]
-    notes += [binding_note] if binding_note else []
+    notes += [note for note in (binding_note, preload_note) if note]
     meaningless = _meaningless(options)
     return job, [*notes, *meaningless] if job.verbosity is Verbosity.VERBOSE else notes
 
@@ -182,6 +185,16 @@ def read_logs(options: JobOptions, environ: Mapping[str, str]) -> LogSpec:
         prefix=options.log_prefix,
         **({"tee_prefix": translate_template(template)} if template else {}),
     )
+
+
+def _preload(
+    text: str, program: Sequence[str], environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], str]:
+    if not text:
+        return (), ""
+    from rallypoint.cli.preload import read_preload
+
+    return read_preload(text, program, environ)
 
 
 def count_workers(text: str, environ: Mapping[str, str]) -> int:

@@ -21,6 +21,7 @@ from rallypoint.base.worker_env import (
     SILENCE,
     SILENCE_S,
     STANDBY,
+    VARIABLES,
     WorkerEnv,
 )
 from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD, FLIGHT_RECORD_BYTES
@@ -36,15 +37,16 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 LOCAL_RANK_MACRO = "${local_rank}"
 MAX_LOCAL_WORKERS = 4096
 _CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
-# What a worker knows before it has a place.
-_OF_STANDBYS = (
+_HIP_DEVICES = "HIP_VISIBLE_DEVICES"
+# Of the variables that say a place, those that are the same for all workers and rounds.
+_OF_JOB = (
     "LOCAL_WORLD_SIZE",
     "ROLE_NAME",
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_ERROR_FILE",
 )
+_OF_STANDBYS = (*_OF_JOB, "TORCHELASTIC_ERROR_FILE")  # what a worker knows before it has a place
 ELASTIC_BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
@@ -193,6 +195,7 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
         hang_after_s: when a wait is long; None: when it takes `HANG_AFTER_S`, and longer than is
             usual in its group.
         spares: how many more workers to start, which wait until they can replace lost ones.
+        preload: modules that one process imports, which forks the workers; empty: there is none.
     """
 
     run_id: str
@@ -211,6 +214,7 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
     on_hang: OnHang = OnHang.REPORT
     hang_after_s: float | None = None
     spares: int = 0
+    preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,6 +225,14 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
             )
         if self.cpus and len(self.cpus) != self.local_world_size:
             raise InvalidArgumentError("give one set of CPUs for each worker, or none.")
+
+    @property
+    def has_template(self) -> bool:
+        """Whether workers are forked: where more than one process would import the modules."""
+        rendezvous = self.rendezvous
+        may_change = rendezvous is not None and rendezvous.min_nodes < rendezvous.max_nodes
+        has_more = self.local_world_size + self.spares > 1 or self.max_restarts > 0
+        return bool(self.preload) and (has_more or may_change)
 
     @property
     def member(self) -> Member:
@@ -347,6 +359,40 @@ def worker_environ(
         if place.local_rank < job.local_world_size:
             contract["LOCAL_RANK"] = str(place.local_rank)
         contract[STANDBY] = "1"
+    environ = _shared_environ(job)
+    environ.update(contract)
+    if job.has_virtual_local_rank:
+        # ROCm reads HIP_VISIBLE_DEVICES first, and so do we, like torchrun.
+        source = _HIP_DEVICES if job.environ.get(_HIP_DEVICES) else _CUDA_DEVICES
+        device = _device_of(place.local_rank, source, job.environ.get(source))
+        environ[source] = environ[_CUDA_DEVICES] = device
+    environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
+    offset = (place.local_rank if record_slot is None else record_slot) * FLIGHT_RECORD_BYTES
+    environ[FLIGHT_RECORD] = f"{FLIGHT_RECORD_NUMBER}:{offset}"
+    return environ
+
+
+def rank_variables(job: Job) -> tuple[str, ...]:
+    """The variables that a worker reads, and that differ by rank or by round."""
+    own = [name for name in VARIABLES if name not in _OF_JOB]
+    devices = [_CUDA_DEVICES, _HIP_DEVICES] if job.has_virtual_local_rank else []
+    return (*own, *devices, STANDBY, TOKEN)
+
+
+def template_environ(job: Job, *, error_file: str | None) -> dict[str, str]:
+    """The variables of the process that forks the workers: those that all of these have."""
+    environ = _shared_environ(job)
+    for name in rank_variables(job):
+        environ.pop(name, None)
+    values = (job.local_world_size, job.role, job.max_restarts, job.run_id, True)
+    environ |= {name: str(value) for name, value in zip(_OF_JOB, values, strict=True)}
+    if error_file:
+        environ["TORCHELASTIC_ERROR_FILE"] = error_file
+    return environ
+
+
+def _shared_environ(job: Job) -> dict[str, str]:
+    """The variables that all workers have."""
     environ = dict(job.environ)
     environ.pop(TOKEN, None)  # workers have secrets of their rounds
     environ.pop("TORCHELASTIC_ERROR_FILE", None)  # an outer launcher's, if ours has none
@@ -357,12 +403,6 @@ def worker_environ(
     environ[SIGNALS] = ",".join(job.stop_signals)
     if SHUTDOWN_TIMEOUT in environ or job.shutdown_timeout_s != SHUTDOWN_TIMEOUT_S:
         environ[SHUTDOWN_TIMEOUT] = f"{job.shutdown_timeout_s:g}"  # read by `time_left`
-    environ.update(contract)
-    if job.has_virtual_local_rank:
-        # ROCm reads HIP_VISIBLE_DEVICES first, and so do we, like torchrun.
-        source = "HIP_VISIBLE_DEVICES" if job.environ.get("HIP_VISIBLE_DEVICES") else _CUDA_DEVICES
-        device = _device_of(place.local_rank, source, job.environ.get(source))
-        environ[source] = environ[_CUDA_DEVICES] = device
     environ.pop(HANG_AFTER, None)  # an outer launcher's
     hang_after_s = 0.0 if job.on_hang is OnHang.OFF else job.hang_after_s
     if hang_after_s is not None:
@@ -371,9 +411,6 @@ def worker_environ(
     local_addr = (job.rendezvous or job.nodes).local_addr
     if local_addr:
         environ[LOCAL_ADDR] = local_addr
-    environ[CONTROL_FD] = str(CONTROL_FD_NUMBER)
-    offset = (place.local_rank if record_slot is None else record_slot) * FLIGHT_RECORD_BYTES
-    environ[FLIGHT_RECORD] = f"{FLIGHT_RECORD_NUMBER}:{offset}"
     return environ
 
 

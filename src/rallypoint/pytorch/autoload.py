@@ -51,6 +51,14 @@ def register() -> None:
         from rallypoint.pytorch import launched
 
         launched.install()
+    template = sys.modules.get("rallypoint.base.template")
+    if template is not None and template.is_template:
+        template.in_worker.append(_record_other_backends)
+    else:
+        _record_other_backends()
+
+
+def _record_other_backends() -> None:
     hook = sys.modules.get("rallypoint.base.worker_hook")  # only in workers
     if hook is not None and hook.flight_record:
         from rallypoint.pytorch import other_backends

@@ -8,7 +8,17 @@ import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.worker_env import WorkerEnv
-from rallypoint.launch.job import Job, Nodes, OnHang, Rendezvous, with_silence, worker_environ
+from rallypoint.base.worker_hook import CONTROL_FD, FLIGHT_RECORD
+from rallypoint.launch.job import (
+    Job,
+    Nodes,
+    OnHang,
+    Rendezvous,
+    rank_variables,
+    template_environ,
+    with_silence,
+    worker_environ,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 
 STORE = Endpoint(host="127.0.0.1", port=1234)
@@ -213,3 +223,32 @@ def test_too_few_devices_are_named() -> None:
     job = make_job(environ={"HIP_VISIBLE_DEVICES": "2"}).__replace__(has_virtual_local_rank=True)
     with pytest.raises(InvalidArgumentError, match="HIP_VISIBLE_DEVICES=2 has no device for local"):
         environ_of(job)
+
+
+class TestTemplate:
+    def test_it_has_what_all_workers_have(self) -> None:
+        inherited = {"A": "1", "RANK": "7", "RALLYPOINT_TOKEN": "secret", "MASTER_ADDR": "x"}
+        job = make_job(environ=inherited)
+        environ = template_environ(job, error_file="/t")
+        workers = [environ_of(job, local_rank=rank) for rank in range(2)]
+        differing = {*rank_variables(job), CONTROL_FD, FLIGHT_RECORD}
+        for worker in workers:
+            shared = {name: text for name, text in worker.items() if name not in differing}
+            assert shared | {"TORCHELASTIC_ERROR_FILE": "/t"} == environ
+        assert environ["A"] == "1"
+        assert environ["OMP_NUM_THREADS"] == "1"
+
+    def test_devices_are_of_a_rank_if_each_has_its_own(self) -> None:
+        job = make_job(environ={"CUDA_VISIBLE_DEVICES": "4,5"})
+        assert template_environ(job, error_file=None)["CUDA_VISIBLE_DEVICES"] == "4,5"
+        virtual = job.__replace__(has_virtual_local_rank=True)
+        assert "CUDA_VISIBLE_DEVICES" not in template_environ(virtual, error_file=None)
+        assert "CUDA_VISIBLE_DEVICES" in rank_variables(virtual)
+
+    def test_it_is_there_only_if_it_can_pay(self) -> None:
+        one = make_job(workers=1).__replace__(preload=("torch",))
+        assert not one.has_template
+        assert one.__replace__(max_restarts=1).has_template
+        assert one.__replace__(spares=1).has_template
+        assert one.__replace__(local_world_size=2).has_template
+        assert not make_job().has_template

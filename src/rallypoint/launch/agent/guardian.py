@@ -72,6 +72,7 @@ _STAGES = {
 }
 _CLD_EXITED, _CLD_DUMPED = 1, 3
 _KIND_SPAWN, _KIND_SIGNAL, _KIND_END, _KIND_FENCE, _KIND_PAUSE, _KIND_RESUME = range(1, 7)
+_KIND_TEMPLATE = 7
 
 
 class ReportKind(IntEnum):
@@ -85,6 +86,7 @@ class ReportKind(IntEnum):
     FENCED = 6
     STOPPED = 7
     CONTINUED = 8
+    LATE = 9
 
 
 class GuardianLostError(HostError):
@@ -126,6 +128,31 @@ def _start_error(report: GuardianReport, program: str) -> str:
     if report.code == _EXEC:
         what = f"{what} {program!r}"
     return f"cannot {what}: {os.strerror(report.status)}"
+
+
+def _spawn_payload(
+    worker: int,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    record_slot: int,
+    directory: str,
+    cpus: Collection[int],
+) -> bytes:
+    cpu_list = ",".join(map(str, sorted(cpus)))
+    strings = [os.fsencode(directory), cpu_list.encode(), *map(os.fsencode, argv)]
+    strings += [os.fsencode(f"{name}={value}") for name, value in environ.items()]
+    text = b"\0".join(strings) + b"\0"
+    if text.count(b"\0") != len(strings):
+        raise InvalidArgumentError(
+            "the worker's command line or environment holds a NUL character; remove it."
+        )
+    payload = _SPAWN.pack(worker, record_slot, len(argv), len(environ)) + text
+    if len(payload) > _MAX_PAYLOAD:
+        raise InvalidArgumentError(
+            f"the worker's command line and environment take {len(payload)} bytes, more than "
+            "Linux can pass to a program; pass large data in a file."
+        )
+    return payload
 
 
 class Guardian:
@@ -176,23 +203,27 @@ class Guardian:
         """Ask for a worker.
 
         `descriptors` become its stdin, stdout, stderr, control socket, and flight record's memory,
-        where its own is at that slot. It may run only on `cpus`, if any are given.
+        where its own is at that slot. It may run only on `cpus`, if any are given. If there is a
+        template, that forks it, unless a directory is given.
         """
-        cpu_list = ",".join(map(str, sorted(cpus)))
-        strings = [os.fsencode(directory), cpu_list.encode(), *map(os.fsencode, argv)]
-        strings += [os.fsencode(f"{name}={value}") for name, value in environ.items()]
-        text = b"\0".join(strings) + b"\0"
-        if text.count(b"\0") != len(strings):
-            raise InvalidArgumentError(
-                "the worker's command line or environment holds a NUL character; remove it."
-            )
-        payload = _SPAWN.pack(worker, record_slot, len(argv), len(environ)) + text
-        if len(payload) > _MAX_PAYLOAD:
-            raise InvalidArgumentError(
-                f"the worker's command line and environment take {len(payload)} bytes, more than "
-                "Linux can pass to a program; pass large data in a file."
-            )
+        payload = _spawn_payload(worker, argv, environ, record_slot, directory, cpus)
         self._send(_KIND_SPAWN, payload, descriptors)
+
+    def template(
+        self,
+        worker: int,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        descriptors: tuple[int, int, int, int],
+        cpus: Collection[int] = (),
+    ) -> None:
+        """Ask for the process that forks workers from then on, until it ends (base/template.py).
+
+        It is told of as a worker. `descriptors` are as a worker's, without a record.
+        """
+        payload = _spawn_payload(worker, argv, environ, 0, "", cpus)
+        self._send(_KIND_TEMPLATE, payload, (*descriptors, descriptors[0]))
 
     def signal(self, worker: int, signal: int) -> None:
         """Send `signal` to the worker's process group, if the worker is still running."""

@@ -42,7 +42,9 @@ from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import WorkerExit
 from rallypoint.rendezvous.job.round import Placement, Seat
 
-_NUMBERS = 1 << 32  # the guardian knows each worker by one of so many numbers
+_NUMBERS = (
+    1 << 32
+) - 1  # the guardian knows each worker by one of so many; template_process.py has one
 # A worker that goes on says at once that it knows its new place, unless it is stopped, or one of
 # its threads keeps the GIL.
 ANSWER_S = 10.0

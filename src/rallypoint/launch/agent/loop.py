@@ -61,6 +61,7 @@ TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.launch.agent.answers import AgentAnswers
     from rallypoint.launch.agent.step_signals import StepSignals
+    from rallypoint.launch.agent.template_process import TemplateProcess
 
 # At the end, how long a reader of the output may take nothing until it is left to itself.
 _PATIENCE_S = 30.0
@@ -143,6 +144,7 @@ class Agent:
         self._step_signals: StepSignals | None = None  # in a Slurm step
         self._entry: Entry | None = None  # where programs that ask find this agent
         self._answers: AgentAnswers | None = None  # once one has asked
+        self._template: TemplateProcess | None = None  # with --preload
         self._stopped_by = ""
         self._parts = AgentParts(
             job=job,
@@ -168,6 +170,11 @@ class Agent:
             temporary_directory=directory.to_remove, sessions=sessions
         )
         self.selector.register(self._guardian, selectors.EVENT_READ, self._guardian_spoke)
+        if self._job.has_template:  # it imports while the nodes meet
+            from rallypoint.launch.agent.template_process import TemplateProcess
+
+            self._template = TemplateProcess(self._parts, directory.path, self._to_guardian)
+            self._template.start()
         self._oom_kills.reset()
         self._step_signals = _step_signals(self._job, self._send_signal)
         if self._job.rendezvous is not None or self._job.nodes.count > 1:
@@ -209,6 +216,8 @@ class Agent:
     def end(self) -> None:
         """End all processes."""
         self._stuck_ranks.close()
+        if self._template is not None:
+            self._template.close()
         if self._answers is not None:
             self._answers.close()
         if self._entry is not None:
@@ -426,6 +435,8 @@ class Agent:
             case _:
                 worker = self._workers.of(report.worker)
                 if worker is None:
+                    if self._template is not None and self._template.is_about(report):
+                        self._template.reported(report)
                     return  # of a round that is over
                 if report.kind is ReportKind.STARTED:
                     worker.pid = report.pid
