@@ -14,8 +14,8 @@ namespace guardian {
 namespace {
 
 // As long as the import itself takes is no loss: whoever does not wait imports as well.
-constexpr int64_t kImportMs = 30'000;
-constexpr int64_t kForkMs = 1'000;  // it takes 30 ms, and an import more than a second
+constexpr int64_t kImportMs = 30000;
+constexpr int64_t kForkMs = 1000;  // it takes 30 ms, and an import more than a second
 
 int64_t now_ns() {
   timespec t{};
@@ -46,6 +46,7 @@ bool Template::add(SpawnRequest&& request, const int (&fds)[kWorkerFds]) {
     request = std::move(waiting.request);
     return false;
   }
+  if (waiting_.empty()) renew_deadline();
   waiting_.push_back(std::move(waiting));
   return true;
 }

@@ -327,3 +327,170 @@ def test_requests_wait_for_a_guardian_that_does_not_read(
         f"{worker}\n" for worker in range(20)
     ]
     assert not guardian.has_unsent
+
+
+# A template as the guardian sees it: base/template.py imports, and does more with the worker.
+TEMPLATE = 99
+FORKS = """
+import os, socket, struct, time
+link = socket.socket(fileno=4)
+def answer(pid, stage=0, error=0):
+    link.send(struct.pack("=3i", pid, stage, error))
+def request():
+    message, fds, _, _ = socket.recv_fds(link, 1 << 20, 6)
+    return fds if message else os._exit(0)
+def fork(fds):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        pid = os.fork()
+        if pid:
+            os.write(writer, b"%d" % pid)
+            os._exit(0)
+        os._exit(5 if os.read(fds[5], 1) else 6)
+    os.wait()
+    for fd in fds:
+        os.close(fd)
+    return int(os.read(reader, 20))
+"""
+READY = f"{FORKS}\nanswer(0)\n"
+LOOP = "while True: answer(fork(request()))"
+SERVES = f"{READY}\n{LOOP}"
+CODE = ("sh", "-c", "exit 7")  # of a worker that is started by exec; a forked one ends with 5
+
+
+def start_template(guardian: Guardian, program: str) -> int:
+    """Its process number."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    argv = (sys.executable, "-c", program)
+    guardian.template(TEMPLATE, argv, dict(os.environ), descriptors=(nothing, 1, 2, nothing))
+    os.close(nothing)
+    (started,) = read(guardian, 1)
+    assert (started.kind, started.worker) == (ReportKind.STARTED, TEMPLATE)
+    return started.pid
+
+
+def end_of(guardian: Guardian, worker: int) -> GuardianReport:
+    """How a worker ends, if it is started and nothing else happens."""
+    spawn(guardian, worker, *CODE)
+    started, ended = read(guardian, 2)
+    assert (started.kind, started.worker) == (ReportKind.STARTED, worker)
+    assert (ended.worker, ended.pid) == (worker, started.pid)
+    return ended
+
+
+class TestTemplate:
+    @pytest.mark.everyday
+    def test_it_forks_the_workers(self, guardian: Guardian) -> None:
+        pid = start_template(guardian, SERVES)
+        for worker in range(3):
+            end = end_of(guardian, worker)
+            assert (end.kind, end.code, end.status) == (ReportKind.EXITED, 1, 5)
+        guardian.end()  # spares it
+        assert read(guardian, 1)[0].kind is ReportKind.ENDED
+        assert end_of(guardian, 3).status == 5
+        os.kill(pid, signal.SIGKILL)
+        (killed,) = read(guardian, 1)
+        assert (killed.kind, killed.worker, killed.status) == (ReportKind.EXITED, TEMPLATE, 9)
+        assert end_of(guardian, 4).status == 7
+        start_template(guardian, SERVES)
+        assert end_of(guardian, 5).status == 5
+
+    def test_workers_wait_while_it_imports(self, guardian: Guardian) -> None:
+        start_template(guardian, f"import time\ntime.sleep(1)\n{SERVES}")
+        assert end_of(guardian, 0).status == 5
+
+    def test_it_may_say_that_it_cannot(self, guardian: Guardian) -> None:
+        start_template(guardian, f"{READY}\nwhile True:\n    request()\n    answer(0)")
+        assert end_of(guardian, 0).status == 7
+        assert end_of(guardian, 1).status == 7
+
+    def test_a_worker_that_cannot_be_set_up(self, guardian: Guardian) -> None:
+        start_template(guardian, f"{READY}\nrequest()\nanswer(0, 4, {errno.EINVAL})\nrequest()")
+        spawn(guardian, 0, *CODE)
+        (failed,) = read(guardian, 1)
+        assert (failed.kind, failed.code, failed.status) == (
+            ReportKind.SPAWN_FAILED,
+            4,
+            errno.EINVAL,
+        )
+
+    def test_one_that_names_a_process_of_others(self, guardian: Guardian) -> None:
+        start_template(guardian, f"{READY}\nrequest()\nanswer({os.getpid()})\nrequest()")
+        assert end_of(guardian, 0).status == 7
+
+    def test_one_that_dies_with_a_request(self, guardian: Guardian) -> None:
+        """Also after the fork: the worker has not gone on, and never does."""
+        for program in (f"{READY}\nrequest()", f"{READY}\nfork(request())"):
+            start_template(guardian, program)
+            spawn(guardian, 0, *CODE)
+            ends = {}
+            while len(ends) < 2:
+                for report in guardian.read():
+                    if report.kind is ReportKind.EXITED:
+                        ends[report.worker] = report.status
+            assert ends == {TEMPLATE: 0, 0: 7}
+
+    def test_a_worker_that_dies_before_it_is_known(self, guardian: Guardian) -> None:
+        kills = "pid = fork(request())\nos.kill(pid, 9)\ntime.sleep(0.2)\nanswer(pid)\nrequest()"
+        start_template(guardian, f"{READY}\n{kills}")
+        end = end_of(guardian, 0)
+        assert (end.kind, end.code, end.status) == (ReportKind.EXITED, 2, 9)
+
+    def test_one_that_does_not_answer(self, guardian: Guardian) -> None:
+        pid = start_template(
+            guardian, f"{READY}\npid = fork(request())\ntime.sleep(3)\nanswer(pid)\n{LOOP}"
+        )
+        spawn(guardian, 0, *CODE)
+        late, started, ended = read(guardian, 3)
+        assert (late.kind, late.worker) == (ReportKind.LATE, TEMPLATE)
+        assert (started.worker, ended.worker, ended.status) == (0, 0, 7)
+        assert end_of(guardian, 1).status == 7  # at once, until it answers
+        wait_until(lambda: end_of(guardian, 2).status == 5)
+        assert state_of(pid) == "S"
+
+    def test_one_that_is_stopped(self, guardian: Guardian) -> None:
+        pid = start_template(guardian, SERVES)
+        assert end_of(guardian, 0).status == 5
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: end_of(guardian, 1).status == 7)
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: end_of(guardian, 2).status == 5)
+
+    def test_a_pause_is_no_delay(self, guardian: Guardian) -> None:
+        pid = start_template(guardian, f"import time\ntime.sleep(1)\n{SERVES}")
+        spawn(guardian, 0, *CODE)
+        guardian.pause()
+        await_state([pid], "T")
+        time.sleep(1.5)
+        guardian.resume()
+        assert [report.status for report in read(guardian, 2)] == [0, 5]
+
+    def test_the_end_of_a_round_drops_what_waits(self, guardian: Guardian) -> None:
+        start_template(
+            guardian, f"{READY}\npid = fork(request())\ntime.sleep(0.5)\nanswer(pid)\n{LOOP}"
+        )
+        spawn(guardian, 0, *CODE)
+        spawn(guardian, 1, *CODE)
+        guardian.end()
+        first, second, ended = read(guardian, 3)
+        assert {(each.kind, each.status, each.pid) for each in (first, second)} == {
+            (ReportKind.EXITED, 9, 0)
+        }
+        assert ended.kind is ReportKind.ENDED
+        assert end_of(guardian, 2).status == 5  # once it has answered
+
+    def test_a_signal_reaches_who_waits(self, guardian: Guardian) -> None:
+        start_template(guardian, "import time\ntime.sleep(600)")
+        spawn(guardian, 0, *SLEEP)
+        guardian.signal(0, signal.SIGTERM)
+        started, ended = read(guardian, 2)
+        assert (started.kind, ended.kind, ended.status) == (
+            ReportKind.STARTED, ReportKind.EXITED, signal.SIGTERM
+        )  # fmt: skip
+
+    def test_past_the_fence_it_forks_nothing(self, guardian: Guardian) -> None:
+        start_template(guardian, SERVES)
+        guardian.fence(time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
+        spawn(guardian, 0, *CODE)
+        kinds = {report.kind for report in read(guardian, 2)}
+        assert kinds == {ReportKind.FENCED, ReportKind.SPAWN_FAILED}

@@ -310,3 +310,71 @@ class TestDeaths:
         process.terminate()
         assert process.wait(60) == 143
         assert not launch.running()
+
+
+# Trains in three ways from a fixed seed, and prints each loss to the last bit; then a number that
+# has no seed.
+TRAINS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+unseeded = torch.rand(1).item()
+rank = int(os.environ["RANK"])
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.sin(torch.arange(8.0) * (index + rank))
+
+def train(name, wrap):
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8)
+    model = wrap(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    loader = torch.utils.data.DataLoader(Data(), batch_size=8, shuffle=True, num_workers=2)
+    for batch in loader:
+        loss = (model(batch) - batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(name, rank, loss.item().hex(), flush=True)
+
+for backend in ("rallypoint", "gloo"):
+    dist.init_process_group(backend)
+    train(backend, DistributedDataParallel)
+    if backend == "gloo":
+        train("fsdp", fully_shard)
+    dist.destroy_process_group()
+print("unseeded", unseeded, "rallypoint.base.template" in sys.modules, flush=True)
+"""
+
+
+def test_losses_are_the_same_to_the_last_bit(launch: Launch) -> None:
+    pytest.importorskip("torch")
+    script = launch.script(TRAINS)
+    forked, normal = (
+        sees(launch, *words, script) for words in (("--max-restarts", "3", "--preload", "auto"), ())
+    )
+    assert [line for line in forked if line[0] != "u"] == [
+        line for line in normal if line[0] != "u"
+    ]
+    assert len(forked) == 3 * 2 * 8 + 2
+    unseeded = [line.split() for line in forked if line[0] == "u"]
+    assert [is_forked for _, _, is_forked in unseeded] == ["True", "True"]
+    assert len({number for _, number, _ in unseeded}) == 2
+
+
+def test_its_groups_are_recorded_as_without(launch: Launch) -> None:
+    """What is registered while torch is imported is repeated in each worker."""
+    pytest.importorskip("torch")
+    text = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "from rallypoint.pytorch import other_backends\n"
+        "print(len(other_backends._groups), dist.get_rank(), flush=True)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "dist.destroy_process_group()\n"
+    )
+    words = ("--preload", "torch", launch.script(text))
+    assert sees(launch, *words) == ["1 0", "1 1"]

@@ -31,13 +31,14 @@ _FORK, _AFFINITY = 1, 4  # stages of a start
 _MOST_REQUEST = 8 << 20
 _MOST_OUTPUT = 1 << 20
 _SET_DEATH_SIGNAL, _KILL = 1, 9
-# What a job with PyTorch imports in any case, if it is installed: what groups and
-# DistributedDataParallel need later.
+# What is imported later in any case, if it is installed: with PyTorch, what groups and
+# DistributedDataParallel need.
 _IMPLIED = {
+    "rallypoint": ("rallypoint.elastic", "rallypoint.process_group.groups.default"),
     "torch": (
         *("numpy", "torch.nn.parallel", "torch.distributed", "rallypoint"),
         *("rallypoint.pytorch.backend", "rallypoint.pytorch.other_backends"),
-    )
+    ),
 }
 # The program of a template, as an argument of Python's -c.
 PROGRAM = """\

@@ -14,7 +14,7 @@ from rallypoint.launch.job import LOCAL_RANK_MACRO
 
 AUTO = "auto"
 # Which are known to start no thread and touch no device when they are imported.
-KNOWN = ("torch", "numpy", "torchvision", "transformers", "accelerate")
+KNOWN = ("torch", "numpy", "torchvision", "transformers", "accelerate", "rallypoint")
 _OF_OPTIMIZERS = "torch._dynamo"  # which PyTorch imports when the first optimizer is made
 # They begin in Python's own start, before anything can be forked.
 _COVERAGE = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "COV_CORE_SOURCE")
