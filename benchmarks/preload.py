@@ -1,0 +1,112 @@
+"""What does it save to import PyTorch once? A job that forms a group and does one all_reduce, from
+start to there, with its CPU seconds; and from kill -9 of one rank to the next round's all_reduce:
+torchrun with gloo, `rallypoint run` with and without --preload, in turn. A table, and JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from table import print_table, save
+
+# Each rank 0 adds the time of its first all_reduce; rank 1 of the first rounds kills itself.
+SCRIPT = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+backend, path, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group(backend)
+dist.all_reduce(torch.ones(1000))
+rank = dist.get_rank()
+if rank == 0:
+    with open(path, "a") as file:
+        file.write(f"reduced {time.time()}\\n")
+dist.barrier()
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < kills:
+    time.sleep(1)
+    if rank == 1:
+        with open(path, "a") as file:
+            file.write(f"killed {time.time()}\\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+os._exit(0)  # how groups end is not the question
+"""
+# The launcher and its flags, and the backend.
+WAYS = {
+    "torchrun, gloo": (("torchrun",), "gloo"),
+    "rallypoint run, gloo": (("rallypoint", "run"), "gloo"),
+    "rallypoint run": (("rallypoint", "run"), "rallypoint"),
+    "--preload torch, gloo": (("rallypoint", "run", "--preload", "torch"), "gloo"),
+    "--preload torch": (("rallypoint", "run", "--preload", "torch"), "rallypoint"),
+}
+
+
+def run(way: str, workers: int, kills: int) -> tuple[float, float, list[float]]:
+    """Seconds to the first all_reduce, CPU seconds of the job, and seconds after each kill."""
+    (program, *flags), backend = WAYS[way]
+    start = ["-m", "torch.distributed.run"] if program == "torchrun" else ["-m", program]
+    with tempfile.TemporaryDirectory() as directory:
+        script, times = Path(directory) / "script.py", Path(directory) / "times"
+        script.write_text(SCRIPT)
+        numbers = ["--nproc-per-node", str(workers), "--max-restarts", str(kills)]
+        words = ["--standalone", *numbers, str(script), backend, str(times), str(kills)]
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+        subprocess.run(
+            [sys.executable, *start, *flags, *words],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        events = [line.split() for line in times.read_text().splitlines()]
+    first, *others = [float(at) for what, at in events if what == "reduced"]
+    killed = [float(at) for what, at in events if what == "killed"]
+    gaps = [back - lost for lost, back in zip(killed, others, strict=True)]
+    return first - began, cpu_s, gaps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="jobs of each launcher")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--kills", type=int, default=3, help="in each job after the first start")
+    given = parser.parse_args()
+    rows = []
+    for workers in given.workers:
+        starts: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+        gaps: dict[str, list[float]] = {way: [] for way in WAYS}
+        for turn in range(given.rounds):
+            for way in WAYS if turn % 2 == 0 else reversed(WAYS):
+                start_s, cpu_s, _ = run(way, workers, 0)
+                starts[way].append((start_s, cpu_s))
+                gaps[way] += run(way, workers, given.kills)[2] if given.kills else []
+        for way in WAYS:
+            walls, cpus = zip(*starts[way], strict=True)
+            row = {"way": way, "workers": workers, "start_s": statistics.median(walls)}
+            row |= {"cpu_s": statistics.median(cpus), "start_min_s": min(walls)}
+            if gaps[way]:
+                row |= {"restart_s": statistics.median(gaps[way]), "restart_min_s": min(gaps[way])}
+            rows.append(row)
+    print(f"to the first all_reduce; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs\n")
+    names = ("start_s", "start_min_s", "cpu_s", "restart_s", "restart_min_s")
+    table = [
+        [str(row["way"]), str(row["workers"])]
+        + [f"{row[name]:.3f}" if name in row else "-" for name in names]
+        for row in rows
+    ]
+    columns = ("launcher, backend", "ranks", "start s", "min", "CPU s", "after a kill s", "min")
+    print_table(columns, table)
+    save("preload", rows)
+
+
+if __name__ == "__main__":
+    main()
