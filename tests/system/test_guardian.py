@@ -423,7 +423,7 @@ class TestTemplate:
         for program in (f"{READY}\nrequest()", f"{READY}\nfork(request())"):
             start_template(guardian, program)
             spawn(guardian, 0, *CODE)
-            ends = {}
+            ends: dict[int, int] = {}
             while len(ends) < 2:
                 for report in guardian.read():
                     if report.kind is ReportKind.EXITED:

@@ -6,6 +6,7 @@ PyTorch are at the end.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -259,7 +260,7 @@ class TestDeaths:
     def test_one_that_dies_is_replaced(self, launch: Launch) -> None:
         script = launch.script(ROUNDS)
         words = ("--nproc-per-node", "2", "--max-restarts", "1", "-v", "--preload", "colorsys")
-        launch.start(*words, script)
+        launch.start("--json-events", "events", *words, script)
         wait_until(lambda: len(lines_of(launch, 0)) == 2)
         before = template_of(launch)
         os.kill(before, signal.SIGKILL)
@@ -269,6 +270,10 @@ class TestDeaths:
         assert ended(launch) == 0
         assert [words[4] for words in lines_of(launch, 1)] == ["True"] * 2
         assert "the process that forks workers was killed by SIGKILL" in launch.err
+        lines = (launch.directory / "events").read_text().splitlines()
+        events = [event for event in map(json.loads, lines) if event["event"] == "preload"]
+        assert [event["state"] for event in events] == ["ready", "replaced", "ready"]
+        assert {tuple(event["modules"]) for event in events} == {("colorsys",)}
 
     def test_one_that_is_stopped_is_not_waited_for(self, launch: Launch) -> None:
         script = launch.script(ROUNDS)

@@ -422,6 +422,7 @@ def fail(error: BaseException) -> Never:
     trace: TracebackType | None = error.__traceback__
     error = error.with_traceback(None if trace is None else trace.tb_next)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    vars(sys)["last_exc"] = error  # from Python 3.12 on
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit:

@@ -77,6 +77,8 @@ def _show_job(job: Job) -> None:
         if job.cpus:
             print(f"  CPUs {','.join(map(str, sorted(job.cpus[local_rank])))}")
         print(printable(f"  {shlex.join(job.worker_command(local_rank))}"))
+    if job.has_template:
+        print(f"\nOne process imports {', '.join(job.preload)} and forks the workers.")
     if job.spares:
         print(f"\nand {job.spares} more that wait to replace a lost one")
 

@@ -105,7 +105,7 @@ def read_job(
     if logs.filters and not logs.tee:
         notes += ["--duplicate-*-filters apply only to teed lines, and --tee names none"]
     notes += [note for note in (binding_note, preload_note) if note]
-    meaningless = _meaningless(options)
+    meaningless = _meaningless(options, job)
     return job, [*notes, *meaningless] if job.verbosity is Verbosity.VERBOSE else notes
 
 
@@ -157,9 +157,11 @@ def _talk(options: JobOptions) -> Verbosity:
     return Verbosity.VERBOSE if options.verbose else Verbosity.NORMAL
 
 
-def _meaningless(options: JobOptions) -> list[str]:
-    """Notes on flags that torchrun's users often give, and that have no effect here."""
+def _meaningless(options: JobOptions, job: Job) -> list[str]:
+    """Notes on flags, mostly those that torchrun's users often give, that have no effect here."""
     notes, method = [], options.start_method
+    if job.preload and not job.has_template:
+        notes.append("--preload has no effect on one worker without restarts")
     if method != "spawn":
         notes.append(f"--start-method {method} has no effect: workers are always new interpreters")
     if options.monitor_interval != 0.1:

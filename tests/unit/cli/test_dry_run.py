@@ -39,6 +39,12 @@ class TestDryRun:
         assert workers[1].startswith("1, local rank 1\n  LOCAL_RANK=1\n")
         assert workers[1].endswith(f"  {sys.executable} -u train.py --shard=1 'a b'\n")
 
+    def test_a_process_that_forks_the_workers(self, capfd: pytest.CaptureFixture[str]) -> None:
+        flags = ("--nproc-per-node=2", "--preload=torch,numpy")
+        told = printed(capfd, *flags, "train.py")
+        assert told.endswith("\n\nOne process imports torch, numpy and forks the workers.\n")
+        assert "One process" not in printed(capfd, "--preload=torch", "train.py")
+
     def test_a_node_of_several(
         self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -88,7 +88,7 @@ class TemplateProcess:
                 text = "the process that forks workers does not answer; they are started without it"
             else:
                 text = f"importing {self._module} takes longer than {_IMPORT_S} s; {_ALONE}"
-            self._progress.told(f"--preload: {text}")
+            self._progress.preload(text, state="late", is_told=True)
         elif report.kind in (ReportKind.EXITED, ReportKind.SPAWN_FAILED):
             self._ended(report)
 
@@ -99,15 +99,16 @@ class TemplateProcess:
         end = report.end_of(rank=-1, local_rank=0, program=sys.executable)
         if not self._is_ready:
             what = f"the process that imports {self._module}" if self._module else "the template"
-            return self._progress.told(f"--preload: {what} {end.what}; {_ALONE}")
-        self._replaced += 1
-        if self._replaced > _MOST_REPLACED:
-            return self._progress.told(
-                f"--preload: the process that forks workers {end.what}, and was replaced"
-                f" {_MOST_REPLACED} times already; from now on, {_ALONE}"
+            return self._progress.preload(
+                f"{what} {end.what}; {_ALONE}", state="ended", is_told=True
             )
-        text = f"the process that forks workers {end.what}; another one is started"
-        self._progress.decided("preload", text)
+        self._replaced += 1
+        text = f"the process that forks workers {end.what}"
+        if self._replaced > _MOST_REPLACED:
+            text += f", and was replaced {_MOST_REPLACED} times already; from now on, {_ALONE}"
+            return self._progress.preload(text, state="ended", is_told=True)
+        text += "; another one is started"
+        self._progress.preload(text, state="replaced", is_told=False)
         self._control, self._module, self._is_ready = ControlChannel(), "", False
         return self.start()
 
@@ -127,8 +128,8 @@ class TemplateProcess:
             if message.because and not self._is_refused:
                 self._is_refused = True
                 text = f"{message.module} {message.because}; {_ALONE}"
-                self._progress.told(f"--preload: {text}")
+                self._progress.preload(text, state="refused", is_told=True)
             elif message.is_ready:
                 self._is_ready = True
-                modules = ", ".join(self._job.preload)
-                self._progress.decided("preload", f"{modules} imported; workers are forked")
+                text = f"{', '.join(self._job.preload)} imported; workers are forked"
+                self._progress.preload(text, state="ready", is_told=False)

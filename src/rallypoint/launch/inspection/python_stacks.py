@@ -26,6 +26,7 @@ _THREAD = re.compile(
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)')
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _GARBAGE = "  Garbage-collecting"
+_TEMPLATE = ("<string>", "<module>")  # what `python -c` runs
 _MORE_THREADS = "..."  # at the beginning of a line; the mark for more frames is indented
 
 
@@ -57,12 +58,18 @@ def parse_stacks(text: str) -> tuple[Stack, ...]:
         Stack(
             thread=identifier,
             name=name,
-            frames=tuple(frames),
+            frames=_of_program(frames),
             is_main=has_all and index == len(threads) - 1,
             collects_garbage=index in collecting,
         )
         for index, (identifier, name, frames) in enumerate(threads)
     )
+
+
+def _of_program(frames: list[Frame]) -> tuple[Frame, ...]:
+    """Without the outermost frame of a forked worker, which is base/template.py's PROGRAM."""
+    is_template = len(frames) > 1 and (frames[-1].file, frames[-1].function) == _TEMPLATE
+    return tuple(frames[:-1] if is_template else frames)
 
 
 def _unescaped(text: str) -> str:

@@ -119,6 +119,13 @@ class ProgressReporter:
             say(f"{where}: {reason}")
         self._record("decision", phase=where, reason=reason)
 
+    def preload(self, text: str, *, state: str, is_told: bool) -> None:
+        """What has become of the process of --preload."""
+        is_shown = is_told and self._job.verbosity is not Verbosity.QUIET
+        if is_shown or self._job.verbosity is Verbosity.VERBOSE:
+            say(f"--preload: {text}")
+        self._record("preload", state=state, modules=list(self._job.preload), text=text)
+
     def told(self, text: str) -> None:
         """A message for the user while the job continues."""
         if self._job.verbosity is not Verbosity.QUIET:

@@ -65,6 +65,16 @@ def test_the_main_thread_may_be_among_those_that_are_left_out() -> None:
     assert not any(stack.is_main for stack in stacks)
 
 
+def test_the_frame_below_a_forked_script_is_left_out() -> None:
+    text = (
+        "Current thread 0x01 (most recent call first):\n"
+        '  File "train.py", line 3 in <module>\n'
+        '  File "<string>", line 5 in <module>\n'
+    )
+    (main,) = parse_stacks(text)
+    assert main.frames == (Frame(file="train.py", line=3, function="<module>"),)
+
+
 def test_other_text() -> None:
     assert parse_stacks("") == ()
     assert parse_stacks('nonsense\n  File "x.py", line 1 in f\n\0\0') == ()
