@@ -237,6 +237,18 @@ if number == "0":
 """
 
 
+# Kills the forked process of that number.
+KILLS = """
+import os
+def count():
+    with open("forks", "ab") as file:
+        file.write(b"x")
+    if os.path.getsize("forks") == int(os.environ["KILL_AT"]):
+        os.kill(os.getpid(), 9)
+os.register_at_fork(after_in_child=count)
+"""
+
+
 def lines_of(launch: Launch, number: int) -> list[list[str]]:
     found = [line.split() for line in launch.out.splitlines()]
     return sorted(words for words in found if words[0] == str(number))
@@ -305,6 +317,22 @@ class TestDeaths:
             words = ("--nproc-per-node", "2", "--preload", "colorsys", launch.script(text))
             assert launch.run(*words) == 1
             assert "rank 1 was killed by SIGKILL" in launch.err
+
+    @pytest.mark.parametrize(("number", "status"), [(2, 0), (3, 1)])
+    def test_a_death_in_the_middle_of_a_fork(
+        self, launch: Launch, tmp_path: Path, number: int, status: int
+    ) -> None:
+        """The first fork is the probe, the second the process in between, the third the worker."""
+        modules(tmp_path, kills=KILLS)
+        environ = {"PYTHONPATH": path_with(tmp_path / "modules"), "KILL_AT": str(number)}
+        script = launch.script(ROUNDS.replace('"0"', '"none"'))
+        words = ("--nproc-per-node", "2", "--preload", "kills", script)
+        assert launch.run(*words, environ=environ) == status
+        if status == 0:
+            assert [words[4] for words in lines_of(launch, 0)] == ["False", "True"]
+            assert launch.err == ""
+        else:
+            assert "job failed: rank 0 was killed by SIGKILL" in launch.err
 
     def test_a_signal_while_it_imports(self, launch: Launch, tmp_path: Path) -> None:
         modules(tmp_path, odd="import time, os\nopen('importing', 'w')\ntime.sleep(60)")
