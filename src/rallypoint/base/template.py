@@ -89,6 +89,7 @@ def worker() -> tuple[Callable[..., object], tuple[object, ...]]:
     global is_template  # noqa: PLW0603 - a process is one
     is_template = True
     modules, watched, path = (sys.argv[1:4] + [""] * 3)[:3]
+    del sys.argv[1:]  # of no concern to modules that look at it
     os.environ.pop("TORCHELASTIC_ERROR_FILE", None)  # by which the agent finds this process
     before = dict(os.environ)
     _catch_output()
@@ -146,7 +147,7 @@ def _preload(modules: Sequence[str], watched: Sequence[str], path: str) -> None:
         for implied in _IMPLIED.get(module, ()):
             try:
                 __import__(implied)
-            except ImportError:
+            except Exception:  # whoever needs it will see
                 continue
         finding = examination.finding() or _own_module(path)
         if finding:
@@ -231,7 +232,9 @@ def _serve(changes: dict[bytes, bytes | None]) -> tuple[_Request, bytes]:
             if forked is None:
                 link.detach()  # its number is another file's now
                 return request, output
-            answer, output = forked, b""
+            answer = forked
+            if int.from_bytes(answer[:_INT], sys.byteorder):
+                output = b""  # that worker shows it
         for fd in fds:
             os.close(fd)
         link.send(answer or _answer(0))
@@ -329,7 +332,8 @@ def _become(
         main.__annotations__ = {}
     run = _module(program[1]) if program[0] == "-m" else _script(program[0], main)
     sys.modules["__main__"] = main
-    sys.argv = ["-m", *program[2:]] if program[0] == "-m" else program
+    # The same list: a module may have imported it by name.
+    sys.argv[:] = ["-m", *program[2:]] if program[0] == "-m" else program
     _seed()
     is_of_script = not sys.flags.safe_path and path in sys.path
     if is_of_script:
