@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -215,13 +214,11 @@ class TestWhatDoesNotFit:
         assert f"{told}{ALONE}" in launch.err
 
     def test_an_import_that_takes_long(self, launch: Launch, tmp_path: Path) -> None:
-        modules(tmp_path, odd="import time\ntime.sleep(60)")
+        modules(tmp_path, odd="import time\ntime.sleep(600)")
         environ = {"PYTHONPATH": path_with(tmp_path / "modules")}
         script = launch.script("print('here')")
-        began = time.monotonic()
         words = ("--nproc-per-node", "2", "--preload", "odd", script)
         assert launch.run(*words, environ=environ) == 0
-        assert 29 < time.monotonic() - began < 55
         assert launch.out == "here\nhere\n"
         assert f"--preload: importing odd takes longer than 30 s{ALONE}" in launch.err
 
