@@ -293,6 +293,7 @@ void Family::note_stops() {
     if (worker == nullptr || is_paused_) continue;
     const bool goes_on = info.si_code == CLD_CONTINUED;
     if (is_template(*worker)) {
+      template_.set_stopped(!goes_on);
       if (goes_on) {
         template_.use_again();
       } else {
@@ -444,7 +445,7 @@ void Family::drop_waiting() {
 std::vector<pid_t> Family::kill_all() {
   drop_waiting();
   if (template_.exists() && processes().empty()) template_.end();
-  is_paused_ = false;
+  const bool was_paused = std::exchange(is_paused_, false);
   const int64_t deadline = now_ns(CLOCK_MONOTONIC) + patience_ms_ * 1'000'000ll;
   std::vector<pid_t> left;
   for (;;) {
@@ -468,6 +469,7 @@ std::vector<pid_t> Family::kill_all() {
     while (read(child_signal_, &ignored, sizeof ignored) > 0) {
     }
   }
+  if (was_paused && template_.exists()) signal_all(SIGCONT);  // only it is left
   patience_ms_ = left.empty() ? kPatienceMs : kNoHopeMs;
   return left;
 }

@@ -41,7 +41,7 @@ class Template {
   bool exists() const { return socket_ >= 0; }
 
   // Whether it is to be asked for workers now.
-  bool is_usable() const { return exists() && !is_late_; }
+  bool is_usable() const { return exists() && !is_late_ && !is_stopped_; }
   // Duplicates the descriptors. False: there are none left.
   bool add(SpawnRequest&& request, const int (&fds)[kWorkerFds]);
   // Whether a process may exist of which the guardian does not know yet that it is a worker.
@@ -60,6 +60,8 @@ class Template {
   std::optional<Waiting> withdraw(uint32_t worker);
   // Asks for the next one; what could not be sent is handed back.
   std::vector<Waiting> take_unsent();
+  // A signal that was not ours has stopped it, or lets it continue.
+  void set_stopped(bool is_stopped) { is_stopped_ = is_stopped; }
   // After `give_up`: it is to be asked again, if it owes no answer; else once that has come.
   void use_again();
   // Time begins again, after a pause.
@@ -76,6 +78,7 @@ class Template {
   bool sessions_ = false;
   bool is_ready_ = false;
   bool is_late_ = false;
+  bool is_stopped_ = false;
   bool owes_answer_ = false;
   bool has_ended_ = false;
   int go_ = -1;  // to the worker that is being forked, which is the first in the queue

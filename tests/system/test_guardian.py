@@ -465,6 +465,15 @@ class TestTemplate:
         guardian.resume()
         assert [report.status for report in read(guardian, 2)] == [0, 5]
 
+    def test_it_outlives_a_round_that_ends_while_all_are_paused(self, guardian: Guardian) -> None:
+        pid = start_template(guardian, SERVES)
+        assert end_of(guardian, 0).status == 5
+        guardian.pause()
+        await_state([pid], "T")
+        guardian.end()
+        assert read(guardian, 1)[0].kind is ReportKind.ENDED
+        assert end_of(guardian, 1).status == 5
+
     def test_the_end_of_a_round_drops_what_waits(self, guardian: Guardian) -> None:
         start_template(
             guardian, f"{READY}\npid = fork(request())\ntime.sleep(0.5)\nanswer(pid)\n{LOOP}"

@@ -293,6 +293,7 @@ class TestDeaths:
         os.kill(int(lines_of(launch, 0)[1][2]), signal.SIGKILL)
         assert ended(launch) == 0
         assert [words[4] for words in lines_of(launch, 1)] == ["False"] * 2
+        assert "--preload" not in launch.err  # it was not even asked
         assert not launch.running()
 
     @pytest.mark.parametrize("who", ["guardian", "launcher"])
