@@ -20,15 +20,20 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    sys.exit("train_digits_snapshot.py needs scikit-learn: pip install 'rallypoint[examples]'")
 
 
 class Trainer:

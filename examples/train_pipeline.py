@@ -11,12 +11,17 @@ Needs PyTorch and scikit-learn.
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    sys.exit("train_pipeline.py needs scikit-learn: pip install 'rallypoint[examples]'")
 
 
 def all_layers() -> list[nn.Module]:

@@ -295,6 +295,18 @@ def test_logs_of_a_job_that_keeps_them(launch: Launch) -> None:
     assert process.wait(60) == 0
 
 
+def test_logs_of_a_job_that_has_failed(launch: Launch) -> None:
+    flags = ("--nproc-per-node", "2", "--log-dir", "logs", "--redirects", "3")
+    script = "print('line'); import rallypoint as dist; dist.init_process_group(); 1 / 0"
+    process = launch.start(*flags, launch.script(script))
+    assert process.wait(60) == 1
+    done = rallypoint("logs", str(process.pid), "--rank", "1", "--tail", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "line\n"
+    assert f"has ended; its logs: {launch.directory / 'logs'}/" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
 def test_logs_of_a_job_that_keeps_none(launch: Launch) -> None:
     refused = rallypoint("logs", start_waiting_job(launch))
     assert refused.returncode == 1

@@ -51,6 +51,8 @@ _MEANT = {
     **dict.fromkeys(("jobs", "list", "ls", "squeue"), "ps"),
     **dict.fromkeys(("launch", "mpirun", "start", "torchrun"), "run"),
     **dict.fromkeys(("check", "diagnose"), "doctor"),
+    **dict.fromkeys(("debug", "hang", "why"), "explain"),
+    "version": "--version",
 }
 
 _EXAMPLES = """\
@@ -70,6 +72,20 @@ def main_run() -> int:
     from rallypoint.cli.run import run
 
     return _guarded(run, sys.argv[1:])
+
+
+def _with_command(words: Sequence[str]) -> list[str]:
+    """The words with the command first, which follows a flag here or is missing before a script;
+    empty if it is neither.
+    """
+    for at, word in enumerate(words):
+        if word.endswith(".py"):
+            return ["run", *words]
+        if word in _COMMANDS:
+            return [word, *words[:at], *words[at + 1 :]]
+        if not words[0].startswith("-"):
+            break
+    return []
 
 
 def _guarded(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
@@ -135,8 +151,10 @@ def _dispatch(words: Sequence[str]) -> int:
 
     kind = "flag" if name.startswith("-") else "command"
     near = [each for each in _COMMANDS if each != "stop"]  # nobody means it by mistake
-    if name.endswith(".py") or (kind == "flag" and any(word.endswith(".py") for word in words)):
-        hint = f"; did you mean: rallypoint run {' '.join(words[:3])}{' ...' * (len(words) > 3)}?"
+    meant_words = _with_command(words)
+    if meant_words:
+        shown = " ".join(meant_words[:4]) + " ..." * (len(meant_words) > 4)
+        hint = f"; did you mean: rallypoint {shown}?"
     else:
         meant = f"; did you mean {_MEANT[name]}?" if name in _MEANT else suggestion(name, near)
         hint = meant or f"; the commands are: {', '.join(_COMMANDS)}."

@@ -20,6 +20,7 @@ from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import Explanation, Verdict
 from rallypoint.launch.inspection.all_nodes import look_everywhere
+from rallypoint.launch.inspection.entries import shown_command
 from rallypoint.launch.inspection.saved_job import latest_kept
 
 PROGRAM = "rallypoint explain"
@@ -60,7 +61,7 @@ def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
     job = latest_kept(word)
     if job is None:
         return None
-    name = f"job {job.name} (process {job.pid}: {' '.join(job.command)[:60]})"
+    name = f"job {job.name} (process {job.pid}: {shown_command(job.command)})"
     notes = [f"{name} ended at {_time(job.ended)} with exit status {job.status}"]
     notes += [f"the launcher stopped it, because {job.hang}"] if job.hang else []
     if not word and not options.json:  # nobody has asked for this one

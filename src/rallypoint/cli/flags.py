@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rallypoint.cli.options import (
     HELP,
@@ -144,6 +145,10 @@ class _WorkerOptions(Options, title="Number of workers"):
 
 
 class _ProgramOptions(Options, title="What runs"):
+    not_flags = MappingProxyType({
+        "--backend": "the script names its backend, in init_process_group; --as-gloo runs gloo's"
+        " groups on Rallypoint's engine."
+    })  # fmt: skip
     module = Flag.switch("SCRIPT is a module, as in python -m", "-m")
     no_python = Flag.switch("SCRIPT is an executable program, not a Python script")
     run_path = Flag.switch("run SCRIPT with runpy.run_path inside the interpreter")
@@ -166,7 +171,8 @@ class _FailureOptions(Options, title="Failures and shutdown"):
     max_restarts = Flag("how many times to restart all workers after one fails\n"
                         "(default 0)", "N", whole, 0)
     spares = Flag("workers to start beyond --nproc-per-node, which wait to replace lost\n"
-                  "ones; for scripts that use rallypoint.elastic (default 0)", "N", whole, 0)
+                  "ones; only for scripts that use rallypoint.elastic, not PyTorch's\n"
+                  "process groups (default 0)", "N", whole, 0)
     shutdown_timeout = Flag("time for workers to end before they are killed (default 30)",
                             "SECONDS", seconds, None)
     on_hang = Flag("when the job hangs: 'report' says why, in one line (default);\n"

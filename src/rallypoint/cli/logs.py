@@ -1,28 +1,32 @@
-"""`rallypoint logs`: what the workers of a running job have written."""
+"""`rallypoint logs`: what the workers of a job have written; of a job that has ended, too, if its
+launcher has left word of it (saved_job.py).
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.files import open_regular
+from rallypoint.base.wording import printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job, rank_flag
 from rallypoint.cli.options import HELP, Flag, Options, integer, reader
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
 from rallypoint.launch.inspection.entries import Found
-from rallypoint.launch.inspection.requests import AgentStatus
+from rallypoint.launch.inspection.saved_job import latest_kept
 
 PROGRAM = "rallypoint logs"
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
 Print the output of the workers on this machine in the latest round. The job must write its output
-to files: rallypoint run --log-dir DIR --redirects 3, or --tee 3 to show it as well.
+to files: rallypoint run --log-dir DIR --redirects 3, or --tee 3 to show it as well. If no such job
+is running, it prints that of the job that failed last on this machine.
 """
 _STREAMS = ("stdout", "stderr")
 _EVERY_S = 0.2
@@ -40,7 +44,7 @@ class _LogsOptions(Options):
 
 def logs(words: Sequence[str]) -> int:
     """Run `rallypoint logs WORDS`; returns the exit status."""
-    return perform_on_job(PROGRAM, words, _USAGE, _LogsOptions, _print_logs)
+    return perform_on_job(PROGRAM, words, _USAGE, _LogsOptions, _print_logs, _print_ended)
 
 
 def _print_logs(job: RunningJob, options: _LogsOptions) -> int:
@@ -63,6 +67,24 @@ def _print_logs(job: RunningJob, options: _LogsOptions) -> int:
     return 0
 
 
+def _print_ended(word: str, options: _LogsOptions) -> int | None:
+    """Print the logs of the latest failed job of that name; None if nothing is known of any."""
+    job = latest_kept(word)
+    if job is None:
+        return None
+    if not job.logs:
+        raise HostError(f"job {job.name} has ended, and wrote no output to files.")
+    workers = {
+        worker.rank: worker.local_rank for node in job.facts.nodes for worker in node.workers
+    }
+    files = _files_of(job.logs, job.facts.round, workers, options.rank)
+    print(printable(f"job {job.name} has ended; its logs: {job.logs}"), file=sys.stderr, flush=True)
+    for file in files:
+        file.skip_to_last(options.tail)
+    _show(files, is_end=True)
+    return 0
+
+
 def _find_files(
     agents: Sequence[Found], ranks: frozenset[int] | None, files: dict[str, _LogFile]
 ) -> list[Found]:
@@ -76,17 +98,21 @@ def _find_files(
                 continue
             raise
         running.append(agent)
-        for file in _files_of(agent.about.get("logs", ""), status, ranks):
+        workers = {worker.rank: worker.local_rank for worker in status.workers}
+        for file in _files_of(agent.about.get("logs", ""), status.round, workers, ranks):
             files.setdefault(file.path, file)
     return running
 
 
-def _files_of(directory: str, status: AgentStatus, ranks: frozenset[int] | None) -> list[_LogFile]:
+def _files_of(
+    directory: str, round_number: int, workers: Mapping[int, int], ranks: frozenset[int] | None
+) -> list[_LogFile]:
+    """The existing files of workers (rank -> local rank)."""
     files = [
-        _LogFile(each.rank, stream, f"{directory}/attempt_{status.round}/{each.local_rank}")
-        for each in status.workers
+        _LogFile(rank, stream, f"{directory}/attempt_{round_number}/{local_rank}")
+        for rank, local_rank in workers.items()
         for stream in _STREAMS
-        if ranks is None or each.rank in ranks
+        if ranks is None or rank in ranks
     ]
     return [file for file in files if directory and os.path.isfile(file.path)]
 

@@ -102,14 +102,17 @@ class Options(Record):
     Attributes:
         texts: the flags that are given, by name; those without a value have the text "1".
         groups, flags: the rows of the table, those of its bases first.
+        not_flags: what to do instead, for words that are taken for flags.
     """
 
     texts: Mapping[str, str] = _NONE
     if TYPE_CHECKING:
         groups: ClassVar[tuple[FlagGroup, ...]]
         flags: ClassVar[Mapping[str, Flag[object, object]]]
+        not_flags: ClassVar[Mapping[str, str]]
     else:
         groups = ()
+        not_flags = _NONE
 
     def __init_subclass__(cls, *, title: str = "") -> None:
         super().__init_subclass__()
@@ -221,7 +224,7 @@ def parse(
             # The value may follow without a space, as in -r3.
             flag, equals, value = short, "=", word[2:]
         if flag is None:
-            raise UsageError(_unknown(program, word.partition("=")[0], by_name))
+            raise UsageError(_unknown(program, word.partition("=")[0], by_name, table.not_flags))
         position += 1
         if flag.takes_value and not equals:
             if position == len(words) or _spells_flag(words[position], by_name):
@@ -354,8 +357,15 @@ def _spells_flag(word: str, by_name: Mapping[str, Flag[object, object]]) -> bool
     return word.partition("=")[0].replace("_", "-") in by_name
 
 
-def _unknown(program: str, word: str, by_name: Mapping[str, Flag[object, object]]) -> str:
+def _unknown(
+    program: str,
+    word: str,
+    by_name: Mapping[str, Flag[object, object]],
+    not_flags: Mapping[str, str],
+) -> str:
     name = word.replace("_", "-")
+    if name in not_flags:
+        return f"unknown flag {word}; {not_flags[name]}"
     meant = [flag.name for flag in by_name.values() if name in flag.elsewhere]
     hint = f"; did you mean {meant[0]}?" if meant else suggestion(word, list(by_name))
     return f"unknown flag {word}{hint or f'; see {program} --help.'}"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.wording import name_ranks, one_line, table
-from rallypoint.cli.jobs import RunningJob, running_jobs
+from rallypoint.cli.jobs import running_jobs
 from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask_status
-from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.inspection.entries import Found, shown_command
 from rallypoint.launch.output.progress import duration
 
 PROGRAM = "rallypoint ps"
@@ -20,7 +20,6 @@ usage: {PROGRAM} [FLAGS]
 List your jobs that run on this machine: name, launcher process, and workers here. A job on several
 machines is listed on each of them.
 """
-_MOST_COMMAND = 60  # characters
 _TIMEOUT_S = 0.5
 
 
@@ -40,20 +39,21 @@ def _list(options: _PsOptions, rest: list[str]) -> int:
     if options.quiet:
         print("".join(f"{one_line(job.name)}\n" for job in running_jobs()), end="")
         return 0
-    rows = [row for job in running_jobs() for row in _rows(job)]
+    found = [
+        (row, shown_command(agent.command, agent.about.get("directory", "")))
+        for job in running_jobs()
+        for agent in job.agents
+        if (row := _row(agent)) is not None
+    ]
     if options.json:
-        for row in rows:
+        for row, _ in found:
             print(json.dumps(row))
-    elif rows:
+    elif found:
         head = ("JOB", "PID", "NODE", "RANKS", "ROUND", "RUNS FOR", "COMMAND")
-        print(*table(head, [_cells(row) for row in rows], right=" r  rr "), sep="\n")
+        print(*table(head, [_cells(*each) for each in found], right=" r  rr "), sep="\n")
     else:
         print("no job of yours runs on this machine")
     return 0
-
-
-def _rows(job: RunningJob) -> list[dict[str, object]]:
-    return [row for agent in job.agents if (row := _row(agent)) is not None]
 
 
 def _row(agent: Found) -> dict[str, object] | None:
@@ -84,10 +84,7 @@ def _row(agent: Found) -> dict[str, object] | None:
     }
 
 
-def _cells(row: dict[str, object]) -> tuple[str, ...]:
-    command = str(row["command"])
-    if len(command) > _MOST_COMMAND:
-        command = command[: _MOST_COMMAND - 4] + " ..."
+def _cells(row: dict[str, object], command: str) -> tuple[str, ...]:
     if "trouble" in row:
         return (str(row["name"]), str(row["pid"]), "?", str(row["trouble"]), "", "", command)
     ranks, round_number = row["ranks"], row["round"]

@@ -16,7 +16,7 @@ from rallypoint.base.wording import one_line, printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Flag, Options, UsageError
 from rallypoint.launch.inspection.agent_client import NoAnswerError, ask, ask_status
-from rallypoint.launch.inspection.entries import Found
+from rallypoint.launch.inspection.entries import Found, shown_command
 from rallypoint.launch.output.progress import duration
 
 PROGRAM = "rallypoint stop"
@@ -28,7 +28,6 @@ are killed. It waits until no process of the job runs on this machine. Without J
 a terminal; elsewhere it needs JOB or --only.
 """
 _NOT_STOPPED = 1  # the exit status
-_MOST_COMMAND = 60  # characters
 
 
 class _StopOptions(Options):
@@ -70,11 +69,8 @@ def _is_confirmed(job: RunningJob) -> bool:
 def _description(job: RunningJob) -> str:
     """``job try (process 7: train.py -x; 4 ranks on 1 node, started 2:07 ago in /home/me)``."""
     agent = job.agents[0]
-    words = agent.command[2:] if agent.command[1:2] == ("-u",) else agent.command  # of Python's
     directory = agent.about.get("directory", "")
-    command = " ".join(word.removeprefix(f"{directory}/") for word in words)
-    if len(command) > _MOST_COMMAND:
-        command = f"{command[: _MOST_COMMAND - 4]} ..."
+    command = shown_command(agent.command, directory)
     try:
         status = ask_status(agent)
         size = f"{status.world_size} rank{'s' * (status.world_size != 1)} on {status.nodes}"

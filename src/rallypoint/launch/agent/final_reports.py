@@ -250,13 +250,16 @@ class RoundEvidence:
             return ""
         return found.sentence if found.kind is Verdict.EXPLAINED else ""
 
-    def keep(self, group: WorkerGroup, *, oom_kills: int | None, status: int, hang: str) -> None:
+    def keep(
+        self, group: WorkerGroup, *, oom_kills: int | None, status: int, hang: str, logs: str
+    ) -> None:
         """Save it for `rallypoint explain`, if there is any.
 
         Args:
             oom_kills: the number of out-of-memory kills since the job began, if known.
             status: the launcher's exit status.
             hang: the hang for which the launcher ended the job, as it was reported.
+            logs: the directory of the workers' output; empty if that is not kept.
         """
         if not self.records.seen_ns:
             return
@@ -271,6 +274,7 @@ class RoundEvidence:
                 status=status,
                 hang=hang,
                 failure=_failure_of(group),
+                logs=logs,
                 facts=self._facts(group, oom_kills),
             )
             keep(ended)

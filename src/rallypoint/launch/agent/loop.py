@@ -164,7 +164,7 @@ class Agent:
         """Start the guardian, and join the others."""
         self._output = Output(self._job, self.selector)
         directory = self._output.directory
-        self._progress.job_began(directory.path if directory.is_kept else "")
+        self._progress.job_began(self._output.kept_in)
         sessions = choose_sessions(self._job.local_world_size, self._job.environ)
         self._guardian = self._make_guardian(
             temporary_directory=directory.to_remove, sessions=sessions
@@ -182,7 +182,7 @@ class Agent:
         self._rounds.inquired = self._inquired
         self._rounds.open(self.selector)
         self._progress.network_chosen(self._rounds.network)
-        self._entry = make_entry(self._job, directory.path if directory.is_kept else "")
+        self._entry = make_entry(self._job, self._output.kept_in)
         if self._entry is not None:
             self.selector.register(self._entry, selectors.EVENT_READ, self._asked)
 
@@ -265,6 +265,7 @@ class Agent:
                 oom_kills=self._oom_kills.new,
                 status=self._state.status,
                 hang=self._state.hang,
+                logs="" if self._output is None else self._output.kept_in,
             )
 
     @property

@@ -36,6 +36,7 @@ _AS_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_ENTRIES = 1000  # in one directory
 _MOST_WAITING = 16  # the limit of programs that ask at the same time
 _MAX_BYTES = 64 << 10
+_MOST_OF_COMMAND = 60  # characters
 _ARGUMENTS = "\x1f"  # the separator
 _CREDENTIALS = struct.Struct("=3i")  # a process, its user and group
 
@@ -133,6 +134,21 @@ class Found(Record):
             os.close(directory)
         if peer_of(to_it) != (self.pid, self.user):  # it was a link to something else
             raise ConnectionRefusedError("another process listens there")
+
+
+def shown_command(command: tuple[str, ...], directory: str = "") -> str:
+    """``train.py --epochs 3 ...``: without the interpreter, in one line of a table.
+
+    Args:
+        command: what the workers run.
+        directory: where they run, which is left out of paths.
+    """
+    words = command[2:] if command[1:2] == ("-u",) else command  # of Python
+    text = " ".join(word.removeprefix(f"{directory}/") for word in words)
+    if len(text) <= _MOST_OF_COMMAND:
+        return text
+    whole = text[: _MOST_OF_COMMAND - len(" ...") + 1].rpartition(" ")[0]
+    return f"{whole or text[: _MOST_OF_COMMAND - len(' ...')]} ..."
 
 
 def shown_name(run_id: str, command: tuple[str, ...]) -> str:

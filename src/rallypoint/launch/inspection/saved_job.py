@@ -32,6 +32,7 @@ class KeptJob:
         status: the launcher's exit status.
         hang: the hang for which the launcher ended the job, as a sentence; empty if there was none.
         failure: the worker that failed first, and how; empty if none did.
+        logs: the directory of its workers' output; empty if that was not kept.
     """
 
     run_id: str
@@ -42,6 +43,7 @@ class KeptJob:
     facts: Facts
     hang: str = ""
     failure: str = ""
+    logs: str = ""
 
     @property
     def name(self) -> str:

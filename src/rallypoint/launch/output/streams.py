@@ -219,6 +219,11 @@ class Output:
         self._stderr: dict[int, LineReader] = {}  # by local rank; the latest process of each
         self._has_failed = False
 
+    @property
+    def kept_in(self) -> str:
+        """The directory of the logs; empty if there are none."""
+        return self.directory.path if self.directory.is_kept else ""
+
     def stderr_of(self, local_rank: int) -> str:
         """The end of what a worker wrote to stderr; empty if the launcher cannot read it."""
         if local_rank in self._stderr:

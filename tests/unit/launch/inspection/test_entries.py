@@ -20,6 +20,7 @@ from rallypoint.launch.inspection.entries import (
     Entry,
     describe_agent,
     running_agents,
+    shown_command,
     shown_name,
 )
 from rallypoint.launch.job import Job, Nodes, Rendezvous
@@ -326,3 +327,21 @@ def test_a_job_without_a_name_is_called_by_its_script(command: str, name: str) -
 @pytest.mark.parametrize("run_id", ["try", "none", "", UUID[:-1], UUID.replace("f", "g"), "a-b"])
 def test_a_job_with_a_name_is_called_by_it(run_id: str) -> None:
     assert shown_name(run_id, ("python", "-u", "train.py")) == run_id
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("python -u train.py --x", "train.py --x"),
+        ("python -u /here/train.py --data /here/data", "train.py --data data"),
+        ("./train.sh --x", "./train.sh --x"),
+        (
+            "python -u train.py --sleep " + "word " * 9 + "words",
+            "train.py --sleep" + " word" * 8 + " ...",
+        ),
+        ("python -u " + "x" * 70, "x" * 56 + " ..."),
+    ],
+)
+def test_a_command_in_a_table_ends_with_a_word(command: str, shown: str) -> None:
+    assert shown_command(tuple(command.split()), "/here") == shown
+    assert len(shown) <= 60
