@@ -190,6 +190,18 @@ def test_replicas_in_shards(launch: Launch, seed: int) -> None:
     assert len({each["pid"] for each in told}) == 4 + 1
 
 
+def test_a_spare_whose_script_uses_pytorchs_groups(launch: Launch) -> None:
+    script = launch.script(
+        "import time, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "time.sleep(5)\n"
+    )
+    assert launch.run("--nproc-per-node", "1", "--spares", "1", script) == 0, launch.err
+    assert "the script uses PyTorch's process groups, but workers on standby" in launch.err
+    assert "Traceback" not in launch.err
+
+
 @pytest.mark.seldom
 @pytest.mark.exact
 def test_shards_of_spares_have_the_same_bits(launch: Launch, seed: int) -> None:

@@ -38,6 +38,7 @@ place_changed: Callable[[Mapping[str, str]], None] | None = None
 
 # The file that is the launcher's stderr, as `identity_of` gives it.
 LAUNCHERS_STDERR = "RALLYPOINT_LAUNCHERS_STDERR"
+_WITHOUT_RANK = "environment variable RANK expected, but not set"
 _MOST_OF_PLAIN = 4096  # characters
 _S_IFMT, _S_IFSOCK = 0o170000, 0o140000
 _UNUSUAL_SIGNAL = 13  # above SIGRTMIN: programs that use such signals take the first
@@ -70,6 +71,11 @@ class ControlSocket:
             return False
 
 
+def is_without_rank(message: object) -> bool:
+    """Whether it is the error of PyTorch's init_process_group in a worker on standby."""
+    return isinstance(message, str) and _WITHOUT_RANK in message
+
+
 def identity_of(fd: int) -> tuple[int, int]:
     """What tells an open file from all others."""
     status = os.fstat(fd)
@@ -95,7 +101,8 @@ class _Reporter:
     ) -> None:
         is_told = self.report(error, trace)
         is_of_others = any(base.__name__ == "PeerError" for base in kind.__mro__)
-        if is_told and is_of_others and self._shares_stderr():
+        is_spares = is_without_rank(error.args[0] if error.args else "")
+        if is_told and (is_of_others or is_spares) and self._shares_stderr():
             return  # the launcher prints it there, once for all ranks that have it
         self.next_hook(kind, error, error.__traceback__)
 

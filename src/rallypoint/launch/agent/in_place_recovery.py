@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from rallypoint.base.control_message import Released, Stage, WorkerReport
 from rallypoint.base.ready import earliest
 from rallypoint.base.wording import brief, name_ranks
+from rallypoint.base.worker_hook import is_without_rank
 from rallypoint.launch.agent.guardian import GuardianReport
 from rallypoint.launch.agent.local_workers import ANSWER_S, COME_S, AgentParts, Worker
 from rallypoint.launch.agent.node import SIGKILL, NodeDecision, Phase, SignalWorkers
@@ -21,7 +22,6 @@ from rallypoint.rendezvous.job.reports import Start
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
 # A start takes the cores from those who go on; it begins once they have, and after so long anyway.
 _GO_ON_S = 0.05
-_OF_PYTORCH = "environment variable RANK expected, but not set"  # its init_process_group
 _NEEDS_ELASTIC = (
     "the script uses PyTorch's process groups, but workers on standby (--spares) need a script that"
     " uses rallypoint.elastic"
@@ -176,7 +176,7 @@ class InPlaceRecovery:
             self.count_ready()
             return self._stand_by()
         text += " before it came to init_process_group"
-        if end.error is not None and _OF_PYTORCH in end.error.message:
+        if end.error is not None and is_without_rank(end.error.message):
             text = f"a worker on standby (pid {end.pid}) has ended: {_NEEDS_ELASTIC}"
         elif end.code == 0:
             text += f"; {_NO_RANK}"
