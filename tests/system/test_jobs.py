@@ -297,10 +297,12 @@ def test_logs_of_a_job_that_keeps_them(launch: Launch) -> None:
 
 def test_logs_of_a_job_that_has_failed(launch: Launch) -> None:
     flags = ("--nproc-per-node", "2", "--log-dir", "logs", "--redirects", "3")
-    script = "print('line'); import rallypoint as dist; dist.init_process_group(); 1 / 0"
+    script = (
+        "import os, time\nprint('line', flush=True)\n1 / int(os.environ['RANK'])\ntime.sleep(60)\n"
+    )
     process = launch.start(*flags, launch.script(script))
     assert process.wait(60) == 1
-    done = rallypoint("logs", str(process.pid), "--rank", "1", "--tail", "0")
+    done = rallypoint("logs", str(process.pid), "--rank", "0", "--tail", "0")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "line\n"
     assert f"has ended; its logs: {launch.directory / 'logs'}/" in done.stderr
