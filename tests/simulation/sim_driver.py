@@ -11,10 +11,12 @@ is an event of the simulation, and so is what a worker hears.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import os
 import pkgutil
+import select
 import selectors
 import shutil
 import signal
@@ -74,6 +76,7 @@ class SimTime:
         return getattr(time, name)
 
 
+@functools.cache
 def _modules() -> list[ModuleType]:
     """All that agents have, also what they import only when they need it."""
     for package in (rallypoint.launch, rallypoint.rendezvous):
@@ -97,12 +100,9 @@ def simulated(loop: SimLoop) -> Iterator[None]:
 
 
 class SimSelector(selectors.DefaultSelector):
-    """Takes what is there, and remembers for how long it would have waited."""
-
-    timeout: float | None = None
+    """Takes what is there, and does not wait."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.timeout = timeout
         return super().select(0)
 
 
@@ -150,6 +150,8 @@ class SimBoard(_Inbox):
         self._node.turn_soon()
 
     def poll(self) -> None:
+        if not self._events:
+            return
         self.drain()
         events, self._events = self._events, []
         for event in events:
@@ -251,6 +253,7 @@ class SimGuardian(_Inbox):
             ),
         )
         self.workers[worker] = started
+        self._node.listens(started)
         self._node.say(f"{started.pid} starts")
         started.is_paused = self._is_paused
         self._tell(ReportKind.STARTED, worker, pid=started.pid)
@@ -344,6 +347,7 @@ class SimNode(Process):
         self.is_alive = self.is_frozen = self.is_leaving = False
         self.key, self.at = "", Endpoint(host="", port=0)
         self._alarm = math.inf
+        self._is_due = False  # a turn, because something has come
 
     def start(self) -> None:
         """Start an agent there, unless one runs."""
@@ -377,6 +381,8 @@ class SimNode(Process):
         self.is_alive, self.is_frozen, self.is_leaving = True, False, False
         job.network.attach(self)
         self.selector = SimSelector()
+        self._spoken_to = select.epoll()  # the workers' sockets
+        self._listeners: dict[int, SimWorker] = {}
         spec = Job(
             command=("train",),
             local_world_size=job.workers,
@@ -401,11 +407,16 @@ class SimNode(Process):
         )
         self.say("agent starts")
         self.agent.start()
-        self.turn()
+        self._go_on(self.agent._state.phase)
 
     def say(self, text: str) -> None:
         """A line of the story."""
         self.job.tell(f"{self.name}: {text}")
+
+    def listens(self, worker: SimWorker) -> None:
+        """It hears what its agent says, soon after that."""
+        self._listeners[worker.fileno()] = worker
+        self._spoken_to.register(worker, select.EPOLLIN | select.EPOLLET)
 
     def workers(self) -> list[SimWorker]:
         """Those that live."""
@@ -414,27 +425,36 @@ class SimNode(Process):
     # The agent's process.
 
     def turn_soon(self) -> None:
-        """Something has come for the agent."""
-        self.job.loop.after(self.job.random.uniform(_FINEST_S, _SOON_S), self.turn)
+        """Something has come for the agent; a turn that is due already finds that, too."""
+        if not self._is_due:
+            self._is_due = True
+            self.job.loop.after(self.job.random.uniform(_FINEST_S, _SOON_S), self._due)
+
+    def _due(self) -> None:
+        self._is_due = False
+        self.turn()
 
     def turn(self) -> None:
-        """One turn of its loop; then workers hear what it has said."""
+        """One turn of its loop."""
         if not self.is_alive or self.is_frozen:
             return
         before = self.agent._state.phase
-        goes_on = self.agent.turn()
-        while goes_on and self.rounds.orders:
-            goes_on = self.agent.turn()
+        self.agent.turn(0.0)
+        self._go_on(before)
+
+    def _go_on(self, before: Phase) -> None:
+        """Workers hear what the agent has said, and it has its next turn in time."""
+        goes_on = self.agent.prepare()
         if self.agent._state.phase is not before:
             self.say(f"{before.value} -> {self.agent._state.phase.value}")
-        for worker in self.workers():
-            worker.hear_soon()
-        if not goes_on or self.agent._state.phase is Phase.DONE:
+        for descriptor, _ in self._spoken_to.poll(0):
+            self._listeners[descriptor].hear_soon()
+        if not goes_on:
             self.say(f"the job is over, status {self.agent._state.status}")
             self.job.ended[self.name] = self.agent._state.status
             return self._bury()
-        if self.selector.timeout is not None:
-            alarm = self.job.loop.now + max(self.selector.timeout, _FINEST_S)
+        if (wake_at := self.agent.wake_at) is not None:
+            alarm = max(wake_at, self.job.loop.now + _FINEST_S)
             if not self.job.loop.now < self._alarm <= alarm:
                 self._alarm = alarm
                 self.job.loop.at(alarm, self.turn)
@@ -485,6 +505,7 @@ class SimNode(Process):
         if self.rounds.keeper is not None:
             self.rounds.keeper.close()
         self.selector.close()
+        self._spoken_to.close()
         self.job.network.died(self)
 
     # Process.
@@ -561,7 +582,7 @@ class SimJob:
 
     def reaches(self, one: str, other: str) -> bool:
         """Whether nodes of these names reach each other."""
-        return frozenset((one, other)) not in self.cuts
+        return not self.cuts or frozenset((one, other)) not in self.cuts
 
     def start_all(self) -> None:
         """Start an agent on each node."""

@@ -17,7 +17,7 @@ from tests.simulation.sim_worker import SimWorker, ViolationError
 
 from rallypoint.rendezvous.timeouts import Timeouts
 
-_FAULTS_S, _CALM_S = 40.0, 120.0
+_FAULTS_S, _CALM_S = 40.0, 160.0
 _TIMEOUTS = Timeouts(last_call_s=0.5)
 
 
@@ -60,16 +60,16 @@ def _play(job: SimJob, random: Random) -> None:
         worker.signal(signal.SIGCONT)
     if set(job.ended) - job.left:  # as it may, if nobody was left
         return
+    leaving = [node for node in job.nodes if node.is_leaving]
     for node in job.nodes:
         job.loop.after(random.uniform(0.0, 5.0), node.start)
-    job.run(_CALM_S / 3)
-    for node in job.nodes:  # those that were still leaving
-        node.start()
     end = job.loop.now + _CALM_S
     trains = False
     while not (trains and job.is_whole) and job.loop.now < end:
         before = job.training.newest, job.training.began
         job.run(5.0)
+        for node in leaving:
+            node.start()
         trains = (job.training.newest, job.training.began) != before
     has_quorum = not any("too few to continue" in each.rounds.news for each in _whole(job))
     if has_quorum and not trains:

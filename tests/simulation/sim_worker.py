@@ -7,7 +7,6 @@ state is a hash of the one before and of who made it: there must be one for each
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import signal
 import socket
@@ -90,7 +89,7 @@ class SimTraining:
         self.newest = 0
         self.began = 0  # how often a state began from nothing
         self.pids = 1000
-        self._digests: dict[int, str] = {}
+        self._digests: dict[int, int] = {}
         self._groups: dict[tuple[str, str, int], SimGroup] = {}
 
     @property
@@ -141,7 +140,7 @@ class SimTraining:
             if left:
                 raise ViolationError(f"round {group.round} begins anew, and {left} have a state")
             self.began += 1
-            step, digest = 0, f"{self.began}"
+            step, digest = 0, self.began
             self._digests.clear()
         self.tell(f"round {group.round}: {group.size} ranks go on from step {step}")
         for each in members:
@@ -162,9 +161,8 @@ class SimTraining:
         group.stalled_since = None
         if any(each.has_news for each in members):
             return self._end(group, culprit=-1)
-        text = f"{members[0].digest} {members[0].step + 1} {group.size}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         step = members[0].step + 1
+        digest = hash((members[0].digest, step, group.size))
         if self._digests.setdefault(step, digest) != digest:
             raise ViolationError(f"step {step} has two states; one was made in round {group.round}")
         for each in members:
@@ -252,7 +250,7 @@ class SimWorker:
         training.pids += 1
         self.pid = training.pids
         self.rank = self.attempt = self._kept = self._round = -1
-        self.step, self.digest = 0, ""
+        self.step, self.digest = 0, 0
         self.has_state = self.is_dead = self.is_stopped = self.is_paused = self.is_saving = False
         self.is_newcomer = environ.get(STANDBY) == "1"
         self.group: SimGroup | None = None
@@ -353,6 +351,10 @@ class SimWorker:
         self.later(self.training.random.uniform(0.002, 0.05), lambda: self._exit(_EXITED, 1))
 
     # Its agent.
+
+    def fileno(self) -> int:
+        """Of its end of the control socket."""
+        return self._socket.fileno()
 
     def say(self, message: Known) -> None:
         """To its agent."""

@@ -91,9 +91,11 @@ class Record(metaclass=_RecordType):
         return tuple([getattr(self, field) for field in type(self)._fields])
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if not isinstance(other, Record) or type(other) is not type(self):
             return NotImplemented
-        return self is other or self._values() == other._values()
+        return self._values() == other._values()
 
     def __hash__(self) -> int:
         return hash(self._values())

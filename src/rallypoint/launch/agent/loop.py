@@ -188,30 +188,39 @@ class Agent:
 
     def wait(self) -> None:
         """Perform orders and decisions until the job is over."""
-        while self.turn():
-            pass
+        while self.prepare():
+            self.turn(left_until(self.wake_at))
 
-    def turn(self) -> bool:
-        """Wait for events once, and perform what follows; False: the job is over."""
+    def prepare(self) -> bool:
+        """Perform the orders that have come, before the next turn; False: the job is over."""
         self._obey()
         if self._state.phase is Phase.DONE:
             return False
         self._renew_fence()
         self._watch_guardian()
-        alarms = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
-        alarms += [self._recovery.wake_at, self._stuck_ranks.wake_at]
-        if self._step_signals is not None:
-            alarms.append(self._step_signals.wake_at)
-        call_ready(self.selector, left_until(earliest(*alarms)))
+        return True
+
+    def turn(self, timeout_s: float | None) -> None:
+        """Wait for events once, and perform what follows, except for orders."""
+        call_ready(self.selector, timeout_s)
         self._perform(self._state.tick(time.monotonic()))
         self._recovery.tick(time.monotonic())
         self._stuck_ranks.tick(time.monotonic())
         if self._step_signals is not None:
             self._step_signals.tick(time.monotonic())
-        if self._rounds.wake_at is not None and time.monotonic() >= self._rounds.wake_at:
+        wake_at = self._rounds.wake_at
+        if wake_at is not None and time.monotonic() >= wake_at:
             self._rounds.tick()
         self._progress.tick(time.monotonic(), len(self._state.group.running))
-        return True
+
+    @property
+    def wake_at(self) -> float | None:
+        """When the next turn is due at the latest; None: only events matter."""
+        alarms = [self._state.wake_at, self._rounds.wake_at, self._progress.wake_at]
+        alarms += [self._recovery.wake_at, self._stuck_ranks.wake_at]
+        if self._step_signals is not None:
+            alarms.append(self._step_signals.wake_at)
+        return earliest(*alarms)
 
     def end(self) -> None:
         """End all processes."""
@@ -561,9 +570,9 @@ class Agent:
 
     def _watch_guardian(self) -> None:
         guardian = self._guardian
-        if guardian is None or guardian not in self.selector.get_map():
+        if guardian is None or guardian.has_unsent == self._writes_to_guardian:
             return
-        if guardian.has_unsent != self._writes_to_guardian:
+        if guardian in self.selector.get_map():
             self._writes_to_guardian = guardian.has_unsent
             events = selectors.EVENT_READ
             events |= selectors.EVENT_WRITE if self._writes_to_guardian else 0

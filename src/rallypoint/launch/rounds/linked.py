@@ -99,6 +99,9 @@ class LinkedRounds(RoundSource, Receiver):
         self._setup = setup
         self._register = register
         self._core = self._new_core()
+        # Of the core, as of its last event: each turn of the agent's loop asks for both.
+        self._core_wakes_at: float | None = None
+        self._core_fence_at: float | None = None
         self._connections = PeerConnections(
             setup.me.key, token, listener, self, stalled_s=stalled_s, lost_s=lost_s
         )
@@ -145,14 +148,14 @@ class LinkedRounds(RoundSource, Receiver):
     @property
     def wake_at(self) -> float | None:
         examine_at = self._examine_at if self._examine_at < inf else None
-        core_wakes_at = self._core.wake_at
+        core_wakes_at = self._core_wakes_at
         if core_wakes_at is not None:
             core_wakes_at += time.monotonic() - lease_time()
         return earliest(examine_at, self._connections.wake_at, core_wakes_at)
 
     @property
     def fence_at(self) -> float | None:
-        fence_at = self._core.follower.fence_at
+        fence_at = self._core_fence_at
         return None if fence_at is None else fence_at + _GUARD_SHARE * self._setup.timeouts.kill_s
 
     def open(self, selector: selectors.BaseSelector) -> None:
@@ -275,6 +278,7 @@ class LinkedRounds(RoundSource, Receiver):
                 self._perform(self._events.popleft()(lease_time()))
         finally:
             self._is_busy = False
+            self._core_wakes_at, self._core_fence_at = self._core.wake_at, self._core.fence_at
 
     def _perform(self, decision: Decision[Action]) -> None:
         self._report(decision.reason)

@@ -104,15 +104,20 @@ class Participant:
         """When to call `tick` at the latest; None: only events matter."""
         if self.part is Part.DONE:
             return None
-        follower = self.follower
+        follower, fence_at = self.follower, self.fence_at
         alarms = [follower.beat_at if self._has_leader() else self._search.wake_at]
-        if follower.fence_at is not None:
-            alarms.append(follower.fence_at)
+        if fence_at is not None:
+            alarms.append(fence_at)
         if self.part is Part.FOLLOWING:
             alarms += [follower.heard_at + self.setup.fence_s, self._ask_keeper_at]
         if self._leader is not None:
             alarms.append(self._leader.wake_at)
         return min(alarms)
+
+    @property
+    def fence_at(self) -> float | None:
+        """When workers must end without further messages; None: there are none to end."""
+        return self.follower.fence_at
 
     @property
     def leader_key(self) -> str:
