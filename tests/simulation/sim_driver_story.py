@@ -18,7 +18,9 @@ from tests.simulation.sim_worker import SimWorker, ViolationError
 from rallypoint.rendezvous.timeouts import Timeouts
 
 _FAULTS_S, _CALM_S = 40.0, 160.0
+_LINGER_S, _LINGERS = 35.0, 8  # after that, in each eighth story: longer than a survivor waits
 _TIMEOUTS = Timeouts(last_call_s=0.5)
+_FEW_HEARTBEATS = Timeouts(last_call_s=0.5, heartbeat_s=2.0, missed_heartbeats=2.5)
 
 
 def story(seed: int, keeper: type[SimKeeper] | None = None) -> SimJob:
@@ -29,16 +31,17 @@ def story(seed: int, keeper: type[SimKeeper] | None = None) -> SimJob:
     """
     random = Random(f"story of drivers {seed}")
     nodes = random.choice([1, 1, 2, 3, 3, 4, 5])
+    loss = random.choice([0.0, 0.0, 0.1])
     job = SimJob(
         seed=seed,
         nodes=nodes,
         workers=random.choice([1, 2, 2, 3]),
         spares=random.choice([0, 0, 1]),
         min_nodes=random.choice([1, max(1, nodes // 2), nodes]),
-        timeouts=_TIMEOUTS,
+        timeouts=_TIMEOUTS if loss else random.choice([_TIMEOUTS, _FEW_HEARTBEATS]),
         keeper=keeper,
     )
-    job.network.loss = random.choice([0.0, 0.0, 0.1])
+    job.network.loss = loss
     with job:
         try:
             _play(job, random)
@@ -76,6 +79,10 @@ def _play(job: SimJob, random: Random) -> None:
         raise ViolationError("nobody trains any more")
     if has_quorum and not job.is_whole:
         raise ViolationError("some do not come back")
+    if has_quorum and job.seed % _LINGERS == 0:
+        job.run(_LINGER_S)
+        if not job.is_whole:
+            raise ViolationError("some are lost without a fault")
 
 
 def _whole(job: SimJob) -> list[SimNode]:

@@ -196,6 +196,22 @@ def test_newcomers_end_as_their_round_begins() -> None:
             assert job.is_whole, "\n".join(job.story[-40:])
 
 
+def test_the_last_rank_of_a_node_is_lost_while_newcomers_wait() -> None:
+    """They end with it, and the node gets all of its ranks back."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=2, workers=3) as job:
+            job.start_all()
+            job.run(5.0)
+            last, *others = job.nodes[0].workers()
+            for worker in others:
+                worker.kill()
+            while not any("a worker of node 0 (n0) will join" in line for line in job.story):
+                job.run(0.001)
+            last.kill()
+            job.run(10.0)
+            assert job.is_whole, "\n".join(job.story)
+
+
 WITHOUT: dict[str, tuple[type, str, Callable[[SimJob], None], int]] = {
     "word that a worker is kept": (LocalWorkers, "keep", wait_for_a_node, 3),
     "a deadline for an answer": (LocalWorkers, "_expect", stop_one_and_kill_another, 2),

@@ -387,7 +387,12 @@ class Agent:
             )
             self._oom_kills.reset()
         self._progress.round_runs()
-        if self._job.spares or not seat.local_world_size:
+        has_empty_places = seat.local_world_size < self._job.local_world_size
+        if (
+            self._job.spares
+            or not seat.local_world_size
+            or (has_empty_places and start.may_replace)
+        ):
             self._stand_by()
         return None
 

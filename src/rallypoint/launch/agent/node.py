@@ -390,7 +390,8 @@ class NodeState:
         self._move(Phase.WAITING)
         self.wake_at = None
         reason = "the others are stuck" if unkillable else "nothing is left running"
-        self.ready, tell = 0, self._tell()
+        self.ready = 0
+        tell = self._tell()
         if self.finish is not None:
             self._done(self.finish.because)
         return Decision((tell,), reason)

@@ -132,6 +132,16 @@ def test_a_round_that_begins_while_all_is_stopped_ends_with_it() -> None:
     assert (told.report.round, told.report.survivors) == (5, 0)
 
 
+def test_nothing_is_ready_once_everything_has_ended() -> None:
+    """Workers on standby end with the others."""
+    state = kept()
+    state.workers_ready(1)
+    state.round_stopped(Stop(round=4, because="no lease", ending=Ending.KILL), 2.0)
+    (told,) = state.everything_ended(()).actions
+    assert isinstance(told, Tell)
+    assert told.report.ready == 0
+
+
 def test_who_is_cut_off_keeps_nobody() -> None:
     state = kept()
     decision = state.round_stopped(Stop(round=4, because="no lease", ending=Ending.KILL), 2.0)
