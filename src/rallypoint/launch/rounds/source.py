@@ -189,7 +189,9 @@ class LocalRounds(RoundSource):
                     self.orders.append(start)
                 case Stop() | Finish():
                     self.orders.append(action)
-                case Notice() | Refuse():
+                case Notice(text):
+                    say(text)
+                case Refuse():
                     pass  # these are for the agents of several nodes
                 case _:
                     assert_never(action)
