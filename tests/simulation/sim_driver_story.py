@@ -13,7 +13,8 @@ from random import Random
 
 from tests.simulation.sim_driver import SimJob, SimNode
 from tests.simulation.sim_keeper import SimEtcd, SimKeeper
-from tests.simulation.sim_worker import SimWorker, ViolationError
+from tests.simulation.sim_witness import ViolationError
+from tests.simulation.sim_worker import SimWorker
 
 from rallypoint.rendezvous.timeouts import Timeouts
 

@@ -17,6 +17,7 @@ from random import Random
 from typing import Protocol
 
 from tests.simulation.sim_clock import SimLoop
+from tests.simulation.sim_witness import ViolationError
 
 from rallypoint.base.control_message import (
     MAX_MESSAGE_BYTES,
@@ -41,10 +42,6 @@ NEWS_S, REMEDY_S = 2.0, 30.0  # of own_place.py
 TIMEOUT_S = 30.0  # of a call
 SILENCE_S = 5.0  # of connections
 _POLL_S = 0.05
-
-
-class ViolationError(Exception):
-    """What must never happen has happened."""
 
 
 class Node(Protocol):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
+from tests.simulation.known_seeds import is_needed
 from tests.simulation.sim_driver import SimJob
 from tests.simulation.sim_driver_story import story
 from tests.simulation.sim_keeper import SimEtcd, SimKeeper
-from tests.simulation.sim_worker import ViolationError
+from tests.simulation.sim_witness import ViolationError
 
 from rallypoint.base.control_message import Stage, WorkerReport
+from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.local_workers import LocalWorkers
+from rallypoint.launch.agent.node import NodeDecision, NodeState, ResumeEverything
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
+from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.job.reports import Stop
 
 LONG = pytest.mark.long
@@ -147,9 +152,38 @@ def test_a_node_without_ranks_outlives_its_lease(late_s: float) -> None:
             assert all(worker.step > 0 for worker in job.nodes[1].workers()), "\n".join(job.story)
 
 
+def loses_its_workers_while_its_agent_is_held_up(seed: int) -> bool:
+    """Whether a node whose guardian pauses at the lease's end, and finds nobody, comes back."""
+    with SimJob(seed=seed, nodes=3, min_nodes=3, keeper=SimEtcd) as job:
+        job.start_all()
+        job.run(5.0)
+        job.nodes[2].kill()
+        job.run(0.02)
+        node = job.nodes[0]
+        first, second = node.workers()
+        first.kill()
+        job.run(0.01)
+        node.freeze(6.46)
+        job.run(0.001)
+        second.kill()
+        job.run(12.0)
+        job.nodes[2].start()
+        job.run(30.0)
+        return job.is_whole
+
+
 def test_a_guardian_that_has_paused_nobody_lets_the_next_round_run() -> None:
-    """Its agent did not know of that."""
-    story(3574, SimEtcd)
+    """Its agent did not know of that. A round that does not end its pause finds new workers so."""
+    begin = NodeState.started
+
+    def begin_without(*args: Any, **named: Any) -> NodeDecision:
+        decision = begin(*args, **named)
+        actions = [each for each in decision.actions if not isinstance(each, ResumeEverything)]
+        return NodeDecision(tuple(actions), decision.reason)
+
+    assert all(loses_its_workers_while_its_agent_is_held_up(seed) for seed in (4, 7, 10))
+    with mock.patch.object(NodeState, "started", begin_without):
+        assert not all(loses_its_workers_while_its_agent_is_held_up(seed) for seed in (4, 7, 10))
 
 
 def wait_for_a_node(job: SimJob) -> None:
@@ -238,3 +272,23 @@ def test_what_is_needed(what: str) -> None:
     assert ends_well()
     with mock.patch.object(owner, name, lambda *_, **__: None):
         assert not ends_well()
+
+
+# What random stories notice the absence of: what is put in its place.
+NEEDED: dict[str, tuple[type, str, Callable[..., object]]] = {
+    "NoWordThatAWorkerIsKept": (LocalWorkers, "keep", lambda *_: None),
+    "NoWorkersOnStandby": (LocalWorkers, "stand_by", lambda *_: None),
+    "LostStandbysStayLost": (InPlaceRecovery, "lost_standby", lambda *_: None),
+    "OneVoterIsAQuorum": (Rules, "is_quorum", lambda _self, _agreement, keys: bool(keys)),
+}
+
+
+@pytest.mark.parametrize("what", NEEDED)
+def test_what_random_stories_notice(what: str) -> None:
+    owner, name, otherwise = NEEDED[what]
+
+    def without(seed: int) -> None:
+        with mock.patch.object(owner, name, otherwise):
+            story(seed)
+
+    assert is_needed(what, range(100), without, story)
