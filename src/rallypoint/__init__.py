@@ -1,8 +1,9 @@
-"""Rallypoint: start, gather, connect and keep alive the processes of a distributed training job.
+"""Rallypoint launches distributed training jobs, connects their processes, and explains why a job
+fails or hangs.
 
 The public face: torch.distributed's names, which __init__.pyi lists, each once. They are loaded on
-first use, so that the launcher, which imports this package too, pays for none of them; __version__,
-which pyproject.toml defines, is read from the installed package's metadata in the same way.
+first use, so that the launcher, which imports this package too, pays for none of them. __version__
+is read from the installed package's metadata in the same way.
 
     import rallypoint as dist
     dist.init_process_group()

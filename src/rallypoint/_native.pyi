@@ -36,9 +36,9 @@ def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
     """Have this process write its flight record there; whether it does (flight_record.h)."""
 
 def tell_long_waits(fd: int, after_s: float, times_usual: float, /) -> None:
-    """Tell the launcher, over the control socket, of calls that are waited for for so long.
+    """Report to the launcher, over the control socket, calls that are waited for this long.
 
-    And for so many times as long as is usual in their group (engine/long_wait.h).
+    They also take this many times as long as usual in their group (engine/long_wait.h).
     """
 
 def open_foreign_group(description: str, /) -> int:
@@ -59,7 +59,7 @@ def begin_foreign_transfer(
     """A send or receive of such a group begins; -1: it is not recorded. `peer` -1: any."""
 
 def end_foreign_transfer(group: int, transfer: int, has_failed: bool, /) -> None:
-    """It is done, or has failed, or nobody waits for it any more."""
+    """It is done, or has failed, or no caller waits for it any more."""
 
 def withdraw_foreign_transfer(group: int, transfer: int, /) -> None:
     """It was refused."""
@@ -108,7 +108,7 @@ def adopt(base: int, nbytes: int, fd: int) -> bool:
     """
 
 def abandon(base: int, is_used: bool) -> None:
-    """Take back `adopt`; with `is_used` False nobody needs what is in the memory any more."""
+    """Take back `adopt`; with `is_used` False the memory's contents are not needed any more."""
 
 def addresses_of(arrays: list[Any], /) -> bytes:
     """Where arrays lie in this process, 8 bytes for each.
@@ -207,7 +207,7 @@ class Communicator:
         in_place: bool = False,
         waits: bool = False,
     ) -> Work | int:
-        """Begin a collective that goes on in the background; those of one communicator in order.
+        """Begin a collective that continues in the background; those of one communicator in order.
 
         Args:
             source, target: an array of all blocks, or a list of arrays, one for each block; None
@@ -217,7 +217,7 @@ class Communicator:
             uneven: blocks may be of different lengths, also on other ranks; the same on all ranks.
                 Lists of arrays of different lengths are uneven in any case.
             timeout_s: how long it may wait for a peer; negative for the communicator's.
-            plain: refuse what nobody has looked at yet and `run_apart` would refuse. The memory
+            plain: refuse what has not been checked yet and `run_apart` would refuse. The memory
                 that tensors have now is used, even if they are given other memory.
             in_place: then source and target may be the same array.
             waits: return only once it is done. What interrupts that, as Ctrl-C, ends the operation
@@ -269,7 +269,7 @@ class Communicator:
         """The process of a rank."""
 
 class StoreServer:
-    """The store's server loop in a thread of its own, serving from construction."""
+    """The store's server loop in its own thread, serving from construction."""
 
     def __init__(self, listener: int, log: int, token: bytes, silence_s: int) -> None: ...
     def allow(self, hosts: bytes) -> None:

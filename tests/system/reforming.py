@@ -80,7 +80,7 @@ def collectives(seed: int, group: ProcessGroup) -> None:
 
 
 def killed(group: ProcessGroup, seed: int) -> None:
-    """A rank is killed in a random collective; the others go on with the same objects."""
+    """A rank is killed in a random collective; the others continue with the same objects."""
     me, total = group.rank(), np.zeros(1000)
     identity = id(total)
     say(ready=os.getpid())

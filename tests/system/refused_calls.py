@@ -90,7 +90,8 @@ _WHY = {
 # from running.
 LAUNCHERS: Mapping[tuple[str, str], str] = {
     ("clone3", "EPERM"): "the launcher cannot start threads or programs: a sandbox forbids clone3 "
-    "with an error that the C library takes for final, as Docker before 20.10.10 does; upgrade "
+    "with an error after which the C library does not retry, as Docker before 20.10.10 does;"
+    " upgrade "
     "Docker and libseccomp, or start the container with --security-opt seccomp=unconfined.",
     **{
         (call, error): f"{who} needs {call}, which this system refuses ({_WHY[error]}): {_CURE}"

@@ -217,7 +217,7 @@ def test_a_port_that_is_held(tmp_path: Path) -> None:
         where = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
         lines = examine_here(tmp_path, *where)
     port = endpoint.partition(":")[2]
-    begin = f"port {port}, where the nodes are to meet ({endpoint}), is held by process "
+    begin = f"port {port} of the endpoint ({endpoint}) is held by process "
     (line,) = [line for line in lines if begin in line]
     (pid,) = advised(line, r" held by process (\d+) \(.*; end that process, or choose another port")
     assert int(pid) == os.getpid()
@@ -250,9 +250,7 @@ ENDPOINT = ("--rdzv-endpoint", "host1:29400")
 def test_a_blocked_port(cluster: FaultyCluster) -> None:
     cluster.filter(1, "tcp dport 29400 drop")
     line = the_red_line(cluster.examine(*ENDPOINT))
-    assert line.startswith(
-        "host2, host3: host1:29400, where the nodes are to meet, does not answer"
-    )
+    assert line.startswith("host2, host3: host1:29400, the rendezvous endpoint, does not answer")
     port, host = advised(line, r"allow TCP to port (\d+) in the firewall of host(\d)")
     assert (port, host) == ("29400", "1")
     cluster.accept(int(host), f"tcp dport {port}")
@@ -349,7 +347,7 @@ def test_a_blocked_port_where_nodes_meet(cluster: FaultyCluster) -> None:
     cluster.filter(1, "ip saddr 10.77.0.2 tcp dport 29400 drop")
     reports = cluster.meet("--rdzv-backend", "c10d", *ENDPOINT)
     line = the_red_line(reports[2])
-    assert line.startswith("host2: host1:29400, where the nodes are to meet, does not answer")
+    assert line.startswith("host2: host1:29400, the rendezvous endpoint, does not answer")
     assert "allow TCP to port 29400 in the firewall of host1" in line
     assert the_red_line(reports[1]).startswith(
         "2 of 3 nodes connected to host1:29400 within 3 s: host1, "
@@ -380,7 +378,7 @@ def test_a_rendezvous_that_times_out_says_why(cluster: FaultyCluster) -> None:
     for name, text in (
         (
             "blocked port",
-            "found on host2: host1:29401, where the nodes are to meet, does not answer",
+            "found on host2: host1:29401, the rendezvous endpoint, does not answer",
         ),
         ("blocked port", "allow TCP to port 29401 in the firewall of host1"),
         ("one way", "where the first node's agent listens, does not answer"),

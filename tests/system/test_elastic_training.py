@@ -144,7 +144,7 @@ def test_agents_come_and_go_at_random(cluster: Cluster, tmp_path: Path, seed: in
     told = cluster.told()
     # Where nodes come and go this often, the last one may have to wait until the job is over.
     late = statuses.count(3)
-    assert late <= told.count("the job ended before this node had a place in it"), story + told
+    assert late <= told.count("the job ended before this node could take part"), story + told
     assert statuses.count(0) == len(statuses) - late > 0, f"{statuses} {story}{told}"
     assert "test accuracy" in told, story + told
     assert told.count("workers continue after step") > 1, story + told

@@ -112,7 +112,9 @@ def test_digits_in_place(launch: Launch) -> None:
     assert expected[0] > 0.9
     # The spare takes the place at once, or joins as soon as it is ready.
     loss = rf"\(pid {begun[0]}\) was killed by SIGKILL; "
-    told = "(a spare took over; ranks 0-3 of 4|3 of 4 ranks are left; ranks 0-2 of 3) go on after"
+    told = (
+        "(a spare took over; ranks 0-3 of 4|3 of 4 ranks are left; ranks 0-2 of 3) continue after"
+    )
     assert re.search(loss + told, launch.err), launch.err
 
 

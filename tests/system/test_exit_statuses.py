@@ -99,7 +99,7 @@ def test_nothing_ran_here(nodes: Nodes) -> None:
     (nodes.directory / "go").touch()
     assert [nodes.status(name) for name in ("a", "b", "c")] == [0, 0, 3]
     assert not (nodes.directory / "c.ran").exists()
-    assert "the job ended before this node had a place in it" in nodes.said("c")
+    assert "the job ended before this node could take part" in nodes.said("c")
 
 
 @pytest.mark.repeated

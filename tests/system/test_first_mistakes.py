@@ -48,7 +48,7 @@ MISTAKES = {
     ),
     "flags behind the script": Mistake(
         "train.py --nproc_per_node 2",
-        r"run: --nproc_per_node is behind train\.py, and so passed to it; write launcher flags "
+        r"run: --nproc_per_node is after train\.py and passed to it; write launcher flags "
         r"before it, as in: rallypoint run --nproc_per_node \.\.\. train\.py",
         ["--nproc_per_node 2 train.py"],
     ),
@@ -65,7 +65,7 @@ MISTAKES = {
     ),
     "no address of the first node": Mistake(
         "--nnodes 2 --node-rank 1 --master-port PORT train.py",
-        r"not all nodes have met yet: 127\.0\.0\.1:PORT, where they are to meet, can only be "
+        r"not all nodes have connected yet: 127\.0\.0\.1:PORT, the endpoint, can only be "
         rf"reached from this machine; .*\(--master-addr or --rdzv-endpoint\){DOCTOR}",
         [
             "--nnodes 2 --node-rank 0 --master-addr HERE --master-port PORT train.py",
@@ -74,7 +74,7 @@ MISTAKES = {
     ),
     "a name that does not resolve": Mistake(
         f"--nnodes 2 --node-rank 1 --master-addr {NOWHERE} train.py",
-        rf"not all nodes have met yet: the name {NOWHERE} cannot be resolved .*; add .* to "
+        rf"not all nodes have connected yet: the name {NOWHERE} cannot be resolved .*; add .* to "
         rf"/etc/hosts or to the name service, or give addresses instead of names{DOCTOR}",
         [
             "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port PORT train.py",
@@ -95,8 +95,8 @@ MISTAKES = {
     ),
     "a meeting point that is held": Mistake(
         "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:HELD train.py",
-        r"not all nodes have met yet: localhost:HELD is held by process PID .*, which is not a "
-        rf"launcher of this job; end that process, or choose another port .*{DOCTOR}",
+        r"not all nodes have connected yet: localhost:HELD is held by process PID .*, which is not "
+        rf"a launcher of this job; end that process, or choose another port .*{DOCTOR}",
         ["--nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:PORT train.py"] * 2,
     ),
     "an interface that is not there": Mistake(
@@ -114,9 +114,9 @@ MISTAKES = {
     ),
     "two first nodes on two machines": Mistake(
         f"--nnodes 2 --master-addr {ELSEWHERE} --master-port PORT train.py",
-        rf"not all nodes have met yet: this node waits for the others, who are to find it at "
-        rf"{ELSEWHERE}, which is no address of this machine; give each node its own --node-rank .*"
-        rf"{DOCTOR}",
+        rf"not all nodes have connected yet: this node waits for the others at "
+        rf"{ELSEWHERE}, which is not an address of this machine; give each node its own "
+        rf"--node-rank .*{DOCTOR}",
     ),
 }
 
@@ -244,7 +244,7 @@ def test_several_hosts_can_be_tried_on_this_machine(launch: Launch) -> None:
     assert launch.run("--hosts", "localhost:2,127.0.0.1:2", script) == 0, launch.err
     assert launch.out.count("sum 4") == 4
     assert "starting on 2 hosts" in launch.err
-    assert "not all nodes have met" not in launch.err
+    assert "not all nodes have connected" not in launch.err
 
 
 @pytest.mark.seldom
@@ -252,8 +252,10 @@ def test_notices_come_less_and_less_often(launch: Launch, free_port: int) -> Non
     """In all, what waits for 12 s is told twice: at the start, and after 10 s."""
     flags = ("--nnodes", "2", "--master-port", str(free_port), "--rdzv-conf", "timeout=12")
     assert launch.run(*flags, launch.script(SCRIPT)) == 1
-    lines = [line for line in launch.err.splitlines() if "joined" in line or "met yet" in line]
-    assert ["not all nodes have met yet" in line for line in lines] == [True, False, False]
+    lines = [
+        line for line in launch.err.splitlines() if "joined" in line or "connected yet" in line
+    ]
+    assert ["not all nodes have connected yet" in line for line in lines] == [True, False, False]
     assert lines[1].endswith("1/2 nodes joined; missing node-rank 1")
     assert "job failed: 1/2 nodes joined; missing node-rank 1, after 12 s" in lines[2]
     assert Path(launch.directory).exists()

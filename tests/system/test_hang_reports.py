@@ -172,7 +172,7 @@ while not os.path.exists("go"):
     ("work", "keeps"),
     [
         ("dist.barrier()", r"waits in barrier #3 at worker\.py:\d+"),
-        ("import queue; queue.Queue().get()", r"waits for a queue of its own process at worker"),
+        ("import queue; queue.Queue().get()", r"waits for a queue in its own process at worker"),
     ],
 )
 def test_a_rank_that_raised_and_cannot_end_is_told(launch: Launch, work: str, keeps: str) -> None:
@@ -193,7 +193,7 @@ def test_a_hang_is_told_and_that_the_job_goes_on(launch: Launch, kind: str) -> N
     start(launch, kind, COMES_LATE, "--hang-after", "1")
     wait_until(lambda: HANGS.search(launch.err))
     (launch.directory / "go").touch()
-    over = re.compile(r"the job goes on: rank [02] is no longer waiting, after \d[\d.]* m?s\n")
+    over = re.compile(r"the job continues: rank [02] is no longer waiting, after \d[\d.]* m?s\n")
     wait_until(lambda: over.search(HANGS.split(launch.err)[-1]))
     (launch.directory / "told").touch()
     assert launch.process is not None
@@ -219,7 +219,7 @@ def test_a_rank_that_is_stopped_is_told(launch: Launch) -> None:
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: "the job hangs: rank 1 is stopped (SIGSTOP)" in launch.err)
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: "the job goes on: rank 1 is no longer stopped, after" in launch.err)
+    wait_until(lambda: "the job continues: rank 1 is no longer stopped, after" in launch.err)
     (launch.directory / "end").touch()
     assert launch.process.wait(60) == 0, launch.err
 

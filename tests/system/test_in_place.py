@@ -142,7 +142,7 @@ def test_the_others_go_on(launch: Launch) -> None:
     assert sorted(ends.values()) == [(0, 2), (1, 2)]
     (victim,) = {step.pid for step in found[1]} - set(ends)
     assert (
-        f"(pid {victim}) was killed by SIGKILL; 2 of 3 ranks are left; ranks 0-1 of 2 go on"
+        f"(pid {victim}) was killed by SIGKILL; 2 of 3 ranks are left; ranks 0-1 of 2 continue"
         in launch.err
     )
     events = [
@@ -428,7 +428,7 @@ def test_a_mistake_ends_the_job(launch: Launch, value: str) -> None:
 
 @pytest.mark.everyday
 def test_three_nodes_lose_the_first(tmp_path: Path, free_port: int) -> None:
-    """Its agent, which coordinates and has the store, and its worker die; the others go on."""
+    """Its agent, which coordinates and has the store, and its worker die; the others continue."""
     flags = ["--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-id", "job", *FULL]
     flags += ["--rdzv-endpoint", f"127.0.0.1:{free_port}", "--local-addr", "127.0.0.1"]
     with launches(tmp_path, 3) as nodes:
@@ -440,7 +440,7 @@ def test_three_nodes_lose_the_first(tmp_path: Path, free_port: int) -> None:
         first, *others = nodes
         assert first.process is not None
         first.process.kill()
-        wait_until(lambda: all(" of 2 goes on after " in node.err for node in others))
+        wait_until(lambda: all(" of 2 continues after " in node.err for node in others))
         (tmp_path / "enough").touch()
         ends: dict[int, tuple[int, int]] = {}
         for node in others:
@@ -497,7 +497,7 @@ def test_survivors_wait_for_a_node_as_long_as_their_launcher(
         wait_until(lambda: "1 of 2 nodes" in first.err or "waiting" in first.err)
         time.sleep(3)  # ten times as long as it would wait without a promise
         third.start(*flags, script, str(tmp_path / "enough"))
-        wait_until(lambda: " go on after " in first.err or " goes on after " in first.err)
+        wait_until(lambda: " continue after " in first.err or " continues after " in first.err)
         (tmp_path / "enough").touch()
         assert first.process.wait(100) == 0, first.err
         (done,) = first.directory.glob("done.*")
@@ -524,7 +524,7 @@ def test_the_coordinator_is_lost_while_survivors_wait_for_a_node(
         for each in (again, more):
             each.start(*flags, script, str(tmp_path / "enough"))
         for each in kept:
-            wait_until(lambda: " goes on after " in each.err)  # noqa: B023 - at once
+            wait_until(lambda: " continues after " in each.err)  # noqa: B023 - at once
         (tmp_path / "enough").touch()
         for each in kept:
             assert each.process is not None
@@ -571,7 +571,7 @@ def test_a_replacement_that_dies_before_it_is_ready_is_replaced(launch: Launch) 
     (launch.directory / "enough").touch()
     end(launch)
     assert len(list(launch.directory.glob("standby.*"))) == 3
-    told = "was killed by SIGKILL before it came to init_process_group; another one is started in"
+    told = "was killed by SIGKILL before it called init_process_group; another one is started in"
     assert launch.err.count(told) == 2
 
 
@@ -602,9 +602,9 @@ train(elastic.State(step=0))
 
 
 def test_an_error_of_the_programs_own_store_is_no_loss(launch: Launch) -> None:
-    """It ends its rank, and is shown; the others go on."""
+    """It ends its rank, and is shown; the others continue."""
     assert launch.run("--nproc-per-node", "2", launch.script(OWN)) == 0, launch.err
-    assert "StoreTimeoutError" in launch.err.partition("goes on after")[0].splitlines()[-1]
+    assert "StoreTimeoutError" in launch.err.partition("continues after")[0].splitlines()[-1]
     assert [path.name for path in launch.directory.glob("try.*")] == ["try.1"]
 
 
@@ -640,7 +640,7 @@ def test_a_rank_that_leaves_a_training_early_is_told(launch: Launch, how: str, t
     """The others go on without it, at once."""
     assert launch.run("--nproc-per-node", "3", launch.script(EARLY), how) == 0, launch.err
     assert told in launch.err
-    assert "ranks 0-1 of 2 go on after" in launch.err
+    assert "ranks 0-1 of 2 continue after" in launch.err
 
 
 EPOCHS = """

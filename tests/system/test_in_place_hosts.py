@@ -201,11 +201,11 @@ def test_the_network_is_down_for_a_while(agents: Agents) -> None:
     watch = start_three(agents, "timeout_s=3")
     for number in (1, 2, 3):
         agents.hosts.pull_cable(number)
-    agents.wait_until_said(2, "pausing the workers of this node until the job goes on")
+    agents.wait_until_said(2, "pausing the workers of this node until the job continues")
     down_until = time.monotonic() + 5
     explain = agents.hosts[2].enter("env", f"TMPDIR={agents.directory}", *RALLYPOINT, "explain")
     told = subprocess.run(explain, capture_output=True, text=True, check=False).stdout
-    assert "is paused by the launcher until the job goes on" in told
+    assert "is paused by the launcher until the job continues" in told
     time.sleep(max(0.0, down_until - time.monotonic()))
     for number in (1, 2, 3):
         agents.hosts.plug_cable(number)
@@ -224,7 +224,7 @@ def test_connections_break_though_nobody_is_lost(agents: Agents) -> None:
     watch.await_size(3, (1, 2, 3))
     found = check_history(agents)
     assert len({step.pid for told in found.values() for step in told}) == 3, agents.story()
-    text = r"connections between ranks broke; all connect again; ranks? [-0-9]+ of 3 go(es)? on"
+    text = r"connections between ranks broke; all connect again; ranks? [-0-9]+ of 3 continues?"
     assert len(re.findall(text, agents.story())) == 3, agents.story()
     assert "restart 1" not in agents.story(), "nobody was lost, so nothing is charged"
 
@@ -238,7 +238,7 @@ def test_connections_last_for_as_long_as_nodes_may_be_silent(agents: Agents) -> 
     agents.hosts.heal()
     watch.await_size(3, (1, 2, 3))
     check_history(agents)
-    assert "went on" not in agents.story()
+    assert "recovered in place" not in agents.story()
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables")

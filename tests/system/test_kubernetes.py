@@ -69,7 +69,7 @@ def test_pods_meet_although_their_names_are_known_late(hosts: Hosts, tmp_path: P
 
 
 def test_an_evicted_pod_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
-    """The first one; the others go on meanwhile, and take its replacement in."""
+    """The first one; the others continue meanwhile, and take its replacement in."""
     (tmp_path / "train.py").write_text(WORKER)
     manifest = MANIFESTS / "indexed-job.yaml"
     with Job(hosts, manifest, tmp_path, secrets=SECRETS, negative_s=5.0) as job:

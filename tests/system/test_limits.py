@@ -233,7 +233,7 @@ def test_a_full_dev_shm(has_room: bool, launch: Launch, needs_namespaces: None) 
     assert status == 1
     assert "rallypoint: job failed: rank 0 raised" in launch.err
     assert (
-        "memfd_create is refused (Operation not permitted), and no file can take its" in launch.err
+        "memfd_create is refused (Operation not permitted), and no file can replace" in launch.err
     )
 
 

@@ -102,7 +102,7 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(launch: Launch) -> None:
     assert status == 0, err
     lines = [line.removeprefix("[default0]:") for line in out.splitlines()]
     assert lines == [f"line {i}" for i in range(60000)]  # all of it, though the file has not
-    assert err.count("No space left on device; the job goes on") == 1
+    assert err.count("No space left on device; the job continues") == 1
     assert "stdout.log: No space left" in err
 
 

@@ -200,7 +200,7 @@ def test_a_machine_that_knows_its_own_name_as_its_loopback(agents: Agents) -> No
         agents.hosts[1].run("umount", "/etc/hosts")
     assert (agents.directory / "used.0").read_text().split() == ["10.77.0.1"] * 2
     for number, reason in (
-        (1, "it is the likeliest, because nothing says"),
+        (1, "it is the likeliest, because the other"),
         (2, "the route to host1"),
     ):
         assert agents.said(number).count("network: ") == 1

@@ -79,7 +79,7 @@ def test_one_that_comes_late_waits_for_a_place_and_is_told_the_end(agents: Agent
     assert agents.up().keys() == {"host1.0", "host2.0"}
     agents.finish((1, 2))
     assert agents.ended(3) == 3
-    assert "the job ended before this node had a place in it" in agents.said(3)
+    assert "the job ended before this node could take part" in agents.said(3)
 
 
 @pytest.mark.everyday

@@ -49,7 +49,7 @@ def test_all_nodes_meet_without_a_flag(
     for number in (3, 1, 2):
         agents.start(number, environ={**environ_of(number), "PET_RDZV_CONF": PATIENT})
     agents.wait_for({f"host{i}.0": f"0 {i - 1}/3 {i - 1}/3" for i in (1, 2, 3)})
-    assert "node 1 of 3, meeting at host1:" in agents.said(2)
+    assert "node 1 of 3, rendezvous at host1:" in agents.said(2)
     assert "--on here ignores this" in agents.said(2)
     agents.finish((1, 2, 3))
 

@@ -87,7 +87,7 @@ def test_a_failure_of_one_rank_is_told_here(cluster: RayCluster, job: Path) -> N
     words = ("--nnodes", "3", "--nproc-per-node", "2", script(job, text))
     status, out, err = ended(cluster.start(*words))
     assert status == 1, err
-    assert "starting on 3 hosts, which meet at 10.77.0." in err
+    assert "starting on 3 hosts, rendezvous at 10.77.0." in err
     assert "rank 4" in err
     assert "AssertionError" in err
     assert "rank 4\n" in out

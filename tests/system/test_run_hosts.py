@@ -120,7 +120,7 @@ def test_workers_on_three_hosts(starter: Starter) -> None:
     assert status == 0, err
     expected = ["host1 0/4 0", "host2 1/4 1", "host2 2/4 1", "host3 3/4 2"]
     assert sorted(out.decode().splitlines()) == expected
-    assert "starting on 3 hosts, which meet at host1:" in err
+    assert "starting on 3 hosts, rendezvous at host1:" in err
 
 
 def test_what_a_login_shell_says_is_no_output(starter: Starter, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_step_is_one_job_of_all_its_nodes(job: Job) -> None:
         f"rank {rank} of 3 on host{rank + 1}: 6000" for rank in range(3)
     ]
     for rank in range(3):
-        meeting = rf"node {rank} of 3, meeting at (n1:\d+, n2:\d+, n3:\d+); --on here ignores"
+        meeting = rf"node {rank} of 3, rendezvous at (n1:\d+, n2:\d+, n3:\d+); --on here ignores"
         assert re.search(rf"Slurm step \d+\.0 \(SLURM_STEP_NODELIST\): {meeting}", err), err
 
 
@@ -148,7 +148,8 @@ def test_names_that_only_slurm_knows(job: Job) -> None:
     with job.cluster.without_names():
         status, out, err = job.run(command)
         assert (status, out.count("of 3 on host")) == (0, 3), err
-        assert re.search(r"meeting at 10\.77\.0\.1:\d+, 10\.77\.0\.2:\d+, 10\.77\.0\.3:\d+;", err)
+        meeting = r"rendezvous at 10\.77\.0\.1:\d+, 10\.77\.0\.2:\d+, 10\.77\.0\.3:\d+;"
+        assert re.search(meeting, err)
         where = job.run("srun --nodes 3 --ntasks-per-node=1 rallypoint where")
         assert "SLURM_STEP_NODELIST, scontrol show node" in where[1]
         status, out, err = job.run(command, only_srun(job))
@@ -198,7 +199,7 @@ def test_eight_steps_at_once(job: Job) -> None:
     job.go()
     assert process.wait(60) == 0
     said = job.said("command.err")
-    assert len(set(re.findall(r"meeting at (\S+), ", said))) == 8, said
+    assert len(set(re.findall(r"rendezvous at (\S+), ", said))) == 8, said
 
 
 HANGS = """
@@ -311,7 +312,7 @@ def test_a_generated_script_runs_and_is_requeued(job: Job) -> None:
     job.wait_until(lambda: not job.cluster.state(number), "the job's end")
     said = job.said(f"slurm-{number}.out")
     assert said.count("of 6 has ended") == 6, said
-    ports = re.findall(r"meeting at n1:(\d+)", said)
+    ports = re.findall(r"rendezvous at n1:(\d+)", said)
     assert len(ports) == 6
     assert len(set(ports[:3])) == len(set(ports[3:])) == 1
     assert ports[0] != ports[3]

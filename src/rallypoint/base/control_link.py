@@ -1,7 +1,7 @@
-"""The worker's side of going on after a loss: it hears of its place in new rounds.
+"""The worker's side of in-place recovery: it receives its place in new rounds.
 
 A thread waits at the control socket, so that calls which can no longer succeed end at once, and so
-that the launcher can tell a busy worker from one that is stopped.
+that the launcher can distinguish a busy worker from a stopped one.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class ControlLink:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether this process goes on when others are lost."""
+        """Whether this process continues when others are lost."""
         return self._is_elastic
 
     def enroll(self) -> None:
-        """From now on, this process goes on when others are lost."""
+        """From now on, this process continues when others are lost."""
         with self._changed:
             self._is_elastic = True
             self._say()
@@ -81,20 +81,20 @@ class ControlLink:
         self._reach(Stage.READY, -1)
 
     def joined(self, number: int, *, is_elastic: bool | None = None) -> None:
-        """It has formed that round's group; None: it goes on when others are lost as before."""
+        """It has formed that round's group; None: it continues when others are lost as before."""
         self._reach(Stage.JOINED, number, is_elastic=is_elastic)
 
     def synchronized(self, number: int, *, begins_again: bool) -> None:
-        """All ranks of that round have the state, and this process goes on when others are lost.
+        """All ranks of that round have the state, and this process continues when others are lost.
 
         `begins_again`: with a step that it had begun before others were lost.
         """
         self._reach(Stage.SYNCHRONIZED, number, is_elastic=True, begins_again=begins_again)
 
     def leave(self) -> bool:
-        """Stop going on when others are lost; False if there is a newer round to go to first.
+        """Stop continuing when others are lost; False if there is a newer round to go to first.
 
-        The agent answers, unless it has told this process of such a round, or does not run.
+        The agent answers, unless it has announced such a round to this process, or does not run.
         """
         with self._changed:
             if self.stage is Stage.ASSIGNED:
@@ -119,9 +119,9 @@ class ControlLink:
                 return
 
     def wait(self, after: int, timeout_s: float) -> Place | None:
-        """The newest place in a round after that one; None: none is told in time.
+        """The newest place in a round after that one; None: none arrives in time.
 
-        If this process is stopped meanwhile, and so hears nothing, the time begins again after it.
+        If this process is stopped meanwhile, and so hears nothing, the time restarts after it.
         """
         left_s = timeout_s
         with self._changed:
@@ -155,7 +155,7 @@ class ControlLink:
         try:
             self._hear_all()
         finally:
-            self._kept = -1  # nobody keeps that promise any more
+            self._kept = -1  # that promise is void
 
     def _hear_all(self) -> None:
         poll = select.poll()

@@ -2,8 +2,8 @@
 
 They travel over a SOCK_SEQPACKET socket, one JSON object per packet, at most MAX_MESSAGE_BYTES
 long. The object's "v" is the version, "kind" the kind. Unknown kinds and unknown keys are ignored
-(`decode` returns Unknown), so that either end may be newer; "v" changes only if the meaning of
-existing messages changes, and another version is refused.
+(`decode` returns Unknown), so that either end may be newer. "v" changes only if the meaning of
+existing messages changes; another version is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stage(IntEnum):
     SPARE: on standby, without a place. READY: it waits for one. ASSIGNED: it knows its place in a
     round; a worker that was started with a rank begins so. JOINED: it has formed the round's group.
     SYNCHRONIZED: all of that group have the state. LEAVING: it has done its last update, and asks
-    its agent whether others still need it: a place in a newer round says so. LEFT: they do not.
+    its agent whether others still need it: a place in a newer round means yes. LEFT: they do not.
     """
 
     SPARE = 0
@@ -74,7 +74,7 @@ class Hello(Record):
 
 
 class WorkerError(Record):
-    """Worker to agent: an exception that nobody caught is ending the worker.
+    """Worker to agent: an uncaught exception is ending the worker.
 
     Attributes:
         type: qualified name of the exception's class, e.g. ``"ValueError"``.
@@ -102,7 +102,8 @@ class LongWait(Record):
 
 
 class CallTimedOut(Record):
-    """Worker to agent: it could go on without the rank for which a call waited until it timed out.
+    """Worker to agent: a call timed out, but the worker could continue without the rank that it
+    waited for.
 
     Attributes:
         culprit: that rank, in this round.
@@ -132,7 +133,7 @@ class WorkerReport(Record):
 
     Attributes:
         round: the one to which `stage` belongs; -1: none yet.
-        is_elastic: whether it goes on in the next round when other workers are lost.
+        is_elastic: whether it continues in the next round when other workers are lost.
         begins_again: SYNCHRONIZED: it does a step again that it had begun before others were lost.
     """
 
@@ -162,7 +163,8 @@ class Place(Record):
     """Agent to worker: its place in a round, as environment variables.
 
     Attributes:
-        is_urgent: somebody was lost, or contact: calls of the round before cannot succeed any more.
+        is_urgent: a worker or the contact was lost: calls of the round before cannot succeed any
+            more.
     """
 
     round: int

@@ -78,23 +78,25 @@ class PeerLostError(PeerError):
 class RevokedError(PeerError):
     """The group's communicator was given up, by this rank or another, before or during the call.
 
-    A group that is formed again, as `rallypoint.elastic` does, can be used again afterwards.
+    A group that `rallypoint.elastic` has formed again is usable afterwards.
     """
 
 
 class MembershipChangedError(PeerError):
-    """Ranks were lost or wait to join, and the present step is to be begun again or is complete.
+    """Ranks were lost or wait to join; the current step must be retried, or is complete.
 
     `elastic.run` handles it; a program that catches it must pass it on.
     """
 
 
 class StateLostError(PeerError):
-    """Every rank that had a part of the state was lost: nobody can go on from memory."""
+    """Every rank that had a part of the state was lost, so no rank can continue from memory."""
 
 
 class TooFewPeersError(PeerError, TimeoutError):
-    """Fewer ranks than an elastic training needs, for too long."""
+    """Fewer ranks than `min_size` of `elastic.run` took part, for longer than the group's
+    timeout.
+    """
 
 
 class MismatchError(PeerError):
@@ -137,14 +139,14 @@ class HostError(RallypointError, RuntimeError):
     """The machine, the network or a server failed, or refused a request.
 
     Attributes:
-        rank: the global rank that cannot be reached, if it is that.
+        rank: the global rank that cannot be reached, if that is the failure.
     """
 
     rank: int | None = None
 
 
 class SystemCallError(HostError):
-    """The system refused what cannot be done without: a limit is reached, or a sandbox forbids it.
+    """The system refused a call that Rallypoint needs: a limit is reached, or a sandbox forbids it.
 
     Attributes:
         call: the system call, e.g. ``"memfd_create"``.
@@ -209,7 +211,7 @@ class QueueEmptyError(StoreError, LookupError):
 
 
 class RendezvousError(HostError):
-    """The rendezvous gave this node no place in a round."""
+    """The rendezvous did not admit this node to a round."""
 
 
 class RendezvousClosedError(RendezvousError):
@@ -217,7 +219,9 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousGracefulExitError(RendezvousClosedError):
-    """The rendezvous was closed while this node was a spare that never had a place in a round."""
+    """The rendezvous was closed while this node was a spare that had never taken part in a
+    round.
+    """
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):

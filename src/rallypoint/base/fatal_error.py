@@ -1,4 +1,4 @@
-"""What a worker tells of the exception that ends it: imported once one does.
+"""A worker's report of the exception that ends it; imported only then.
 
 Frames of this package are left out of tracebacks, also of the one that the worker itself prints:
 they say where the package noticed the error, not what the program did. They stay if the error is
@@ -40,9 +40,9 @@ def tell(
 ) -> bool:
     """Report it, and leave this package's frames out of its traceback from now on.
 
-    Returns whether the agent has been told by `write`. If that is not possible, as the program has
-    closed the connection or the agent reads nothing, it is left in `error_file`, where the agent
-    looks, too.
+    Returns whether `write` has reported it to the agent. If that is not possible, as the program
+    has closed the connection or the agent reads nothing, it is left in `error_file`, where the
+    agent looks, too.
     """
     report = report_of(error, trace)
     if write(encode(report)):
@@ -71,7 +71,7 @@ def report_of(error: BaseException, trace: TracebackType | None) -> WorkerError:
 def write_report(path: str, report: WorkerError) -> None:
     """Write it to a file, in torch's form (error_file.py).
 
-    What cannot be written is left out: it must not replace the error that it tells of.
+    What cannot be written is left out: it must not replace the error that it reports.
     """
     extra: dict[str, object] = {
         "py_callstack": report.traceback,

@@ -8,9 +8,9 @@ import stat
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
-    """A descriptor of a regular file at a path that somebody else may have chosen.
+    """A descriptor of a regular file at a path that another user may have chosen.
 
-    Opening a pipe waits for its other end, and so for ever if there is none. `directory` is the one
+    Opening a pipe waits for its other end, and so forever if there is none. `directory` is the one
     below which `path` is. A file that this makes is its user's alone.
     """
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=directory)

@@ -4,7 +4,7 @@ The layout is defined in native/engine/flight_record.h. The worker may be writin
 an entry counts only if its word was the same before and after, so each page is read three times.
 Invalid data is skipped, because a broken worker must not break the reader.
 
-Pages of groups of other backends (native/engine/foreign_page.h) have a layout of their own: calls
+Pages of groups of other backends (native/engine/foreign_page.h) have their own layout: calls
 are recorded as PyTorch's Flight Recorder reports them, and are read alternately with its counters.
 The counters are newer: a call that they count as finished is finished, and a call that only they
 count has no name yet.

@@ -1,10 +1,10 @@
 """Memory that processes share by a descriptor: a memfd, or what is most like one.
 
 A memfd has no name, and is limited by nothing but memory. Where the kernel or a sandbox refuses it,
-or Python was built without it, a file takes its place that is unlinked at once: in /dev/shm, or, if
-that is too small, in TMPDIR. Its link in /proc/PID/fd shows the same name, its pages are reserved
-from the start, because otherwise a full file system would kill whoever touches them, and it cannot
-be sealed.
+or Python was built without it, a file replaces it, which is unlinked at once. It is in /dev/shm,
+or, if that is too small, in TMPDIR. Its link in /proc/PID/fd shows the same name, and it cannot be
+sealed. Its pages are reserved from the start, because otherwise a full file system would kill a
+process that touches them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def unnamed_file(name: str, size: int, why: OSError | AttributeError) -> int:
                 raise _refused("open", error.errno) from None
             troubles.append(f"{directory}: {error.strerror}")
     raise SystemCallError(
-        f"there is no memory of {size >> 10} KiB to share: memfd_create is refused "
-        f"({os.strerror(number)}), and no file can take its place ({'; '.join(troubles)}); allow "
+        f"cannot allocate {size >> 10} KiB of shared memory: memfd_create is refused "
+        f"({os.strerror(number)}), and no file can replace it ({'; '.join(troubles)}); allow "
         f"memfd_create, or make room in {_MEMORY_DIRECTORY} (docker run --shm-size)",
         call="memfd_create",
         errno=number,

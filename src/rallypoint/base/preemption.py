@@ -68,7 +68,7 @@ class _Watch:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
     def end_in_child(self) -> None:
-        """After it, in the child: as if nobody had asked."""
+        """After it, in the child: as if no preemption had been requested."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before.clear()

@@ -1,6 +1,6 @@
 """The end of a process that need not be a child, as something to wait for.
 
-A pidfd tells it. Where the kernel has none (before 5.3), a sandbox refuses them, or Python was
+A pidfd reports it. Where the kernel has none (before 5.3), a sandbox refuses them, or Python was
 built without them, a thread looks at the process in /proc ten times in a second.
 """
 
@@ -52,7 +52,7 @@ class ProcessEnd:
         return self._descriptor
 
     def wait(self, wait_s: float | None = None) -> bool:
-        """Wait for the end, at most so long; returns whether it has come."""
+        """Wait for the end, at most this long; returns whether it has come."""
         poll = select.poll()  # unlike select, for any number of a descriptor
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000))
@@ -71,7 +71,8 @@ class ProcessEnd:
 
 
 def start_of(pid: int) -> bytes | None:
-    """When a process began, in the kernel's own unit, to tell it from a later one of its number.
+    """When a process began, in the kernel's unit, to distinguish it from a later process with the
+    same pid.
 
     None: it has ended. Empty: that cannot be seen (there is no /proc, it is another user's, or no
     descriptor is left).

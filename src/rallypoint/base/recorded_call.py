@@ -24,9 +24,9 @@ class RecordedCall(Record, kw_only=True):
         peer: of a send or recv: the other rank in the group, or -1 for any; of a collective None.
         site: the line of the program that waits for it, if it has waited for some time.
         came_tag: of a recv that has waited for some time: the tag of the oldest message from there
-            that nobody receives; None: there is none, or it is not known.
+            that is never received; None: there is none, or it is not known.
         ended_ns: when it ended, by the same clock; 0: it has not, or that is not known.
-        shape: of what it works on, where the backend tells; else only `count` is known.
+        shape: of what it works on, where the backend reports it; else only `count` is known.
     """
 
     number: int
@@ -59,8 +59,8 @@ class RecordedGroup(Record, kw_only=True):
         has_left: the worker has left it.
         queued: collectives that were begun in the background and are not done.
         calls: its last collectives, the latest last.
-        transfers: sends and receives that go on, or failed.
-        backend: who carries the calls out, e.g. ``"gloo"``.
+        transfers: sends and receives that continue, or failed.
+        backend: the library that carries the calls out, e.g. ``"gloo"``.
         is_complete: whether sends and receives are recorded as well.
         transfers_begun: how many sends and receives there have been, also those that are done.
     """

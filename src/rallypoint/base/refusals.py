@@ -104,7 +104,7 @@ def tells_refusals(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _by(error: SystemCallError, who: str, need: str) -> SystemCallError:
-    """The same error of native code, which does not know for whom it works, nor what they need."""
+    """The same error of native code, which knows neither its caller nor the caller's needs."""
     if error.errno == errno.EMFILE:
         return refused(error.call, error.errno, who=who, need=need)
     text = str(error)  # of the state at that time
@@ -153,9 +153,9 @@ def _clone3(refusal: _Refusal) -> str:
     if not _is_clone3_forbidden():
         return _forbidden(refusal)
     return (
-        f"{refusal.who} cannot start threads or programs: a sandbox forbids clone3 with an error "
-        "that the C library takes for final, as Docker before 20.10.10 does; upgrade Docker and "
-        "libseccomp, or start the container with --security-opt seccomp=unconfined."
+        f"{refusal.who} cannot start threads or programs: a sandbox forbids clone3 with an error"
+        " after which the C library does not retry, as Docker before 20.10.10 does; upgrade"
+        " Docker and libseccomp, or start the container with --security-opt seccomp=unconfined."
     )
 
 
@@ -200,7 +200,7 @@ _NO_SUCH_SOCKETS = (
     "{who} needs a kind of socket that this system refuses ({call}: {why}): let the sandbox it runs"
     " in permit it (RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK of systemd)."
 )
-# Which sentence tells which errors of which calls; empty: all. The first row that fits applies.
+# Which sentence describes which errors of which calls; empty: all. The first row that fits applies.
 _TABLE: list[tuple[Collection[str], Collection[int], str | Callable[[_Refusal], str]]] = [
     (_MAKES_PROCESSES, [errno.EAGAIN], _processes),
     (_MAKES_PROCESSES, [errno.EPERM], _clone3),

@@ -1,4 +1,4 @@
-"""The environment variables by which a launcher tells a worker its rank: torchrun's contract.
+"""The environment variables from which a worker reads its rank: torchrun's contract.
 
 The launcher writes them (`to_environ`) and the process group reads them (`from_environ`), under
 torchrun as well and under any launcher that sets at least RANK, WORLD_SIZE, MASTER_ADDR and
@@ -27,7 +27,7 @@ SILENCE = "RALLYPOINT_SILENCE"  # in seconds, for which another host may be sile
 SILENCE_S = 5
 MOST_SILENCE_S = 3600
 LOCAL_ADDR = "RALLYPOINT_LOCAL_ADDR"  # as --local-addr, if that was given and there are more nodes
-STANDBY = "RALLYPOINT_STANDBY"  # "1": the worker is told its place later (control_link.py)
+STANDBY = "RALLYPOINT_STANDBY"  # "1": the worker gets its place later (control_link.py)
 AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
 
 
@@ -47,9 +47,9 @@ def read_silence(environ: Mapping[str, str]) -> int:
 
 
 class WorkerEnv(Record, kw_only=True):
-    """Who a worker is, and where its store is.
+    """A worker's rank and sizes, and the address of its store.
 
-    What only some launchers say (the node-local numbers, the run id) is None where it is unknown.
+    Values that only some launchers set (the node-local numbers, the run id) are None if unknown.
     """
 
     rank: int

@@ -77,7 +77,7 @@ def is_without_rank(message: object) -> bool:
 
 
 def identity_of(fd: int) -> tuple[int, int]:
-    """What tells an open file from all others."""
+    """What distinguishes an open file from all others."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
@@ -114,7 +114,7 @@ class _Reporter:
         return is_launchers and sys.stderr is sys.__stderr__
 
     def exit_with(self, status: object = None, /) -> None:
-        """Python tells nobody of a SystemExit: only here can its text be seen, and at stderr."""
+        """Python prints the text of a SystemExit only to stderr, so it is recorded here."""
         is_text = not isinstance(status, int | None | tuple)
         try:
             self.exit_text = str(status) if is_text and os.getpid() == self.pid else ""
@@ -204,10 +204,12 @@ def _as_json(character: str) -> str:
 
 
 def _missing_program() -> BaseException | None:
-    """What kept Python from running the script or module at all: it tells nobody but stderr."""
+    """What kept Python from running the script or module at all; Python prints it only to
+    stderr.
+    """
     name = sys.argv[0] if sys.argv else ""
     loader = getattr(sys.modules.get("__main__"), "__loader__", None)
-    # A program that was found has a loader of its own; its __file__ is gone again by now.
+    # A program that was found has its own loader; its __file__ is gone again by now.
     if name in ("", "-", "-c") or getattr(loader, "__name__", "") != "BuiltinImporter":
         return None
     if name == "-m":
@@ -219,7 +221,7 @@ def _missing_program() -> BaseException | None:
 
 def install() -> None:
     """Take the control socket out of the environment, greet the agent, and watch for the end."""
-    global control  # noqa: PLW0603 - the engine tells of long waits there
+    global control  # noqa: PLW0603 - the engine reports long waits there
     try:
         fd = int(os.environ.pop(CONTROL_FD))
         if os.fstat(fd).st_mode & _S_IFMT != _S_IFSOCK:

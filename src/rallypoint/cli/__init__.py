@@ -17,7 +17,7 @@ import rallypoint
 
 GROUPS = {
     "Run": {
-        "run": "start a script in several processes that work together",
+        "run": "launch a distributed job",
         "stop": "end a running job on all its nodes",
         "script": "print a batch script for Slurm or a manifest for Kubernetes",
         "store": "serve a key-value store that outlives the nodes of a job",
@@ -25,18 +25,18 @@ GROUPS = {
     "Look": {
         "ps": "list your jobs that run on this machine",
         "status": "show what each worker of a running job is doing",
-        "explain": "say why a job is stuck, slow or dead",
+        "explain": "explain why a job hangs, is slow, or failed",
         "logs": "print the output of the workers of a running job",
         "stacks": "print the Python stacks of the workers of a running job",
-        "trace": "draw the calls of a running job over time, for Perfetto",
+        "trace": "record a timeline of the calls of a running job, for Perfetto",
     },
     "Prepare": {
-        "doctor": "find out what prevents a job from starting, and what to do about it",
-        "where": "show what is recognised here, such as a Slurm step, and by which variables",
+        "doctor": "find what prevents a job from starting, and how to fix it",
+        "where": "show the detected cluster environment, such as a Slurm step",
         "completion": "print a script that completes commands, flags and jobs in a shell",
     },
     "Lab": {
-        "bench": "measure operations next to other libraries, or calibrate predictions",
+        "bench": "measure collectives beside other libraries, or calibrate predictions",
         "simulate": "predict the time of collective algorithms on many ranks",
     },
 }
@@ -150,7 +150,7 @@ def _dispatch(words: Sequence[str]) -> int:
     from rallypoint.cli.options import suggestion
 
     kind = "flag" if name.startswith("-") else "command"
-    near = [each for each in _COMMANDS if each != "stop"]  # nobody means it by mistake
+    near = [each for each in _COMMANDS if each != "stop"]  # it is too dangerous to suggest
     meant_words = _with_command(words)
     if meant_words:
         shown = " ".join(meant_words[:4]) + " ..." * (len(meant_words) > 4)

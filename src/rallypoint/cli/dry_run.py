@@ -27,7 +27,7 @@ from rallypoint.rendezvous.timeouts import read_timeouts
 _UNKNOWN = "?"
 _SECRET = "(a secret)"
 _BEGINNING = f"A dry run ({_UNKNOWN}: known only at the start). Nothing is started"
-# What an agent learns when nodes have met; the sizes, too, if their number may vary.
+# What an agent learns when nodes have connected; the sizes, too, if their number may vary.
 _MET = ("MASTER_ADDR", "MASTER_PORT")
 _RANKS = ("GROUP_RANK", "RANK", "ROLE_RANK")
 _OWN = (CONTROL_FD, FLIGHT_RECORD)  # descriptors, which the worker does not see
@@ -80,13 +80,13 @@ def _show_job(job: Job) -> None:
     if job.has_template:
         print(f"\nOne process imports {', '.join(job.preload)} and forks the workers.")
     if job.spares:
-        print(f"\nand {job.spares} more that wait to replace a lost one")
+        print(f"\nand {job.spares} spare{'s' * (job.spares != 1)} to replace lost workers")
 
 
 def _show_hosts(plan: Plan) -> None:
     """Print what --hosts would run where."""
     points = [f"{host.address}:{_UNKNOWN}" for host in plan.hosts]
-    print(f"{_BEGINNING}, and no host is asked.")
+    print(f"{_BEGINNING}, and no host is contacted.")
     _show_environ(plan)
     for number, host in enumerate(plan.hosts):
         shell = shlex.join(command_on(host.name, plan.rsh, NODE))
@@ -96,7 +96,7 @@ def _show_hosts(plan: Plan) -> None:
 
 def _show_ray(plan: Plan) -> None:
     """Print what --on ray would run on each node that it finds."""
-    print(f"{_BEGINNING}, and Ray is not asked.")
+    print(f"{_BEGINNING}, and Ray is not contacted.")
     _show_environ(plan)
     print(f"\n{_range(plan.fewest, plan.most)} nodes of the Ray cluster, of which node 0 would run")
     print(printable(f"  {_launcher(plan, 0, [f'{_UNKNOWN}:{_UNKNOWN}'])}"))
@@ -166,7 +166,7 @@ def _place(job: Job) -> str:
         name = _UNKNOWN if job.rendezvous.node_rank is None else name
         count = _range(job.rendezvous.min_nodes, most)
         points = ", ".join(map(str, job.rendezvous.endpoints))
-        where = f"; nodes meet at {points} ({job.rendezvous.backend})"
+        where = f"; rendezvous at {points} ({job.rendezvous.backend})"
     workers = f"{job.local_world_size} worker{'s' * (job.local_world_size != 1)}"
     job_name = shown_name(job.run_id, job.command)
     return printable(f"Job {job_name}, node {name} of {count} ({job.host}), {workers}{where}.")

@@ -29,10 +29,10 @@ _MOST_SOURCE = 100  # characters
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
-Say why a job hangs: which rank the others wait for, what it is doing, at which line of its program,
-and for how long. This works with any backend of torch.distributed, and on workers that are dead,
-stopped or hold the GIL. It changes nothing and takes a second or two. If no such job is running, it
-explains the job that failed last on this machine.
+Explain why a job hangs: which rank the others wait for, what it is doing, at which line of its
+program, and for how long. This works with any backend of torch.distributed, and on workers that are
+dead, stopped or hold the GIL. It changes nothing and takes a second or two. If no such job is
+running, it explains the job that failed last on this machine.
 
 The exit status is 0 if nothing hangs, 3 if the job hangs and the reason was found, 4 if it was not,
 and 5 if there is no such job.
@@ -64,7 +64,7 @@ def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
     name = f"job {job.name} (process {job.pid}: {shown_command(job.command)})"
     notes = [f"{name} ended at {_time(job.ended)} with exit status {job.status}"]
     notes += [f"the launcher stopped it, because {job.hang}"] if job.hang else []
-    if not word and not options.json:  # nobody has asked for this one
+    if not word and not options.json:  # the user did not name this job
         print(printable(f"no job runs here; the last record: {notes.pop(0)}:"))
     why = explanation_of(job.facts, job.facts)
     if job.failure and why.kind is Verdict.NO_HANG:  # its calls do not show why it failed

@@ -119,7 +119,7 @@ _read_handler = reader(
     " FILE.",
 )
 TOKEN_FILE = Flag(
-    f"the token that all machines must know to connect, in FILE;\n{TOKEN} sets it too",
+    f"file with the token that machines need to connect;\n{TOKEN} sets it too",
     "FILE",
     text,
     None,
@@ -140,7 +140,7 @@ class _WorkerOptions(Options, title="Number of workers"):
     nnodes = Flag("number of machines, or its minimum and maximum (default 1; with\n"
                   "--hosts all of them; MIN: is allowed)", "N|MIN:MAX", read_nnodes, (1, 1),
                   elsewhere=("-N", "--nodes", "--num-nodes", "--num-machines"))
-    role = Flag("name of what the workers do, for ROLE_NAME (default 'default')", "NAME",
+    role = Flag("value of ROLE_NAME in the workers (default 'default')", "NAME",
                 text, "default")
 
 
@@ -149,11 +149,11 @@ class _ProgramOptions(Options, title="What runs"):
         "--backend": "the script names its backend, in init_process_group; --as-gloo runs gloo's"
         " groups on Rallypoint's engine."
     })  # fmt: skip
-    module = Flag.switch("SCRIPT is a module, as in python -m", "-m")
-    no_python = Flag.switch("SCRIPT is an executable program, not a Python script")
+    module = Flag.switch("run SCRIPT as a module, as python -m does", "-m")
+    no_python = Flag.switch("run SCRIPT as a program, without Python")
     run_path = Flag.switch("run SCRIPT with runpy.run_path inside the interpreter")
     as_gloo = Flag.switch("run PyTorch's gloo process groups on Rallypoint's engine; set it on\n"
-                     "all machines alike (RALLYPOINT_AS_GLOO=1)")
+                     "all machines (RALLYPOINT_AS_GLOO=1)")
     preload = Flag("import these modules once on each machine, and fork the workers from\n"
                    "there; 'auto': those that SCRIPT imports (default: each worker imports\n"
                    "them)", "MODULE,...", text, "", completes="auto torch")
@@ -170,18 +170,18 @@ class _ProgramOptions(Options, title="What runs"):
 class _FailureOptions(Options, title="Failures and shutdown"):
     max_restarts = Flag("how many times to restart all workers after one fails\n"
                         "(default 0)", "N", whole, 0)
-    spares = Flag("workers to start beyond --nproc-per-node, which wait to replace lost\n"
-                  "ones; only for scripts that use rallypoint.elastic, not PyTorch's\n"
-                  "process groups (default 0)", "N", whole, 0)
+    spares = Flag("extra workers on each machine that wait to replace lost ones; only\n"
+                  "for scripts that use rallypoint.elastic, not PyTorch's process\n"
+                  "groups (default 0)", "N", whole, 0)
     shutdown_timeout = Flag("time for workers to end before they are killed (default 30)",
                             "SECONDS", seconds, None)
-    on_hang = Flag("when the job hangs: 'report' says why, in one line (default);\n"
+    on_hang = Flag("when the job hangs: 'report' prints the reason (default);\n"
                    "'restart' ends the workers as if one had failed; 'stop' ends the\n"
                    "job; 'off' does not watch for hangs", "WHAT", _read_on_hang, OnHang.REPORT,
                    completes="off report restart stop")
-    hang_after = Flag("a job counts as hanging when ranks have waited for this long, or a\n"
-                      "tenth of it for one that a signal has stopped (default: 30, or twice\n"
-                      "their second longest wait so far, whichever is longer)", "SECONDS",
+    hang_after = Flag("a job counts as hung when ranks have waited this long, or a tenth of\n"
+                      "it if a signal stopped a rank (default: 30, or twice their second\n"
+                      "longest wait so far, whichever is longer)", "SECONDS",
                       _read_hang_after, None)
     signals_to_handle = Flag("signals that stop the job and are forwarded to the workers\n"
                              "(default SIGTERM,SIGINT,SIGHUP,SIGQUIT)", "NAMES",
@@ -191,8 +191,8 @@ class _FailureOptions(Options, title="Failures and shutdown"):
 
 
 class _LogOptions(Options, title="Output and logs"):
-    log_dir = Flag("keep logs below DIR, in RUN-ID_RANDOM/attempt_N/LOCAL-RANK/; the link\n"
-                   "DIR/latest leads to the newest job's", "DIR", text, None)
+    log_dir = Flag("write logs to DIR/RUN-ID_RANDOM/attempt_N/LOCAL-RANK/; the link\n"
+                   "DIR/latest points to the newest job's", "DIR", text, None)
     redirects = Flag("streams to write to stdout.log and stderr.log instead of here:\n"
                      "0 none, 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:1,1:3",
                      "WHICH", _read_streams, StreamMap(), short="-r", completes="0 1 2 3")
@@ -215,7 +215,7 @@ class _LogOptions(Options, title="Output and logs"):
     duplicate_stderr_filters = Flag("the same for stderr", "TEXTS", read_texts, ())
     logs_specs = Flag("for torchrun's sake: only 'default' is accepted", "NAME",
                       text, "default")
-    quiet = Flag.switch("print only what ended the job", "-q")
+    quiet = Flag.switch("print only why the job ended", "-q")
     verbose = Flag.switch("print each decision and its reason", "-v")
     json_events = Flag("append events to FILE, one JSON object per line", "FILE", text, "")
     event_log_handler = Flag("'console' prints events as JSON on stderr; 'null' does not\n"
@@ -250,8 +250,8 @@ class RayOptions(Options, title="Nodes of a Ray cluster, with --on ray"):
 
 class _MeetingOptions(Options, title="Several machines, each with its own launcher"):
     standalone = Flag.switch("run on one machine, without a rendezvous")
-    on = Flag("take missing values from this environment only: slurm, flux,\n"
-              "open-mpi, ...; 'here' for none (default: the one recognised, which\n"
+    on = Flag("read missing values from this environment only: slurm, flux,\n"
+              "open-mpi, ...; 'here' for none (default: the detected one, which\n"
               "`rallypoint where` shows); 'ray': start a launcher on --nnodes nodes\n"
               "of a Ray cluster", "PLACE", text, "", completes=" ".join((*KINDS, "here", "ray")))
     node_rank = Flag("number of this machine, from 0 (default 0)", "N", whole, None,
@@ -263,17 +263,17 @@ class _MeetingOptions(Options, title="Several machines, each with its own launch
                        elsewhere=("--main-process-port",))
     local_addr = Flag("name or address at which other machines reach this one", "ADDRESS",
                       text, None)
-    rdzv_backend = Flag("how machines find each other: static (default), c10d, etcd", "NAME",
+    rdzv_backend = Flag("rendezvous backend: static (default), c10d or etcd", "NAME",
                         text, STATIC, completes="static c10d etcd")
-    rdzv_endpoint = Flag("where they meet; static: machine 0's address and port; others:\n"
+    rdzv_endpoint = Flag("rendezvous endpoint; static: machine 0's address and port; others:\n"
                          "one or more endpoints, tried in order; c10d also takes a directory\n"
                          "that all machines share: file:///PATH", "HOST:PORT,...", text, "")
-    rdzv_id = Flag("the job's name, the same on all machines", "ID", text, None)
-    rdzv_conf = Flag("more options for the backend, as in timeout=60", "KEY=VALUE,...",
+    rdzv_id = Flag("the job's name, equal on all machines", "ID", text, None)
+    rdzv_conf = Flag("options of the rendezvous, as in timeout=60", "KEY=VALUE,...",
                      read_configuration, dict[str, str]())
     token_file = TOKEN_FILE
-    require_token = Flag.switch("refuse to run on several machines without a token")
-    port_range = Flag("listen only on free ports from A to B, also in the workers", "A-B",
+    require_token = Flag.switch("refuse jobs of several machines that have no token")
+    port_range = Flag("listen only on ports from A to B, also in the workers", "A-B",
                       text, "")
 
 

@@ -70,7 +70,7 @@ def get_args_parser() -> ArgumentParser:
     """A parser of torchrun's flags and ours; the PET_ variables set the defaults."""
     parser = ArgumentParser(
         prog=PROGRAM,
-        description="Start a script in several processes that work together.",
+        description="Launch a distributed job.",
         allow_abbrev=False,
     )
     for flag in JobOptions.flags.values():

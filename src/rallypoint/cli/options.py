@@ -325,7 +325,9 @@ def selected(groups: Sequence[FlagGroup], names: Collection[str]) -> list[FlagGr
 def _inherited_note(
     text: str, words: Sequence[str], table: type[Options], environ: Mapping[str, str]
 ) -> str:
-    """A note on those flags in an error that nobody typed, and where their values come from."""
+    """A note in an error on flags that came from the environment, and where their values come
+    from.
+    """
     try:
         typed, _ = parse(words, table, program="")
     except UsageError:

@@ -1,4 +1,4 @@
-"""From the flags of `rallypoint run` to a `Job`: its nodes and how they meet, its workers, and
+"""From the flags of `rallypoint run` to a `Job`: its nodes and their rendezvous, its workers, and
 where their output goes.
 
 As in torchrun, --standalone overrides all --rdzv flags, and a static job of one machine needs none.
@@ -71,7 +71,7 @@ def read_job(
     if spares and options.virtual_local_rank:
         raise UsageError(
             "--spares cannot be used with --virtual-local-rank: a spare does not know its device"
-            " before it has a place."
+            " before it has a rank."
         )
     cpus, binding_note = _bind_workers(options.numa_binding, workers, environ)
     logs = read_logs(options, environ)
@@ -119,7 +119,7 @@ def _behind(command: Sequence[str]) -> list[str]:
         return []
     listed = ", ".join(dict.fromkeys(found))
     return [
-        f"{listed} {'is' if len(set(found)) == 1 else 'are'} behind {script}, and so passed to it;"
+        f"{listed} {'is' if len(set(found)) == 1 else 'are'} after {script} and passed to it;"
         f" write launcher flags before it, as in: {PROGRAM} {found[0]} ... {script}"
     ]
 
@@ -339,12 +339,13 @@ def read_place(options: JobOptions, token: bytes | None = None) -> LaunchPlace:
     if backend == STATIC:
         if len(endpoints) > 1:
             raise UsageError(
-                f"--rdzv-endpoint names {len(endpoints)} endpoints; static machines meet at one."
+                f"--rdzv-endpoint names {len(endpoints)} endpoints; the static rendezvous takes"
+                " one."
             )
         return _static(options, endpoints, token)
     run_id = options.rdzv_id or "none"
     if most == 1 and backend == "c10d":
-        # A single machine has nobody to find: only the endpoint's port matters.
+        # A single machine has no others to find: only the endpoint's port matters.
         port = next((each.port for each in endpoints if _is_here(each.host)), 0)
         return LaunchPlace(Nodes(master_port=port, token=token), None, run_id, _unused(options))
     rendezvous = Rendezvous(
@@ -420,8 +421,7 @@ def _read_directory(text: str, backend: str) -> Endpoint:
         )
     if backend != "c10d":
         raise UsageError(
-            f"--rdzv-endpoint {text}: machines can meet in a directory only with "
-            "--rdzv-backend c10d; add that."
+            f"--rdzv-endpoint {text}: a directory as endpoint needs --rdzv-backend c10d; add that."
         )
     return Endpoint(host=path, port=0)
 

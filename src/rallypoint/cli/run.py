@@ -30,9 +30,9 @@ _COMMON = (
 _INTRODUCTION = """\
 usage: rallypoint run [FLAGS] SCRIPT [ARGUMENTS...]
 
-Start SCRIPT in several processes that work together. Each gets RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR, MASTER_PORT and torchrun's other variables. When one fails, the launcher stops the
-others and reports the first failure. When the launcher ends, for any reason, so do all processes.
+Start SCRIPT in several processes, the workers. Each gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+MASTER_PORT and torchrun's other variables. When one fails, the launcher stops the others and
+reports the first failure. When the launcher ends, for any reason, all workers end.
 """
 
 _USAGE = """
@@ -71,7 +71,7 @@ OMP_NUM_THREADS is 1 unless you set it. If TORCHELASTIC_ERROR_FILE is set here, 
 worker that failed first is written to that file as JSON.
 
 Exit status: 0 if every worker succeeded; 1 if one failed; 2 if the command line is wrong;
-3 if the job succeeded before this machine had a place in it;
+3 if the job succeeded before this machine could take part;
 128 + the signal's number if a signal stopped the launcher (a second Ctrl-C kills at once).
 
 Unlike torchrun: flags cannot be abbreviated, $$ and $local_rank in arguments stay unchanged, each

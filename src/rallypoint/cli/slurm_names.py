@@ -30,7 +30,7 @@ def with_known_names(found: Reading) -> Reading:
         raise InvalidArgumentError(
             f"this machine cannot resolve the hosts {', '.join(others)} ({source}), and `scontrol "
             "show node` shows no address for them, or is not installed; add them to /etc/hosts, "
-            "or give the meeting point with --rdzv-endpoint."
+            "or give the endpoint with --rdzv-endpoint."
         )
     endpoints = [
         endpoint_of(told[host], int(port)) if host in told else f"{host}:{port}"

@@ -19,7 +19,7 @@ _USAGE = f"""\
 usage: {PROGRAM} [JOB]
 
 Show the state of a job: a line for each worker on all its nodes, with what it is doing, for how
-long, and where in its program. It takes about a second. `rallypoint explain` says why a job hangs.
+long, and where in its program. It takes about a second. `rallypoint explain` shows why a job hangs.
 """
 _STATES = {
     "R": "runs",

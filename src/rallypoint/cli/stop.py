@@ -1,7 +1,7 @@
 """`rallypoint stop`: end a running job, as its own Ctrl-C would.
 
-A job that is not named is ended only if a person says so at a terminal, or with --only: the only
-job that runs may be that of somebody else who shares the account.
+A job that is not named is ended only on confirmation at a terminal, or with --only. The only job
+that runs may belong to another person with the same account.
 """
 
 from __future__ import annotations

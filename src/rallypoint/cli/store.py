@@ -19,7 +19,7 @@ USAGE = """\
 usage: rallypoint store [FLAGS]
 
 Serve a key-value store to Rallypoint's clients and, without a token, to torch.distributed's
-TCPStore. Its first line of output says where it listens. SIGUSR1 makes it print a line of status;
+TCPStore. Its first line of output shows its address. SIGUSR1 makes it print a line of status;
 SIGTERM or Ctrl-C ends it.
 
   rallypoint store --host :: --port 29400 --token-file job.token

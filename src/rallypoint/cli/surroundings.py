@@ -1,7 +1,7 @@
-"""What a launch takes from its surroundings (a Slurm step, a pod) where no flag is given.
+"""What a launch reads from its environment (a Slurm step, a pod) where no flag is given.
 
 What cluster/places recognises is turned into the corresponding flags. If flags (or PET_ variables)
-say where the nodes meet, or --nnodes 1, they are followed, and nothing is recognised. Any other
+give the endpoint, or --nnodes 1, they are followed, and no environment is detected. Any other
 flag that contradicts the surroundings is refused, naming both sources.
 """
 
@@ -20,7 +20,7 @@ _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr"
 
 
 def fill_in(options: JobOptions, environ: Mapping[str, str]) -> tuple[JobOptions, list[str]]:
-    """The flags with those that the surroundings add, and a note on these."""
+    """The flags with those that the environment adds, and a note on these."""
     if any(name in options for name in _MEETING) or options.texts.get("--nnodes") == "1":
         return options, []
     found = recognized(options.on, environ)
@@ -49,7 +49,7 @@ def fill_in(options: JobOptions, environ: Mapping[str, str]) -> tuple[JobOptions
     added = as_flags(found, fewest, most)
     place = f"node {found.node_rank} of {added['--nnodes']}"
     return options.__replace__(texts={**added, **options.texts}), [
-        f"{found.place} ({found.by}): {place}, meeting at"
+        f"{found.place} ({found.by}): {place}, rendezvous at"
         f" {added['--rdzv-endpoint'].replace(',', ', ')}; --on here ignores this"
     ]
 
@@ -70,7 +70,7 @@ def recognized(on: str, environ: Mapping[str, str]) -> Reading | None:
 
 
 def _with_known_names(found: Reading) -> Reading:
-    """Only Slurm's node names may be unknown to everybody but Slurm."""
+    """Only Slurm's node names may be unknown to every other service."""
     if not found.by.startswith("SLURM_") or found.nodes == 1 or found.wrong:
         return found
     from rallypoint.cli.slurm_names import with_known_names

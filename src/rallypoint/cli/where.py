@@ -1,4 +1,4 @@
-"""`rallypoint where`: what `rallypoint run`, or a program without it, takes from its surroundings,
+"""`rallypoint where`: what `rallypoint run`, or a program without it, reads from its environment,
 and from which variables; also this machine's interfaces, and which of them a job would use.
 """
 
@@ -28,18 +28,19 @@ PROGRAM = "rallypoint where"
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS]
 
-Print what `rallypoint run` would take from its environment, such as a Slurm step or a pod: each
-value with the variable that sets it, and the equivalent flags. Under mpirun, srun or flux run, also
-print what a program takes that they start directly (mpirun -np 4 python train.py). Then print this
-machine's network interfaces, and the one that a job of several nodes would use. Starts nothing.
+Print the values that `rallypoint run` would read from its environment, such as a Slurm step or a
+pod: each with the variable that sets it, and the equivalent flags. Under mpirun, srun or flux run,
+also print the values for a program without a launcher (mpirun -np 4 python train.py). Then print
+this machine's network interfaces, and the one that a job of several nodes would use. It starts
+nothing.
 """
 
 
 class _WhereOptions(Options):
-    on = Flag(f"look only for this: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
+    on = Flag(f"detect only this environment: {', '.join(KINDS[:5])},\n{', '.join(KINDS[5:10])},\n"
               f"{', '.join(KINDS[10:])}; or here, for none", "PLACE", text, "",
               completes=" ".join((*KINDS, "here")))  # fmt: skip
-    towards = Flag("where nodes would meet: one host name or address, or several with\n"
+    towards = Flag("endpoint of the job: one host name or address, or several with\n"
                    "commas between them (default: what the environment says)",
                    "HOST", text, "")  # fmt: skip
     help = HELP
@@ -70,7 +71,7 @@ def _where(options: _WhereOptions, rest: list[str]) -> int:
 
 
 def _meeting(towards: str, found: Reading | None) -> list[str]:
-    """The hosts at which nodes would meet."""
+    """The hosts of the rendezvous endpoints."""
     if towards:
         return [host.strip().strip("[]") for host in towards.split(",") if host.strip()]
     endpoints = () if found is None else found.endpoints
@@ -94,22 +95,22 @@ def reading_text(found: Reading) -> str:
     """The reading as a table, and its consequences."""
     nodes = "" if found.nodes is None else f" of {found.nodes}"
     by = ", ".join(found.sources[name] for name in ("node rank", "nodes") if name in found.sources)
-    rows = [("recognised", found.place, found.by), ("node", f"{found.node_rank}{nodes}", by)]
+    rows = [("detected", found.place, found.by), ("node", f"{found.node_rank}{nodes}", by)]
     if found.endpoints:
-        rows.append(("meeting at", ", ".join(found.endpoints), found.sources["meeting at"]))
+        rows.append(("rendezvous", ", ".join(found.endpoints), found.sources["meeting at"]))
     if found.run_id:
         rows.append(("job's name", found.run_id, found.sources["job's name"]))
     return "\n".join([*_table(rows), "", *_conclusion(found)])
 
 
 def defaults_text(environ: Mapping[str, str]) -> str:
-    """What a job has that takes nothing from its surroundings, and the flags that change it."""
+    """The defaults of a job outside any cluster environment, and the flags that change them."""
     defaults = JobOptions()
     rows = [
         ("node", f"0 of {defaults.nnodes[1]}", "--node-rank, --nnodes"),
         ("workers", defaults.nproc_per_node, "--nproc-per-node"),
         ("store at", f"{defaults.master_addr}, any free port", "--master-addr, --master-port"),
-        ("meeting by", defaults.rdzv_backend, "--rdzv-backend"),
+        ("rendezvous", defaults.rdzv_backend, "--rdzv-backend"),
         ("job's name", "a new one", "--rdzv-id"),
     ]
     given = [
@@ -128,10 +129,10 @@ def process_text(process: LaunchedProcess) -> str:
         size = "" if process.local_size is None else f" of {process.local_size}"
         rows.append(("local rank", f"{process.local_rank}{size}", sources["local rank"]))
     if process.endpoints:
-        rows.append(("meeting at", ", ".join(process.endpoints[:2]) + ", ...", sources["meeting"]))
+        rows.append(("rendezvous", ", ".join(process.endpoints[:2]) + ", ...", sources["meeting"]))
     elif process.size > 1:
-        way = "a port that rank 0 tells" if process.passes_on else "nothing; import mpi4py.MPI"
-        rows.append(("meeting by", way, sources["meeting"]))
+        way = "a port that rank 0 chooses" if process.passes_on else "nothing; import mpi4py.MPI"
+        rows.append(("rendezvous", way, sources["meeting"]))
     return "\n".join(
         [
             f"A program that {process.place} starts directly: init_process_group() takes",
@@ -150,7 +151,7 @@ def _conclusion(found: Reading) -> list[str]:
     if found.wrong:
         return [f"No job of several nodes can start here: {found.wrong}"]
     if found.nodes == 1:
-        return [found.note or "A job here runs on one machine: nothing is taken from this."]
+        return [found.note or "A job here runs on one machine: no value is taken from it."]
     flags = as_flags(found)
     if found.nodes is None:
         flags = {
@@ -166,7 +167,7 @@ def _conclusion(found: Reading) -> list[str]:
 
 
 def network_text(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """All interfaces, the routes to `hosts`, and the choice for meeting others there."""
+    """All interfaces, the routes to `hosts`, and the one chosen for the rendezvous."""
     parts = [interface_table(read_interfaces())]
     if hosts:
         parts.append(route_table({host: _targets_of(host) for host in hosts}))
@@ -216,6 +217,6 @@ Nodes of a Ray cluster: rallypoint run --on ray --nnodes 2 train.py
 It uses the cluster at RAY_ADDRESS, or else the one that this machine belongs to."""
 _FAILS = "Without `rallypoint run`, init_process_group() fails here: "
 _NOTHING = f"""\
-Nothing is recognised here: `rallypoint run` starts its workers on this machine alone.
-Known are {", ".join(KINDS)}.
+No cluster environment is detected: `rallypoint run` starts its workers on this machine alone.
+Supported: {", ".join(KINDS)}.
 Without flags, `rallypoint run` uses"""

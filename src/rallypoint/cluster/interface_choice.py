@@ -229,8 +229,8 @@ def _as_addressed(
     if is_loopback(address) and is_remote:
         names = ", ".join(each.name for each in towards if each.is_remote) or "others"
         raise InvalidArgumentError(
-            f"{wish.by} {wish.text} is this machine's loopback ({address}), which nodes that meet "
-            f"at {names} cannot reach; give the address of a network interface."
+            f"{wish.by} {wish.text} is this machine's loopback ({address}), which other nodes at"
+            f" {names} cannot reach; give the address of a network interface."
         )
     found = _owner(interfaces, address)
     reason = f"{wish.by} {wish.text} says so"
@@ -327,9 +327,9 @@ def _likely(interfaces: Sequence[Interface], default: str, *, is_remote: bool) -
         )
     reason = "it is the only one that others can reach"
     if len(found) > 1:
-        reason = "it is the likeliest, because nothing says where the others are"
+        reason = "it is the likeliest, because the other nodes' addresses are unknown"
     if len(found) > 1 and found[0].name == default:
-        reason = "the default route uses it, and nothing says where the others are"
+        reason = "the default route uses it, and the other nodes' addresses are unknown"
     return NetworkChoice(address=best_address(found[0]).text, interface=found[0], reason=reason)
 
 

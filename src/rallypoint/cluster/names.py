@@ -85,7 +85,7 @@ class Names:
         return name.addresses[0]
 
     def failed(self, host: str) -> None:
-        """Note that nobody answered at that address."""
+        """Note that no reply came from that address."""
         name = self._names.get(host)
         if name is not None and name.addresses:
             name.failures += 1

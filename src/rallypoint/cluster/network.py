@@ -117,7 +117,7 @@ def choose_network(
     has_remote_peers: bool = False,
     look_up: LookUp = addresses_of,
 ) -> NetworkChoice:
-    """The address that this machine gives to those that it meets at `hosts`, and the reason.
+    """The address that this machine advertises to the nodes at `hosts`, and the reason.
 
     Args:
         hosts: names or addresses in order of preference; empty if nothing is known. Each is tried

@@ -2,7 +2,7 @@
 
     ssh HOST PYTHON -m MODULE       orders go to its standard input, answers come from its output
 
-So no port is opened and nobody else can connect; and when its input ends, for whatever reason, the
+So no port is opened and no one else can connect; and when its input ends, for whatever reason, the
 program knows that it is no longer needed. The same Python is expected at the same path on every
 host. This machine needs no ssh to itself. Orders and answers are JSON objects, one to a line; each
 order of an `OrderLink` has one answer.

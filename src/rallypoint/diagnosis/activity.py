@@ -36,7 +36,7 @@ class ActivityKind(Enum):
     COMPILE = "compile"
     GPU = "gpu"
     GARBAGE = "garbage"
-    PROMPT = "prompt"  # somebody is to type something
+    PROMPT = "prompt"  # it waits for input by a person
     RUNS = "runs"
     C_CODE = "C code"  # waits in C code, for an unknown reason
     UNKNOWN = "unknown"
@@ -107,7 +107,7 @@ _NOT_THE_USERS = re.compile(
 )
 _STANDARD = re.compile(r"^<frozen |(^|/)lib(64)?/python3(\.\d+)?t?/(?!(site|dist)-packages)")
 
-WAITS_FOR_LOCK = "waits for a lock of its own process"
+WAITS_FOR_LOCK = "waits for a lock in its own process"
 
 _C10D = "torch/distributed/distributed_c10d.py"
 
@@ -155,12 +155,12 @@ _FRAMES: tuple[tuple[str, str, ActivityKind, str], ...] = (
     ("/multiprocessing/queues.py", "get|put", ActivityKind.QUEUE,
      "waits for a queue between processes"),
     ("/multiprocessing/(connection|synchronize).py", "", ActivityKind.QUEUE,
-     "waits for another process of its own"),
-    ("/queue.py", "get|put|join", ActivityKind.QUEUE, "waits for a queue of its own process"),
+     "waits for another of its processes"),
+    ("/queue.py", "get|put|join", ActivityKind.QUEUE, "waits for a queue in its own process"),
     ("/threading.py", "join|_wait_for_tstate_lock", ActivityKind.LOCK,
-     "waits for a thread of its own"),
+     "waits for one of its threads"),
     ("/threading.py", "wait|wait_for|acquire|__enter__", ActivityKind.LOCK, WAITS_FOR_LOCK),
-    ("/concurrent/futures/\\w+.py", "", ActivityKind.LOCK, "waits for a thread of its own"),
+    ("/concurrent/futures/\\w+.py", "", ActivityKind.LOCK, "waits for one of its threads"),
     ("/(socket|ssl|http/client|urllib/request|selectors|asyncio/\\w+).py", "", ActivityKind.SOCKET,
      "waits for a connection"),
 )  # fmt: skip
@@ -224,14 +224,14 @@ def main_stack(stacks: Sequence[Stack]) -> Stack | None:
 def _without_stacks(worker: WorkerFacts) -> Activity:
     """The kind stays unknown: a thread that waits for others may be in any system call."""
     if worker.process is None:
-        reason = "it has ended" if worker.end else "nothing could be read of its process"
-        words = f"was elsewhere: cannot tell where, because {reason}"
+        reason = "it has ended" if worker.end else "its process could not be inspected"
+        words = f"was elsewhere: cannot determine where, because {reason}"
         return Activity(ActivityKind.UNKNOWN, words, strength=Strength.UNKNOWN)
     reason = worker.no_stacks_because or "its Python stack could not be read"
     found = _of_kernel(Activity(ActivityKind.UNKNOWN, "waits"), worker.process, [])
     does = "is elsewhere" if found.words == "is" else found.words.removesuffix(" called")
     note = f" ({found.note})" if found.note else ""
-    words = f"{does}{note}: cannot tell at which line, because {reason}"
+    words = f"{does}{note}: cannot determine the line, because {reason}"
     return Activity(ActivityKind.UNKNOWN, words, strength=Strength.UNKNOWN)
 
 

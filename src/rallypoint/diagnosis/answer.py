@@ -72,16 +72,18 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
             knot=next((each.ranks for each in findings if each.cause is Cause.DEADLOCK), ()),
         )
     if all(rank.condition is Condition.NOT_SEEN for rank in job):
-        return _unknown("nothing was kept of the job")
+        return _unknown("no data of the job was kept")
     silent = [rank.node for rank in job if rank.node and rank.condition is Condition.SILENT]
     if silent and not job.moved:
         return _unknown(f"node {silent[0].node_rank} ({silent[0].host}) has not answered")
     if all(_is_opaque(rank) for rank in job):
         return Explanation(
             kind=Verdict.UNEXPLAINED,
-            sentence="cannot tell whether the job hangs, because its workers tell neither "
-            "their calls nor where they are: rallypoint is not installed for them, or they "
-            "are no Python programs (or were started with python -S).",
+            sentence=(
+                "cannot determine whether the job hangs, because its workers report neither their"
+                " calls nor their lines: rallypoint is not installed for them, or they are not"
+                " Python programs (or were started with python -S)."
+            ),
             evidence=lines,
         )
     return Explanation(
@@ -103,7 +105,7 @@ def _is_opaque(rank: Rank) -> bool:
 def _unknown(reason: str) -> Explanation:
     return Explanation(
         kind=Verdict.UNEXPLAINED,
-        sentence=f"cannot tell why the job stands still, because {reason}.",
+        sentence=f"cannot determine why the job makes no progress, because {reason}.",
     )
 
 
@@ -163,7 +165,7 @@ def _last_call(job: JobState, groups: dict[int, RecordedGroup]) -> str:
     calls = list(last.values())
     is_same = len({call.number for call in calls}) == 1 and len(last) == len(groups)
     if not is_same or any(call.state != "done" for call in calls):
-        return "calls go on" if job.moved else ""
+        return "calls continue" if job.moved else ""
     all_ranks = "all ranks" if len(groups) == len(job.ranks) else some_ranks(groups)
     ago = [job.ranks[rank].since_s(call.ended_ns) for rank, call in last.items()]
     known = [since_s for since_s in ago if since_s is not None]
@@ -172,7 +174,7 @@ def _last_call(job: JobState, groups: dict[int, RecordedGroup]) -> str:
 
 
 def _doing(job: JobState) -> list[str]:
-    """What the ranks do that wait for nobody."""
+    """What the ranks do that wait for no other."""
     folded: dict[str, list[int]] = {}
     for rank in job:
         if rank.condition is Condition.RUNS and rank.activity.site:

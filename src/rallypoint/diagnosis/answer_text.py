@@ -42,8 +42,8 @@ class Headline:
     Attributes:
         text: contains ``{who}`` for the ranks, and ``{it}`` for "it" or "they".
         names_call: whether it has named the call in which others wait.
-        is_about_ranks: whether those who wait do so "for it".
-        last_done: the last call that was done, where ranks are told apart by that.
+        is_about_ranks: whether the waiting ranks do so "for it".
+        last_done: the last call that was done, where that distinguishes ranks.
         extra: the part that may be left out if the text gets too long.
         remedy: what to do.
     """
@@ -76,7 +76,7 @@ class HangFinding:
         waits: those of the ranks that wait for it directly.
         waiters: all ranks that wait for it, directly or indirectly.
         named: those of the waiters that the headline names.
-        is_secondary: it is about a rank that ended because a call of its own failed.
+        is_secondary: it is about a rank that ended because one of its calls failed.
     """
 
     cause: Cause
@@ -199,7 +199,7 @@ def deadlock_headline(job: JobState, cycle: Sequence[Wait], strength: Strength) 
     """A cycle of waits."""
     perhaps = "" if strength is Strength.CERTAIN else "probably a "
     if tags := _wrong_tags(job, cycle):
-        return Headline.of(f"{tags}: neither can go on")
+        return Headline.of(f"{tags}: neither can continue")
     if all(wait.is_in_transfer for wait in cycle):
         return Headline.of(f"{perhaps}deadlock: {_of_transfers(cycle)}")
     across = " across groups" if len({wait.group.key for wait in cycle if wait.group}) > 1 else ""
@@ -231,7 +231,7 @@ def _of_transfers(cycle: Sequence[Wait]) -> str:
 
 
 def _wrong_tags(job: JobState, cycle: Sequence[Wait]) -> str:
-    """If two calls match, or would match except for the tag, the text that says so."""
+    """The text for two calls that match, or would match except for the tag."""
     if came := next(filter(None, (unexpected_message(job, wait) for wait in cycle)), ""):
         return came
     calls = {wait.operation: (wait, wait.call) for wait in cycle if wait.call}

@@ -64,7 +64,7 @@ def _killed(rank: Rank) -> Obstacle:
 def _ended(rank: Rank) -> Obstacle:
     end = rank.end
     if end is None:
-        return Obstacle(Cause.ENDED, "has ended (how is not known yet)")
+        return Obstacle(Cause.ENDED, "has ended (exit status not yet known)")
     loader = _LOADER_KILLED.search(end.error)
     if loader:
         signal = _SIGNALS.get(loader[2].strip(), loader[2].strip())
@@ -116,14 +116,14 @@ def _stopped(rank: Rank) -> Obstacle:
     if rank.node is not None and rank.node.is_paused:
         return Obstacle(
             Cause.STOPPED,
-            "is paused by the launcher until the job goes on",
-            remedy=f"look for what keeps {rank.node.host} from hearing the other nodes",
+            "is paused by the launcher until the job continues",
+            remedy=f"check the connections of {rank.node.host} to the other nodes",
         )
     site = "" if rank.activity.kind is ActivityKind.UNKNOWN else f" at {rank.activity.site}"
     return Obstacle(
         Cause.STOPPED,
         f"is stopped (SIGSTOP){site}",
-        remedy=f"kill -CONT {rank.pid} lets it go on" if rank.pid else "",
+        remedy=f"kill -CONT {rank.pid} resumes it" if rank.pid else "",
     )
 
 
@@ -143,7 +143,7 @@ def _silent(rank: Rank) -> Obstacle:
 def _not_seen(rank: Rank) -> Obstacle:
     return Obstacle(
         Cause.NOT_SEEN,
-        "was not seen: cannot tell what it does, because nothing was kept of it",
+        "was not seen: cannot determine what it does, because no data of it was kept",
         strength=Strength.UNKNOWN,
     )
 
@@ -195,7 +195,7 @@ def _elsewhere(rank: Rank) -> Obstacle:
     elif kind is ActivityKind.SUBPROCESS:
         words += _child(rank)
     elif kind is ActivityKind.C_CODE and strength is Strength.UNKNOWN:
-        words += ": cannot tell for what, because C code has no frames"
+        words += ": cannot determine for what, because C code has no frames"
     if rank.starved >= 0.3:
         words += f"; it gets no core for {rank.starved * 100:.0f} % of the time"
     return Obstacle(Cause.ELSEWHERE, words, strength=strength)
@@ -207,7 +207,7 @@ def _loader(rank: Rank) -> Obstacle:
     below = list(_below(rank.process))
     for child in below:
         if child.state == "Z":
-            words = f"{child.pid} has ended, and was not taken note of{site}"
+            words = f"{child.pid} has ended, and was not waited for{site}"
             return Obstacle(Cause.ELSEWHERE, words, owner="data loader worker")
     return Obstacle(Cause.ELSEWHERE, f"{_of_loader(below)}{site}", owner="data loader")
 

@@ -1,8 +1,8 @@
 """The problems of a job: everything that ranks wait for and that will not happen by itself.
 
-False alarms are the worst errors. So something that may still happen counts only if ranks have
-waited for it for a long time, longer than is usual in that group, and nothing in the job moved
-between the two samples. Dead, stopped and deadlocked ranks count at once.
+False alarms are the worst errors. So an event that may still happen counts only if ranks have
+waited for it longer than is usual in that group. Also, nothing in the job may have moved between
+the two samples. Dead, stopped and deadlocked ranks count at once.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ def _of_nothing(now: _Situation) -> list[HangFinding]:
     forming = [rank for rank in now.job if _forms_long(rank)]
     if forming and len(forming) == len(now.job.ranks):
         text = (
-            f"{{who}} {forming[0].activity}: cannot tell for what, because all are in it, and "
-            "what their store holds is not known"
+            f"{{who}} {forming[0].activity}: cannot determine for what, because all are in it, and"
+            " the contents of their store are unknown"
         )
         return [_unexplained(text, [rank.rank for rank in forming], [])]
     within = [
@@ -247,8 +247,8 @@ def _of_nothing(now: _Situation) -> list[HangFinding]:
     if not within or len({wait.words for wait in within}) > 1:
         return []
     text = (
-        f"{{who}} all entered {within[0].words}, and nothing moves in it: cannot tell why, "
-        "because nothing is known of what is between them"
+        f"{{who}} all entered {within[0].words}, and it makes no progress: cannot determine why,"
+        " because nothing is known of the network between them"
     )
     return [_unexplained(text, [wait.rank for wait in within], within)]
 

@@ -37,7 +37,7 @@ class Condition(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether it has ended, or will not move until somebody intervenes."""
+        """Whether it has ended, or makes no progress until a user intervenes."""
         return self.is_over or self in (Condition.RAISED, Condition.STOPPED, Condition.TRACED)
 
 

@@ -139,7 +139,7 @@ def _blocking_calls(rank: Rank, kind: ActivityKind) -> Calls:
     """The calls that a rank's program waits for, as far as known."""
     running = [(group, call) for group, call in rank.calls() if _goes_on(rank, group, call)]
     if failed := [(group, call) for group, call in running if call.state == "failed"]:
-        return failed  # it ended for that; others may be done, and their backend has not said so
+        return failed  # it ended for that; others may be done, unreported by their backend
     if kind is ActivityKind.COLLECTIVE:
         running = [(group, call) for group, call in running if call.peer is None]
     elif kind is ActivityKind.TRANSFER:

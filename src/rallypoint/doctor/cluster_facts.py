@@ -206,7 +206,7 @@ class NodeFacts:
         return next((each.name for each in self.interfaces if address in each.addresses), "")
 
 
-MEETING = "where the nodes are to meet"
+MEETING = "the rendezvous endpoint"
 # Faster links are never called slow, however fast others are. Slower ones are measured again: a
 # machine may have been busy.
 SLOW_MBIT_S = 250.0
@@ -280,7 +280,7 @@ class ClusterFacts:
         count: the number of nodes that the job needs.
         clocks_s: by node number, how far its clock is ahead of the examiner's.
         hosts: node numbers, by the name that others use for the node.
-        endpoints: where the nodes meet, as (host, port).
+        endpoints: the rendezvous endpoints, as (host, port).
         draws_token: the program that starts the job generates a token for it.
     """
 

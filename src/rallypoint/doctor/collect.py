@@ -170,7 +170,7 @@ def look_at_network(
 
 
 def begin(work: Sequence[Callable[[], T]], wait_s: float | None) -> Callable[[], dict[int, T]]:
-    """Begin all of this work, each part in a thread of its own.
+    """Begin all of this work, each part in its own thread.
 
     Returns:
         A function that waits for the results until `wait_s` after the beginning, and returns them
@@ -231,7 +231,9 @@ def choose(
     lookups: Mapping[str, Lookup],
     local_addr: str = "",
 ) -> AddressFact:
-    """The address that a job here would give to nodes that meet at `hosts`, by these lookups."""
+    """The address that a job here would give to nodes whose rendezvous is at `hosts`, by these
+    lookups.
+    """
 
     def addresses(host: str) -> list[str]:
         found = lookups[host]
@@ -263,7 +265,9 @@ def choose(
 def take_ports(
     facts: NodeFacts, endpoints: Sequence[tuple[str, int]], listen: Callable[[int], None]
 ) -> NodeFacts:
-    """Listen at these endpoints of this node; note why that is impossible, and who does."""
+    """Listen at these endpoints of this node; note why that is impossible, and which process
+    does.
+    """
     from rallypoint.store.port_holder import holder_of
 
     ports = list(facts.ports)

@@ -1,6 +1,5 @@
-"""What separates a node from the others, as far as can be found out within two seconds, for an
-error that is about to be raised: names, the endpoint's port, and the interface that a variable
-selects.
+"""What separates a node from the others, for an error that is about to be raised. Within two
+seconds, it checks names, the endpoint's port, and the interface that a variable selects.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def finding_about(
         role: the kind of the endpoints.
         is_caller: whether this node tried to connect there; otherwise the others tried to connect
             here.
-        is_early: the others may not have been started yet, so nobody has to listen anywhere.
+        is_early: the others may not have been started yet, so no port needs to be open.
     """
     look = partial(_first, endpoints, environ, count, role, is_caller=is_caller, is_early=is_early)
     return begin([look], LIMIT_S)().get(0, "")
@@ -65,7 +64,7 @@ def first_finding(
 
 
 def _at_loopback(host: str, port: int, *, is_listener: bool) -> str:
-    """Other machines cannot come there, and what is there may be somebody else's."""
+    """Other machines cannot reach it, and what listens there may be another program."""
     endpoint = endpoint_of(host, port)
     holder = "" if is_listener else holder_of(port)
     if holder.startswith("process") and not is_launcher(holder):
@@ -74,7 +73,7 @@ def _at_loopback(host: str, port: int, *, is_listener: bool) -> str:
             " that process, or choose another port (--master-port, or that of --rdzv-endpoint)"
         )
     return (
-        f"{endpoint}, where they are to meet, can only be reached from this machine; for nodes on"
+        f"{endpoint}, the endpoint, can only be reached from this machine; for nodes on"
         " others, give the first node's name or address (--master-addr or --rdzv-endpoint)"
     )
 
@@ -87,8 +86,8 @@ def _is_elsewhere(host: str) -> str:
     except UnknownHostError:
         return ""
     return (
-        f"this node waits for the others, who are to find it at {host}, which is no address of this"
-        " machine; give each node its own --node-rank (0 is the first), or correct the address"
+        f"this node waits for the others at {host}, which is not an address of this machine; give"
+        " each node its own --node-rank (0 is the first), or correct the address"
         " (--master-addr or --rdzv-endpoint)"
     )
 
@@ -118,7 +117,7 @@ def _first(
     probes = probing().get(0, [])
     if is_early:
         probes = [each for each in probes if each.outcome is not ConnectOutcome.REFUSED]
-    # What a node's name resolves to on the node itself matters only if the others meet there.
+    # What a node's name resolves to on the node itself matters only if it is the rendezvous host.
     node = replace(node, own_name=Lookup(host=node.own_name.host, addresses=("0.0.0.0",)))
     cluster = ClusterFacts(
         count=count,

@@ -1,4 +1,4 @@
-"""Training that goes on, in the same processes and with the same memory, when ranks are lost.
+"""Training that continues, in the same processes and with the same memory, when ranks are lost.
 
     from rallypoint import elastic
 

@@ -1,13 +1,13 @@
-"""What ranks that meet again conclude: whether an update happened, and who has which part of the
-state. Pure.
+"""What ranks conclude after a loss: whether an update happened, and which rank has which part of
+the state. Pure.
 
 Each rank has *prepared* an update when it enters the agreement on it, and *committed* it when that
-has succeeded, which takes every rank. So if anybody, also one that is lost since, has committed an
-update, all ranks have prepared it, and none can have gone further than one:
+has succeeded, which takes every rank. So if any rank has committed an update, even one that was
+lost since, all ranks have prepared it, and none can have gone further than one update:
 
     some survivor has committed it              the others commit it, too
     none has, but all have prepared it          they commit it: one that is lost may have
-    a survivor has not prepared it              nobody can have committed it: it is begun again
+    a survivor has not prepared it              no rank can have committed it: it is retried
     they have prepared it in different rounds   as before; and it is not the same update
 
 The last can happen where ranks are idle: others may prepare an update in a new round, with other
@@ -25,7 +25,7 @@ NO_SHARD = -1
 
 
 class RankReport(NamedTuple):
-    """What a rank tells the others when they meet again.
+    """What a rank reports to the others when they rendezvous again.
 
     Attributes:
         is_member: it has the state; a newcomer has not, nor has an idle rank of `Replicas`.
@@ -47,7 +47,7 @@ class Settlement:
     """What all ranks conclude.
 
     Attributes:
-        committed: the update up to which everybody's state is.
+        committed: the update up to which the state of all ranks is.
         sources: the ranks that have the state.
         newcomers: those that need it.
         saves: they keep a copy of it, too.
@@ -66,7 +66,7 @@ class Settlement:
 
 
 def settle(reports: Sequence[RankReport]) -> Settlement:
-    """The conclusion, the same on all ranks. If nobody has the state, rank 0's is taken."""
+    """The conclusion, the same on all ranks. If no rank has the state, rank 0's is taken."""
     sources = tuple(rank for rank, each in enumerate(reports) if each.is_member)
     if not sources:
         return Settlement(0, (0,), tuple(range(1, len(reports))))
@@ -100,7 +100,7 @@ class Arrangement(NamedTuple):
     Attributes:
         shards: of each rank.
         replicas: for each, the ranks that hold shards 0, 1, ...
-        lost: shards of which nobody has the state, although others have theirs.
+        lost: shards whose state no rank has, although other shards have theirs.
     """
 
     shards: tuple[int, ...]

@@ -49,7 +49,7 @@ from rallypoint.store.store import Store
 LOSSES = (PeerLostError, RevokedError, StoreError, CollectiveTimeoutError)
 _NOT_FORMED = (PeerError, HostError)  # the same, while a group forms
 _SHOWS_WITHIN_S, _CHECK_EVERY_S = 2.0, 0.05
-FROM_CHECKPOINT = "so nobody can go on from memory; start again from a checkpoint"
+FROM_CHECKPOINT = "so no rank can continue from memory; restart from a checkpoint"
 
 
 class View(NamedTuple):
@@ -66,7 +66,7 @@ class Membership:
     Attributes:
         round: the one whose group it has formed.
         settled: what the ranks concluded when this one made its `Replicas`, until it is used.
-        begins_again: a step that was under way when others were lost is done again.
+        begins_again: a step that was running when others were lost is retried.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Membership:
         while True:
             place = next_place(tried, loss, had_formed=self.round == tried)
             if place is None:
-                raise loss or PeerError("the launcher offers no other round")
+                raise loss or PeerError("the launcher starts no further round")
             tried = place.round
             try:
                 self._form(place.round, place.environ)
@@ -299,7 +299,7 @@ class Membership:
     def _withdraw(self, place: Place) -> None:
         """In the link's thread: end what waits in the old round, or for its store.
 
-        If nobody was lost, a running round continues until an update says that all leave it.
+        If no rank was lost, a running round continues until an update says that all leave it.
         """
         if not place.is_urgent and not self._is_meeting:
             return
@@ -335,7 +335,7 @@ def membership() -> Membership:
     return _membership
 
 
-_IDLE = "this rank is idle: it waits for others with which it would be a whole replica"
+_IDLE = "this rank is idle until enough others join to complete its replica"
 
 
 class Replicas:
@@ -344,10 +344,10 @@ class Replicas:
         dist.init_process_group()
         replicas = elastic.Replicas(shards=2)       # of 4 ranks: two replicas of two ranks
 
-    Each rank holds one shard for life. When a rank is lost, a spare or a new process takes its
-    shard, and gets that from a rank of another replica which holds the same one. If there is none
-    to take it, the rest of its replica is idle: it agrees to the others' updates, and waits for
-    ranks to join. Its function is not called meanwhile; if the training ends then, it returns None.
+    A rank keeps its shard as long as it lives. When a rank is lost, a spare or a new process takes
+    over the shard, and copies it from the same shard of another replica. Without a spare or new
+    process, the other ranks of that replica are idle until one joins. Meanwhile, their training
+    function is not called; it returns None if the training ends.
 
     All ranks create it after `init_process_group` and before `elastic.State`; newcomers as well. At
     the start, ranks with the same shard get the state of the first of them.
@@ -368,7 +368,7 @@ class Replicas:
             of shards.
         AlreadyInitializedError: there is one in this process.
         StateLostError: all ranks that held one of the shards were lost.
-        PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher offers no other
+        PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher starts no further
             round.
     """
 
@@ -426,7 +426,7 @@ class Replicas:
             held: the shard that each rank holds.
 
         Returns:
-            The settlement of the ranks with this one's shard; of nobody, if it is idle.
+            The settlement of the ranks with this one's shard; an empty one, if it is idle.
         """
         holdings = [
             Holding(shard, each.is_member) for shard, each in zip(held, reports, strict=True)

@@ -33,7 +33,7 @@ def run(
 def run(
     function: Training[P, R] | None = None, *, min_size: int = 1, retries: int | None = None
 ) -> Training[P, R] | Callable[[Training[P, R]], Training[P, R]]:
-    """Make a training function go on when ranks are lost or join.
+    """Make a training function continue when ranks are lost or join.
 
         @elastic.run
         def train(state):
@@ -44,25 +44,25 @@ def run(
                     state.parameters -= rate * gradient
                     state.step += 1
 
-    When a rank is lost, calls on the default group raise; `run` then meets the other ranks, which
-    keep their processes and memory, has newcomers get the state from theirs, and calls the function
-    again. The group stays the same object, with other ranks and another size. Groups made from it
-    must be made again (`State.on_reset`). If the others are in their third call of such a function,
-    a newcomer's first two return None at once, and it joins them in its third.
+    When a rank is lost, calls on the default group raise. The remaining ranks keep their processes
+    and memory; `run` connects them again, newcomers copy the state from them, and `run` calls the
+    function again. The group stays the same object, with other ranks and another size. Groups made
+    from it must be made again (`State.on_reset`). If the others are in their third call of such a
+    function, a newcomer's first two calls return None at once, and it joins them in its third.
 
     This needs `rallypoint run`; under other launchers the function runs, and a loss is an error as
     usual.
 
     Args:
         min_size: with fewer ranks, wait for others to join.
-        retries: how often in a row it may begin again after losses without an update in between;
+        retries: how often in a row it may retry after losses without an update in between;
             None: 30 times.
 
     Raises (the decorated function):
         NotInitializedError: there is no default group.
         StateLostError: all ranks that had the state, or one of the shards of `Replicas`, were lost.
         TooFewPeersError: fewer ranks than min_size for as long as the group's timeout.
-        PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher offers no other
+        PeerLostError, RevokedError, StoreError: ranks were lost, and the launcher starts no further
             round for half a minute, or it happened too often in a row.
     """
 

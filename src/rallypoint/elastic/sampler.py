@@ -18,9 +18,9 @@ class Sampler:
     """Shuffled samples, by step.
 
     Every epoch is a permutation of all samples, drawn from the seed and the epoch's number. The
-    global batch of a step depends on nothing else, so no sample is lost or taken twice when ranks
-    come and go, and a step that is begun again takes the same samples. A rank takes a contiguous
-    share of the batch; the last batch of an epoch ends with the first samples of the next one.
+    global batch of a step depends on nothing else. So no sample is lost or taken twice when ranks
+    come and go, and a retried step takes the same samples. A rank takes a contiguous share of the
+    batch; the last batch of an epoch ends with the first samples of the next one.
 
     Divide sums over the samples by `global_batch`, not by the number of ranks:
 
@@ -34,7 +34,7 @@ class Sampler:
             as many as ranks.
 
     Raises:
-        InvalidArgumentError: a number is not positive, or there are weights that are negative.
+        InvalidArgumentError: a number is not positive, or a weight is negative.
     """
 
     def __init__(

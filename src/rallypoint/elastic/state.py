@@ -30,9 +30,9 @@ _FIXED = {  # by the name of the class
 
 
 def refuse_fixed_size(name: str, value: object) -> None:
-    """Refuse a value that keeps the number of ranks.
+    """Refuse a value that fixes the number of ranks at creation.
 
-    It would go on with wrong ranks after a loss, without an error. PyTorch is not imported here.
+    It would continue with wrong ranks after a loss, without an error. PyTorch is not imported here.
     """
     if isinstance(value, UpdateParticipant):
         return
@@ -40,8 +40,8 @@ def refuse_fixed_size(name: str, value: object) -> None:
         instead = _FIXED.get(kind.__qualname__)
         if instead is not None and kind.__module__.startswith("torch."):
             raise InvalidArgumentError(
-                f"{name} is a {kind.__name__}, which keeps the number of ranks with which it "
-                f"began, so elastic.State cannot hold it; {instead}"
+                f"{name} is a {kind.__name__}, which fixes the number of ranks at creation, so"
+                f" elastic.State cannot hold it; {instead}"
             )
 
 
@@ -68,7 +68,7 @@ class State:
 
     Raises:
         InvalidArgumentError: a name begins with an underscore, or is that of a method; or a value
-            is of a class of PyTorch's that keeps the number of ranks with which it began.
+            is of a class of PyTorch's that fixes the number of ranks at creation.
     """
 
     _committed: int
@@ -112,11 +112,12 @@ class State:
         """Change the state on all ranks, or on none: ``with state.update(): ...``.
 
         Entering it is an agreement of all ranks (a reduction of 8 bytes). If a rank is lost before
-        it, no rank enters, and `run` begins the step again; if one is lost after it, the others
-        complete their updates, and newcomers get the state that follows. The block must change
-        nothing but this rank's memory: it must not communicate, nor raise. In it, ranks are those
-        of before a loss. After an exception in it this rank has half of an update: it makes no
-        other one, and if it meets the others again, it gets the state from them, as a newcomer.
+        it, no rank enters, and `run` retries the step. If a rank is lost after it, the others
+        complete their updates, and newcomers get the updated state. The block must change nothing
+        but this rank's memory: it must neither communicate nor raise. Within it, the ranks are
+        still those before the loss. After an exception in the block, this rank's state is half
+        updated. It cannot make further updates; if it rejoins the others, it copies the state from
+        them, as a newcomer.
 
         Raises:
             InvalidArgumentError: the last one ended with an exception, or this is within another.
@@ -266,7 +267,7 @@ class _Update:
         self._present: View | None = None
 
     def say(self, bits: int) -> None:
-        """What this rank tells the others in agreements from now on."""
+        """What this rank reports to the others in agreements from now on."""
         self._mine = self._value[0] = bits
 
     def may_begin(self) -> None:
@@ -301,7 +302,7 @@ class _Update:
             error.__traceback__ = None  # it would keep the memory of the caller's variables
             if not self._is_due(error):
                 raise MembershipChangedError(
-                    "ranks were lost before this update; elastic.run begins the step again"
+                    "ranks were lost before this update; elastic.run retries the step"
                 ) from error
             self._has_changed = True
         else:
@@ -359,4 +360,6 @@ class _Update:
             self._present = None
         if kind is None and self._has_changed:
             self._has_changed = False
-            raise MembershipChangedError("ranks were lost or wait to join; elastic.run goes on")
+            raise MembershipChangedError(
+                "ranks were lost or wait to join; elastic.run continues with the new ranks"
+            )

@@ -6,7 +6,7 @@
     4. otherwise the arrays' bytes are cut into pieces, which the sources share if they are on
        several hosts; a large piece goes straight from array to array, small arrays travel together
 
-If a source dies, everybody meets again, and the transfer begins anew with those that are left.
+If a source dies, all ranks rendezvous again, and the transfer starts over with the remaining ones.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def find_readers(settlement: Settlement, group: ProcessGroup) -> Readers:
     """Which newcomers read, and from which source; all ranks call it and get the same.
 
     source                                       newcomer
-        tells where its arrays are  ------------->   copies them, with all the cores that it may use
+        sends where its arrays are  ------------->   copies them, with all the cores that it may use
         waits, and so changes nothing
                                     <-------------   "I have them", or "I could not"
-        all meet in a barrier
+        all enter a barrier
 
     Nothing but memory limits this: no rank passes on what another one needs, and small arrays take
     little longer than large ones. A source that learns of a loss while it waits changes its arrays,
-    but never comes to the barrier, so a newcomer that gets beyond it has what the source had.
+    but never enters the barrier, so a newcomer that gets beyond it has what the source had.
     """
     choice = numpy.array([_my_source(settlement, group)], numpy.int64)
     choices = numpy.empty(group.size(), numpy.int64)
@@ -91,7 +91,7 @@ def _my_source(settlement: Settlement, group: ProcessGroup) -> int:
 
 
 def show(arrays: list[Bytes], reader: int) -> None:
-    """Source: tell a newcomer where the arrays are."""
+    """Source: send a newcomer the locations of the arrays."""
     send(numpy.frombuffer(addresses_of(arrays), numpy.uint8), reader)
 
 
@@ -149,7 +149,7 @@ def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGr
 
     Args:
         values: by name; a newcomer's arrays get their contents, other values are replaced.
-        settlement: says who these are, by global ranks.
+        settlement: says which ranks these are, by global ranks.
     """
     me, first = get_rank(), settlement.sources[0]
     readers = find_readers(settlement, group)
@@ -171,7 +171,7 @@ def synchronize(values: dict[str, Any], settlement: Settlement, group: ProcessGr
             values[name] = write(values[name], fill(each.tree, every))
     elif me in readers.values() or len(readers) < len(settlement.newcomers):
         _exchange([leaf_of(each) for each in mine], settlement, readers, group)
-    barrier(group)  # nobody goes on before all could take it
+    barrier(group)  # no rank continues before all could copy it
 
 
 def _broadcast_bytes(data: bytes, source: int, group: ProcessGroup) -> bytes:

@@ -88,7 +88,7 @@ _ERRORS: dict[Trouble, tuple[type[PeerError], str]] = {
     Trouble.PEER_LOST: (PeerLostError, "{who} ended during {call}"),
     Trouble.PEER_LEFT: (
         PeerLostError,
-        "{who} left the group, or exited, before {call} could complete",
+        "{who} exited or left the group before {call} completed",
     ),
     Trouble.MISMATCH: (
         MismatchError,
@@ -133,7 +133,10 @@ _ERRORS: dict[Trouble, tuple[type[PeerError], str]] = {
 # Those whose messages need what only the reporter knows.
 _DETAILED = Trouble.MISMATCH, Trouble.LENGTHS, Trouble.CIRCLE, Trouble.TIMEOUT
 _MOST_S = 5.0  # calls under way end within milliseconds, unless this process does not run
-UNUSABLE = "; the group cannot be used any more: destroy_process_group, then init again"
+UNUSABLE = (
+    "; this process group is broken; call destroy_process_group() and init_process_group() to"
+    " continue"
+)
 
 
 class PeerMemoryAccess(IntFlag):
@@ -312,7 +315,7 @@ class Communicator:
         if state is None:
             # Of an earlier communicator of the group, which has been formed again meanwhile.
             return RevokedError(
-                f"{operation} was under way when the group was formed again; call it again",
+                f"{operation} was running when the group was re-formed; call it again",
                 operation=operation,
             )
         number, at_fault, found_by, is_full, theirs, ours, sent, expected, circle, waited_s = state

@@ -124,7 +124,7 @@ class EngineWork:
 
 
 def report(error: BaseException) -> None:
-    """Report the error of a callback, for which nobody waits, like one that ends a thread."""
+    """Report the error of a callback, for which no call waits, like one that ends a thread."""
     threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
 

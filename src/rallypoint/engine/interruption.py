@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 # A signal that comes just before this thread sleeps, or to another thread, does not wake this one.
 CHECK_EVERY_S = 0.5
-_UNWOUND_S = 2.0  # most waits look once a second whether they should go on
+_UNWOUND_S = 2.0  # most waits check once a second whether to continue
 _LIBRARIES = ("rallypoint.", "torch.")
 # Functions of ours and of torch.distributed that make several calls, each of which depends on the
 # one before.
@@ -66,7 +66,8 @@ def refuse_among_others() -> None:
 
 
 def beside_handlers(function: Callable[[], T]) -> T:
-    """What a function returns that meets other ranks in several steps, whatever handlers do.
+    """The result of a function that synchronizes with other ranks in several steps, whatever
+    handlers do.
 
     If handlers may run in this thread, another one carries the function out: a handler may wait for
     ranks that wait for its next step.

@@ -34,7 +34,7 @@ Mapped = TypeVar("Mapped")
 
 SECRET_BYTES = 16
 _HELLO_BYTES = SECRET_BYTES + 4  # and the rank's number
-_MOST_STRANGERS = 64  # that have not told the secret yet
+_MOST_STRANGERS = 64  # that have not sent the secret yet
 _CHECK_EVERY_S = 1.0
 _MAPPED, _GO = b"m", b"g"
 _REACHES = bytes(range(8))
@@ -105,7 +105,7 @@ class SegmentOwner:
         deadline: float,
         check: Callable[[], None],
     ) -> None:
-        """Give the region to all other ranks. Silent strangers delay nobody."""
+        """Give the region to all other ranks. Silent strangers delay no rank."""
         strangers: dict[socket.socket, bytes] = {}  # what each has said, the oldest first
 
         def release(connection: socket.socket) -> socket.socket:
@@ -145,7 +145,7 @@ class SegmentOwner:
                 release(connection).close()
 
     def _admit(self, connection: socket.socket, hello: bytes, others: Mapping[int, int]) -> None:
-        """Give the region to a rank that has told the secret."""
+        """Give the region to a rank that has sent the secret."""
         rank = int.from_bytes(hello[SECRET_BYTES:], "little")
         try:
             is_known = hmac.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
@@ -191,7 +191,7 @@ def join_segment(
 
     Returns what was mapped, and for each rank, for this one from `probe(mapped)`, which memory of
     all others it can read: bits below 8. `check` is called every second meanwhile, and may raise: a
-    first rank that was interrupted while accepting the connection may keep it open for ever.
+    first rank that was interrupted while accepting the connection may keep it open forever.
     `first` is that rank's number in messages.
     """
     with _unix_socket() as connection:

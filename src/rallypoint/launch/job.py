@@ -119,7 +119,7 @@ class Rendezvous(Record, kw_only=True, secret=("token",)):
 
     Attributes:
         backend: its name, as in --rdzv-backend; never "static".
-        endpoints: where to meet, in the order in which to try.
+        endpoints: the rendezvous endpoints, in the order in which to try.
         run_id: the job's name there; the same as the job's.
         min_nodes, max_nodes: the size of a round.
         configuration: options of the backend, from --rdzv-conf.
@@ -183,12 +183,12 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
     """The job of one agent: its workers, the other nodes, and options.
 
     Attributes:
-        environ: what the workers inherit, but for the token.
+        environ: what the workers inherit, except for the token.
         rendezvous: how the nodes find each other, if not as `nodes` says.
         shutdown_timeout_s: time for workers to end after the stop signal before they are killed.
         stop_signals: names of the signals that stop the job.
-        has_virtual_local_rank: each worker sees only the device of its local rank, and is told that
-            its local rank is 0.
+        has_virtual_local_rank: each worker sees only the device of its local rank, with
+            LOCAL_RANK=0.
         cpus: by local rank, the CPUs that a worker may run on; empty: all.
         prints_events: also print events on stderr.
         on_hang: what to do when the job hangs.
@@ -264,7 +264,7 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
 
     @property
     def to_find_out(self) -> str:
-        """How the user finds out what keeps the nodes from meeting, as the end of a sentence."""
+        """How the user finds out what keeps the nodes from connecting, as the end of a sentence."""
         nodes, rendezvous = self.nodes, self.rendezvous
         begin = "to find out more, end this and run `rallypoint doctor --nnodes"
         if rendezvous is None:
@@ -348,7 +348,7 @@ def worker_environ(
     """All variables of one worker: the inherited ones, torchrun's, and some of our own.
 
     Args:
-        place: its rank is -1 for a worker on standby, which is told its place later.
+        place: its rank is -1 for a worker on standby, which gets its place later.
         record_slot: where its flight record is; its local rank, unless given.
     """
     is_standby = place.rank < 0

@@ -21,10 +21,10 @@ class WorkerExit(Record, kw_only=True):
     Attributes:
         rank: in its round; -1: it had none, as it was on standby.
         error: the exception that ended it, if it reported one.
-        is_early: it left a training in which the others go on, whatever its code.
+        is_early: it left a training in which the others continue, whatever its code.
         by_launcher: it still ran, and had not failed, when the launcher began to stop its group.
         was_ended: it still ran then, and had failed.
-        killed_because: why the launcher killed it, so that others can go on; empty: it did not.
+        killed_because: why the launcher killed it, so that others can continue; empty: it did not.
         recorded: what it wrote to its error file, if it failed.
         error_file: where that file stays; empty: nowhere.
     """
@@ -124,7 +124,7 @@ class WorkerGroup:
         # The ranks that still ran when the launcher began to stop the group: it caused their ends.
         self.stopped: set[int] = set()
         self._ended_late: set[int] = set()  # those that still ran then, and had failed
-        self._killed: dict[int, str] = {}  # as others could go on without them: why, by rank
+        self._killed: dict[int, str] = {}  # as others could continue without them: why, by rank
         self._has_started = self._is_over = False
 
     def started(self) -> None:
@@ -142,7 +142,7 @@ class WorkerGroup:
         return end
 
     def killing(self, rank: int, because: str) -> None:
-        """The launcher kills a worker which is at fault, so that others can go on."""
+        """The launcher kills a worker which is at fault, so that others can continue."""
         self._killed.setdefault(rank, because)
 
     def stopping(self) -> None:

@@ -1,6 +1,6 @@
 """torch.distributed's API for NumPy arrays, on the engine.
 
-    calls | formation      what each call does | how groups come to be, and end
+    calls | formation      what each call does | how groups form, and end
         delegated          other libraries behind the same calls
     work   groups          calls as records, their handles | who is in which group
     planning   operators   which program serves a call | how items are combined

@@ -56,7 +56,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Blocks: TypeAlias = Array | Sequence[Array] | None
 
 # NumPy has no bfloat16. Its bits are passed as unsigned integers, with a note of what they are.
-_NOTE = "rallypoint.bfloat16"  # h5py and others keep notes of their own
+_NOTE = "rallypoint.bfloat16"  # h5py and others keep their own notes
 _BFLOAT16 = np.dtype(np.uint16, metadata={_NOTE: True})
 
 _DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}

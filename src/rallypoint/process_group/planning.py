@@ -84,7 +84,7 @@ class Algorithms:
 
         Args:
             per_host: how many consecutive ranks share a host; 0 if all do.
-            has_cores: each rank has a core of its own.
+            has_cores: each rank has its own core.
         """
 
         def plan(kind: int, root: int, nbytes: int, uneven: bool) -> tuple[bytes, bool]:
@@ -101,7 +101,7 @@ class Algorithms:
             override = requested if isinstance(requested, str) else ""
             try:
                 made, ways = choose_and_build(collective, root, nbytes, uneven, override)
-            except ProgramError:  # the algorithm of the whole group does not support so many ranks
+            except ProgramError:  # the whole group's algorithm does not support this number
                 if not override:
                     raise
                 made, ways = choose_and_build(collective, root, nbytes, uneven, "")

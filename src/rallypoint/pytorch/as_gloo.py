@@ -25,7 +25,9 @@ _has_printed = False
 
 
 def install() -> None:
-    """Have PyTorch create our groups where gloo is requested, if the environment says so."""
+    """Have PyTorch create Rallypoint's groups where gloo is requested, if the environment asks for
+    it.
+    """
     value = os.environ.get(AS_GLOO, "")
     if value in ("", "0"):
         return

@@ -46,7 +46,7 @@ class BaseGroup(Operations):
         raise NotImplementedError
 
     def get_group_store(self) -> dist.Store:
-        """The store at which the members met."""
+        """The store through which the members connected."""
         return self.store
 
     def split_group(
@@ -112,7 +112,7 @@ class BaseGroup(Operations):
         return joined(works, [output for work in works for output in work.result()])
 
     def forget_coalesced(self) -> None:
-        """Calls are no longer coalesced; those begun go on."""
+        """Calls are no longer coalesced; those begun continue."""
         self._coalesced = None
         self._update_watched()
 
@@ -154,7 +154,7 @@ class BaseGroup(Operations):
             self._end()
 
     def shutdown(self) -> None:
-        """Leave the group; peers that wait for this rank are told."""
+        """Leave the group; peers that wait for this rank get an error."""
         super().shutdown()
         for group in self.devices.made():
             group.shutdown()

@@ -63,7 +63,7 @@ class SharedBuckets:
                 self._storages[storage.data_ptr()] = storage
 
     def _forget(self, *, all_of_them: bool) -> None:
-        """Release the storages that nobody else uses, or all."""
+        """Release the storages that no one else uses, or all."""
         for address, storage in list(self._storages.items()):
             is_used = torch._C._storage_Use_Count(storage._cdata) > 1
             if all_of_them or not is_used:

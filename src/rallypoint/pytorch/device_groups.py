@@ -1,6 +1,6 @@
 """Decides where calls with GPU tensors go: to NCCL, or to the engine through host memory.
 
-NCCL takes them if every rank has a GPU of its own; all ranks decide this from what each reported at
+NCCL takes them if every rank has its own GPU; all ranks decide this from what each reported at
 the start, so they decide the same. NCCL's backend is made at the first such call. All other calls
 are staged: see memory.py.
 """
@@ -77,7 +77,8 @@ class DeviceGroups:
         self._store = store
         self._prefix = f"{group.world.prefix}/gpus/{group.group_name}"
         self._groups: dict[str, dist.ProcessGroup | None] = {}
-        # Without the store the group has all that CPU tensors need, and its calls say who was lost.
+        # Without the store the group has all that CPU tensors need, and its calls name the lost
+        # ranks.
         with suppress(StoreConnectionError):
             group.world.store.set(f"{self._prefix}/{group.own_rank}", json.dumps(RankDevices.own()))
 

@@ -59,7 +59,7 @@ class Pool:
         self._has_failed = False
 
     def take(self, nbytes: int) -> Array | None:
-        """An array of at least so many bytes; None: no memory is left, or none can be locked.
+        """An array of at least this many bytes; None: no memory is left, or none can be locked.
 
         Its memory comes back when nothing refers to it any more.
         """

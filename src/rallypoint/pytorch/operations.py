@@ -351,7 +351,7 @@ class Operations:
         self.engine_group.abort()
 
     def shutdown(self) -> None:
-        """Leave the group; peers that wait for this rank are told."""
+        """Leave the group; peers that wait for this rank get an error."""
         self.engine_group.destroy()
 
 

@@ -138,7 +138,7 @@ def _forgetting() -> _Forget:
     from rallypoint._native import end_foreign_transfer  # importing each time would take 2 us
 
     def forget(key: int, _: object = None, has_failed: bool = False) -> None:
-        """Forget a Work that is done, or that nobody can wait for any more."""
+        """Forget a Work that is done, or that no caller can wait for any more."""
         transfer = _transfers.pop(key, None)
         if transfer is not None:
             end_foreign_transfer(transfer[0], transfer[1], has_failed)

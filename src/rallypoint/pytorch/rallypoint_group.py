@@ -131,8 +131,8 @@ class Reconfiguration:
     """A group's handle, and the rounds that it has had.
 
     Programs exchange handles by themselves. A handle says where its group's own store is, and which
-    token that asks for. The members of a round meet at the store of the first handle, so no store
-    has to outlive its process: the next round begins with another handle.
+    token that asks for. The members of a round connect through the store of the first handle, so no
+    store has to outlive its process: the next round begins with another handle.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -322,7 +322,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         super()._end()
         self._reconfiguration.close()
 
-    # What torch tells the group of, and asks it for.
+    # What torch reports to the group, and asks of it.
 
     def _set_group_name(self, name: str) -> None:
         dist.ProcessGroup._set_group_name(self, name)

@@ -28,8 +28,8 @@ Method = Callable[..., dist.Work]  # an operation of a group
 def untraced(kind: Kind) -> Kind:
     """Have the compiler skip all functions of a class, and all that they call.
 
-    They run in the middle of compiled code, and cannot be compiled. The official way to say so
-    imports the compiler, which would cost every job without torch.compile a second or two.
+    They run in the middle of compiled code, and cannot be compiled. The official way to declare
+    that imports the compiler, which would cost every job without torch.compile a second or two.
     """
     for member in vars(kind).values():
         if isinstance(member, types.FunctionType):

@@ -189,7 +189,7 @@ def _all_gather(
 def side_by_side(calls: Iterable[Work], opts: Options, results: Sequence[Any]) -> Work:
     """Several calls with the same `opts` as one; `calls` makes each when it is asked for it.
 
-    They only begin, and are waited for together if `opts` says so.
+    They only begin, and are waited for together if `opts` asks for it.
     """
     is_async, opts.asyncOp = opts.asyncOp, True
     works: list[Work] = []

@@ -1,7 +1,7 @@
 """Makes calls of our own API on a backend of PyTorch: gloo, nccl, hccl, for one kind of device.
 
 The process groups are no default groups, and appear in none of torch.distributed's lists, so that a
-program may use PyTorch's groups beside ours. PyTorch's ranks meet at our store through
+program may use PyTorch's groups beside ours. PyTorch's ranks use our store through
 `StoreAdapter`. HCCL's calls have run with a stand-in only.
 """
 
@@ -374,7 +374,7 @@ def _bound_device(member: LibraryMember, kind: str) -> torch.device:
 
 
 def _check_gpus_differ(member: LibraryMember) -> None:
-    """Check that no two ranks use the same GPU; all ranks come to the same result."""
+    """Check that no two ranks use the same GPU; all ranks reach the same result."""
     store = member.store
     store.set(f"seat/{member.rank}", json.dumps(RankDevices.own()))
     keys = [f"seat/{rank}" for rank in range(len(member.ranks))]

@@ -131,8 +131,8 @@ class _Running(_Base):
         """A future of `result()`; its callbacks may wait for other operations.
 
         If requested during a backward pass, as DDP does, its error is raised unchanged at the end
-        of that pass, not only as the RuntimeError that C++ turns it into; and so are the errors of
-        operations that its callbacks begin, as PowerSGD's do.
+        of that pass, not only as the RuntimeError that C++ turns it into. The same holds for errors
+        of operations that its callbacks begin, as PowerSGD's do.
         """
         if _is_for_typed_hook(self._outputs):
             self.wait()
@@ -243,7 +243,7 @@ def joined(works: Sequence[dist.Work], outputs: Sequence[Any]) -> dist.Work:
 def future_of(outputs: Sequence[Any]) -> Future[Any]:
     """A future that knows on which GPUs its value will be.
 
-    Callbacks then run on streams for which those who wait for the future wait too, as with NCCL.
+    Callbacks then run on streams on which waiters of the future wait too, as with NCCL.
     """
     gpus = {each.device for each in tensors_in(outputs) if each.is_cuda}
     return Future(devices=sorted(gpus, key=str)) if gpus else Future()

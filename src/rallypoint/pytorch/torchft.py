@@ -31,7 +31,7 @@ class ProcessGroupRallypoint(ProcessGroupWrapper):
             self._pg.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Leave the group; the other replicas are told."""
+        """Leave the group; the other replicas are notified."""
         if self._pg is not None:
             self._pg.shutdown()
         super().shutdown()

@@ -1,4 +1,4 @@
-"""--rdzv-conf, by torch's names: how long a dynamic rendezvous waits, and who decides.
+"""--rdzv-conf, by torch's names: how long a dynamic rendezvous waits, and which nodes decide.
 
 The defaults, and why they are not torch's:
     join_timeout            600 s   as torch's
@@ -8,11 +8,11 @@ The defaults, and why they are not torch's:
     keep_alive_max_attempt  5       (3)  so that silence is noticed after 5 s, not after 15
 
 With etcd only:
-    close_timeout           30 s    as torch's; how long late joiners are told the job's outcome
+    close_timeout           30 s    as torch's; how long late joiners get the job's outcome
     outage_timeout          30 s    how long a job continues while etcd is unavailable
     read_timeout            2 s     (60) for one request; failed ones are repeated anyway
 
-With c10d, torch's close_timeout and read_timeout have no effect: an agent that ends tells the
+With c10d, torch's close_timeout and read_timeout have no effect: an agent that ends notifies the
 others.
 """
 
@@ -69,10 +69,10 @@ class Timeouts(Record, kw_only=True):
 
     @property
     def kill_s(self) -> float:
-        """The time within which an agent has stopped its workers once nobody hears it any more.
+        """The time within which an agent has stopped its workers once no other hears it any more.
 
-        Others wait for it after the silence, before they go on without that agent. It is short
-        where the silence is: whoever sets a short one wants to go on soon.
+        Others wait for it after the silence, before they continue without that agent. It is short
+        where the silence is, for users who prefer a quick recovery.
         """
         return min(_KILL_MOST_S, max(_KILL_LEAST_S, _KILL_SHARE * self.silence_s))
 

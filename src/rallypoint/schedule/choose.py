@@ -2,8 +2,8 @@
 
 With a link model it chooses by predicted time, otherwise by rules measured on shared memory and
 between hosts (`rallypoint bench all_reduce --algorithm NAME`, `--hosts A,B`). Both use only what
-all ranks know, so that all ranks choose the same algorithm; and only the size class of a call, as
-the engine keeps one program for each class: the choice never depends on which calls came before.
+all ranks know, so that all ranks choose the same algorithm. Of a call's size they use only the
+class, as the engine keeps one program for each class. The choice never depends on earlier calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAIR_ONE_SHOT_BYTES = 512 * 1024  # for two,
 OWN_CORES_ONE_SHOT_BYTES = 2 * 1024  # and for more than four with a core each, which wait less
 FEW_RANKS = 16  # above this, sending to all peers costs more than passing on;
 OWN_CORES_FEW_RANKS = 8  # the same for ranks with a core each, which all send at once,
-OWN_CORES_RING_BYTES = 256 * 1024  # from so many bytes on
+OWN_CORES_RING_BYTES = 256 * 1024  # from this many bytes on
 WIDE_BYTES = 512 * 1024  # from here on, two halves keep a network between all ranks busy
 FEW_STEPS_BYTES = 128 * 1024  # up to here, between hosts, few messages matter more than few bytes
 LEVELS_BYTES = 16 * 1024  # from here on, less data between hosts is worth another step inside them;
@@ -71,7 +71,7 @@ def choose(
         model: link constants; if given, predicted times decide.
         override: an algorithm's name, used for each collective that has it; empty for none.
         uneven: blocks differ in length, and each rank knows only the lengths of its own.
-        has_cores: each rank has a core of its own.
+        has_cores: each rank has its own core.
     """
     nbytes = largest_of_class(nbytes)
     if uneven and UNEVEN in ALGORITHMS[collective]:
@@ -100,7 +100,7 @@ def _measured(
             algorithm = "recursive_doubling" if ranks > 3 else "direct_one_shot"
             return algorithm, f"between hosts up to {FEW_STEPS_BYTES} bytes, few steps and messages"
         if ranks <= FEW_RANKS:
-            return "direct_two_shot", "between hosts, each byte goes once there and once back"
+            return "direct_two_shot", "between hosts, each byte crosses once in each direction"
     is_roomy = has_cores and per_node == ranks and 4 < ranks <= FEW_RANKS
     if is_roomy and (algorithm := _on_own_cores(collective, nbytes, ranks)):
         return algorithm, "with a core for each rank, bytes cost more than waiting"
@@ -140,7 +140,7 @@ def _on_one_level(collective: Collective, nbytes: int, ranks: int) -> tuple[str,
             return small, f"beyond {FEW_RANKS} ranks, few steps for few bytes"
         return large, f"beyond {FEW_RANKS} ranks, few neighbours matter more than few steps"
     if collective is not Collective.ALL_REDUCE:
-        return "direct", f"up to {FEW_RANKS} ranks, one step to everybody"
+        return "direct", f"up to {FEW_RANKS} ranks, one step to all ranks"
     one_shot_bytes = ONE_SHOT_BYTES
     if ranks <= 4:
         one_shot_bytes = FEW_ONE_SHOT_BYTES if ranks > 2 else PAIR_ONE_SHOT_BYTES
@@ -191,7 +191,7 @@ def _simulation(
             return None
         return Simulation(widen(program, ways), links)
     except (ProgramError, InvalidArgumentError):
-        return None  # the algorithm does not support so many ranks, or cannot be widened
+        return None  # the algorithm does not support this number of ranks, or cannot be widened
 
 
 def check_override(name: str) -> None:

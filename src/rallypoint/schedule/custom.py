@@ -4,10 +4,10 @@
     def two_way(team):                  # team.ranks, team.root, team.per_node
         return Program(...)
 
-If a program has so many ranks that its proof would take minutes, the proof covers the ranks that
-represent all others if the program declares a `period`, and otherwise 1 to 16 ranks; `Custom.proof`
-says which. The name of the algorithm gets a few digits of the file's hash, so that ranks with
-different versions of the file get an error at the first message.
+If a proof would take minutes because of many ranks, it covers the ranks that represent all others
+if the program declares a `period`, and otherwise 1 to 16 ranks; `Custom.proof` says which. The name
+of the algorithm gets a few digits of the file's hash, so that ranks with different versions of the
+file get an error at the first message.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Custom:
 
     def _prove(self, program: Program, team: Team) -> bool:
         """Prove the program; returns whether senders must copy what they send."""
-        # Imported here so that users without algorithms of their own do not pay for proofs.
+        # Imported here so that users without their own algorithms do not pay for proofs.
         from rallypoint.schedule.proof.symmetry import find_rotation
         from rallypoint.schedule.proof.verify import operations_of, verify
 

@@ -65,7 +65,7 @@ class _Encoder:
             self._sent[receiver, lane] += 1
             if ordinal >= len(takings):
                 raise ProgramError(
-                    f"{self._program.name}: nobody takes {send} of rank {self._rank}"
+                    f"{self._program.name}: no rank receives {send} of rank {self._rank}"
                 )
             yield from (receiver, *takings[ordinal])
 
@@ -81,7 +81,7 @@ class _Encoder:
             self._taken[operand.peer, operand.lane] += 1
             if ordinal >= len(sendings):
                 raise ProgramError(
-                    f"{self._program.name}: nobody sends what {reduce} of rank {self._rank} takes"
+                    f"{self._program.name}: no rank sends what {reduce} of rank {self._rank} takes"
                 )
             yield from (REMOTE, operand.peer | operand.lane << 24, sendings[ordinal])
         for target in reduce.targets:

@@ -10,7 +10,7 @@ do not wait for each other between pieces, and all pieces share the scratch chun
 
 The engine decides the length of a block. A program in which every message goes from input or output
 to output also works with blocks of different lengths, because every rank that holds a block knows
-its owner; verify.py reports which programs do.
+its owner. verify.py reports such programs.
 """
 
 from __future__ import annotations

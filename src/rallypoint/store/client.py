@@ -46,8 +46,9 @@ class TCPStore(Store):
         port: the server's port; with `is_master`, 0 takes a free one.
         world_size: how many clients there will be, if that is known.
         is_master: also run the server, in this process.
-        timeout: how long each operation may take unless told otherwise.
-        wait_for_workers: with `world_size`, the master waits until so many clients have come.
+        timeout: how long each operation may take by default.
+        wait_for_workers: with `world_size`, the master waits until that many clients have
+            connected.
         multi_tenant: share one server per port with the other masters of this process.
         master_listen_fd: a bound socket for the server to take over.
         use_libuv: accepted for torch's sake; there is one kind of server.
@@ -55,7 +56,7 @@ class TCPStore(Store):
 
     Raises:
         StoreConnectionError: the server cannot be reached, or started.
-        StoreTimeoutError: not all workers came in time.
+        StoreTimeoutError: not all workers connected in time.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class TCPStore(Store):
         self._round = (namespace, number)
 
     def watch(self, prefix: str) -> Watch:
-        """Watch all keys that begin with `prefix`, over a connection of its own.
+        """Watch all keys that begin with `prefix`, over its own connection.
 
         Raises:
             StoreError: the server is not ours.
@@ -354,7 +355,7 @@ def _listen_host(host: str) -> str:
 
 
 def _receive_numbers(count: int, connection: Connection) -> int:
-    """The sum of so many replies; the status of the first has been read."""
+    """The sum of this many replies; the status of the first has been read."""
     total = connection.receive_i64()
     for _ in range(count - 1):
         if connection.ours:

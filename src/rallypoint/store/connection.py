@@ -31,7 +31,7 @@ Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int
 
 
 class Connection:
-    """A connection that has introduced itself. `ours` tells whether replies carry a status."""
+    """A connection that has introduced itself. `ours`: whether replies carry a status."""
 
     def __init__(self, sock: socket.socket, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -183,7 +183,7 @@ class Connection:
 
 
 class _Socket(socket.socket):
-    """As with torch's stores, letting go of one is enough: nobody is warned of it."""
+    """As with torch's stores, dropping the last reference is enough: there is no warning."""
 
     def __del__(self) -> None:
         self.close()

@@ -50,8 +50,8 @@ class FileStore(LocalStore):
         file_name: a path on a file system that all processes share; its folder exists.
         world_size: how many processes will open it; the last of them to close it removes it. -1
             if that is not known; then it stays.
-        timeout: how long each operation may take unless told otherwise.
-        run_id: what tells this run from others that might have used the same name.
+        timeout: how long each operation may take by default.
+        run_id: what distinguishes this run from others that might have used the same name.
         reset_stale: empty a file of another run instead of refusing it.
 
     Raises:
@@ -297,7 +297,9 @@ def _changes(body: bytes) -> Iterator[Change]:
 
 
 def _identity() -> bytes:
-    """Identify this process and this opening of a store, so that others can tell if it lives."""
+    """Identify this process and this opening of a store, so that others can check whether it is
+    alive.
+    """
     pid = os.getpid()
     return b"\0".join([_machine(), b"%d" % pid, start_of(pid) or b"", os.urandom(8).hex().encode()])
 
@@ -310,6 +312,6 @@ def _is_dead(member: bytes) -> bool:
 
 def _machine() -> bytes:
     try:
-        return kernel_identity("pid").encode()  # the namespace tells containers apart
+        return kernel_identity("pid").encode()  # the namespace distinguishes containers
     except OSError:  # there is no /proc
         return os.fsencode(os.uname().nodename)

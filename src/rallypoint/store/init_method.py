@@ -37,7 +37,7 @@ _LOOK_FOR_ERROR = "look for their first error"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedStore:
-    """A store, and who we are among those who share it.
+    """A store, and this process's rank among those that share it.
 
     Attributes:
         is_rank_0s: rank 0 runs its server, and ends it with the group.
@@ -99,9 +99,9 @@ def await_ranks(
 
     Returns what `answer` makes of what all say, by rank; it is called on rank 0.
 
-    While it waits, the lowest rank that is there prints every 10 s whom it waits for. It names rank
-    `r` as ``global_ranks[r]``. Rank 0 sees when all have come, or one has come and gone, and tells
-    the others. `gone` returns the ranks that are known to have ended without coming.
+    While it waits, the lowest rank that is there prints every 10 s which ranks it waits for. It
+    names rank `r` as ``global_ranks[r]``. Rank 0 sees when all have come, or one has come and gone,
+    and tells the others. `gone` returns the ranks that are known to have ended without coming.
     """
     done = f"{name}/all"
     names = range(world_size) if global_ranks is None else global_ranks
@@ -151,14 +151,14 @@ def fresh_round(
     that may have outlived many groups (docs/decisions/064).
 
     All of them call it; `await_ranks` with what it returns must follow. Nothing that the ranks know
-    distinguishes this meeting from earlier ones; a launcher's restart count does not help if each
-    rank has its own launcher. So each counts its arrivals in the store. Rank 0's count becomes the
-    number of the round, and rank 0 answers each arrival by its count:
+    distinguishes this rendezvous from earlier ones; a launcher's restart count does not help if
+    each rank has its own launcher. So each counts its arrivals in the store. Rank 0's count becomes
+    the number of the round, and rank 0 answers each arrival by its count:
 
         rank 0   came/0 += 1 -> n.  For each r with came/r = c > 0: answer/r/c = n
         rank r   came/r += 1 -> c.  If came/0 = n > 0: n/r = c
         rank 0   waits for n/r from each r, whose c it answers: answer/r/c = n
-        rank r   waits for answer/r/c, then sets n/r to "" and goes on; answers to it are deleted
+        rank r   waits for answer/r/c, then sets n/r to "" and continues; answers to it are deleted
 
     Both count before they look, so at least one of them sees the other. An answer belongs to one
     arrival of one rank, which rank 0 has seen, so keys left by dead processes are never read.
@@ -200,7 +200,7 @@ def _gather(
     answered: set[tuple[int, int]] = set()
 
     def answer(rank: int, count: int) -> None:
-        if (rank, count) not in answered:  # otherwise it would remain, as nobody reads it again
+        if (rank, count) not in answered:  # otherwise it would remain, as no rank reads it again
             answered.add((rank, count))
             store.set(f"{prefix}/answer/{rank}/{count}", str(number))
 
@@ -237,10 +237,10 @@ def shows_deaths(store: Store) -> bool:
 
 
 class Presence:
-    """Who has come, and whether they are still there, as far as the store can tell.
+    """Which ranks have come, and whether they are still there, as far as the store knows.
 
     Args:
-        name: what the keys of the meeting begin with.
+        name: the prefix of the rendezvous's keys.
         names: what the ranks are called.
     """
 
@@ -268,7 +268,7 @@ class Presence:
         """Look at these ranks; the first that came and is there no more, or None.
 
         Args:
-            have_come: they are known to have come, also one that ended as it was about to say so.
+            have_come: ranks known to have come, even one that ended while it reported its arrival.
         """
         for rank in ranks:
             key = [self.key(rank)]
@@ -282,7 +282,7 @@ class Presence:
         return min(self.gone, default=None)
 
     def await_leaving(self, rank: int) -> None:
-        """Until the others, who are told why, have gone: the store may end with this rank."""
+        """Wait until the others have read the reason and gone: the store may end with this rank."""
         until = time.monotonic() + _MOST_S
         others = [self.key(r) for r in range(len(self._names)) if r != rank]
         while time.monotonic() < until and any(self._store.check([key]) for key in others):
@@ -298,15 +298,15 @@ class Presence:
     def find_lost(
         self, patience_s: float = 0.0, *, suspect: int | None = None, as_long_as: str | None = None
     ) -> PeerLostError | None:
-        """Who was lost first, if anyone, once all have come.
+        """The rank that was lost first, if any, once all have come.
 
         A rank that gives up because of a death has called this before, so it is never taken for
         the first. A process that is being killed loses its connections one after the other: the
         one to the store may end last.
 
         Args:
-            suspect: who is named, by this rank and all others, if nobody's death shows in time.
-            as_long_as: a key; once it is gone the ranks' keys may be, too, and nobody is named.
+            suspect: the rank that all name if no death shows in time.
+            as_long_as: a key; once it is gone the ranks' keys may be, too, and no rank is named.
         """
         if not shows_deaths(self._store):
             return None
@@ -346,7 +346,7 @@ def lost_while_forming(rank: int) -> PeerLostError:
 
 
 def missing_ranks(there: Collection[int], names: Sequence[int]) -> str:
-    """Who of the ranks with these names is not there yet."""
+    """The ranks with these names that are not there yet."""
     missing = [name for rank, name in enumerate(names) if rank not in there]
     if not missing:
         return f"the last of {len(names)} ranks, which has just joined"
@@ -360,7 +360,7 @@ def to_stderr(line: str) -> None:
 
 
 class _Wait(NamedTuple):
-    """A wait for keys that goes on; after `is_last` the timeout is over."""
+    """A wait for keys that continues; after `is_last` the timeout is over."""
 
     error: StoreTimeoutError
     waited_s: float
@@ -433,7 +433,7 @@ def _path(url: SplitResult) -> str:
 
 
 def _run_id(environ: Mapping[str, str]) -> str:
-    """Tell apart the runs and restarts of a launcher; without one nothing tells them apart."""
+    """Distinguish the runs and restarts of a launcher; without a launcher they look the same."""
     run = environ.get("TORCHELASTIC_RUN_ID")
     return f"{run}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if run else ""
 

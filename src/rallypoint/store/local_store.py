@@ -63,7 +63,7 @@ class StoreContents:
 
     Attributes:
         members: of a FileStore; those that have not left are True.
-        changes: those made by `change`, for whoever lends out the contents.
+        changes: those made by `change`, for callers that lend out the contents.
         count: how many changes were ever applied.
     """
 
@@ -116,7 +116,7 @@ class StoreContents:
 class LocalStore(Store):
     """A store by its contents."""
 
-    # For errors: the store's name, where it is, and who sets its keys.
+    # For errors: the store's name, where it is, and what sets its keys.
     _endpoint: str
     _at = ""
     _setter = "process"

@@ -65,7 +65,7 @@ class StoreServer:
         _servers.add(self)
 
     def allow(self, hosts: Iterable[str]) -> None:
-        """From now on let in only these addresses, and loopback. Who is connected stays."""
+        """From now on let in only these addresses, and loopback. Connected clients stay."""
         self._native.allow(b"".join(map(_packed, hosts)))
 
     def counters(self) -> tuple[int, int, int]:

@@ -238,7 +238,7 @@ class Watch:
         return self._connection.fileno()
 
     def events(self, timeout_s: float | None = None) -> list[KeyEvent]:
-        """Return what has happened, waiting for the first event up to `timeout_s` or for ever.
+        """Return what has happened, waiting for the first event up to `timeout_s` or forever.
 
         Returns an empty list when nothing happened in time.
         """

@@ -24,8 +24,8 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 class Store(ABC):
     """Keys with values, and queues, that several processes share.
 
-    Every operation ends within the timeout, and every one may raise StoreConnectionError (the store
-    cannot be reached), InvalidTypeError (a key is not a str, or a value neither str nor bytes) and
+    Every operation ends within the timeout. Each may raise StoreConnectionError (the store cannot
+    be reached), InvalidTypeError (a key is not a str, or a value neither str nor bytes) and
     StoreFencedError (the round that this client belongs to has ended).
     """
 

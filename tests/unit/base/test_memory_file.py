@@ -87,8 +87,8 @@ def test_no_file_can_take_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
         memory_file(NAME, 1 << 20)
     assert (info.value.call, info.value.errno) == ("memfd_create", errno.EPERM)
     assert str(info.value) == (
-        "there is no memory of 1024 KiB to share: memfd_create is refused (Operation not "
-        "permitted), and no file can take its place (/missing: No such file or directory; /proc: "
+        "cannot allocate 1024 KiB of shared memory: memfd_create is refused (Operation not "
+        "permitted), and no file can replace it (/missing: No such file or directory; /proc: "
         "No such file or directory); allow memfd_create, or make room in /missing (docker run "
         "--shm-size)"
     )

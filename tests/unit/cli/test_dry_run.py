@@ -61,11 +61,11 @@ class TestDryRun:
         flags = ("--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--spares=1")
         told = printed(capfd, *flags, "train.py")
         assert "Job none, node ? of 2 to 4 " in told
-        assert "1 worker; nodes meet at h:1 (c10d).\n" in told
+        assert "1 worker; rendezvous at h:1 (c10d).\n" in told
         for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
             assert f"  {name}=?\n" in told
         assert "\nrank ?, local rank 0\n" in told
-        assert told.endswith("and 1 more that wait to replace a lost one\n")
+        assert told.endswith("and 1 spare to replace lost workers\n")
 
     def test_a_node_that_slurm_has_numbered(
         self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -75,7 +75,7 @@ class TestDryRun:
             monkeypatch.setenv(name, text)
         told = printed(capfd, "train.py")
         assert "Job slurm-1234.0, node 2 of 4 " in told
-        assert "nodes meet at n1:25539, n2:25539" in told
+        assert "rendezvous at n1:25539, n2:25539" in told
         assert "\nrank 2, local rank 0\n" in told
 
     def test_hosts(
@@ -84,7 +84,7 @@ class TestDryRun:
         monkeypatch.setenv("RALLYPOINT_TOKEN", "open sesame")
         flags = ("--hosts", "a,me@b:2", "--rsh", "rsh -l {host}")
         told = printed(capfd, *flags, "train.py", "--dry-run")  # the script's own
-        assert "and no host is asked.\n" in told
+        assert "and no host is contacted.\n" in told
         assert "  RALLYPOINT_TOKEN=(a secret)\n" in told
         assert "sesame" not in told
         _, first, second = told.split("\nnode ")

@@ -78,8 +78,8 @@ def test_a_directory_that_all_machines_share() -> None:
         ("file://shared/run", "c10d", "one absolute path, as in file:///shared/run"),
         ("file:shared", "c10d", "one absolute path"),
         ("file:///a,file:///b", "c10d", "one absolute path"),
-        ("file:///shared/run", "static", "only with --rdzv-backend c10d"),
-        ("file:///shared/run", "etcd", "only with --rdzv-backend c10d"),
+        ("file:///shared/run", "static", "needs --rdzv-backend c10d"),
+        ("file:///shared/run", "etcd", "needs --rdzv-backend c10d"),
     ],
 )
 def test_ill_formed_directories(text: str, backend: str, expected: str) -> None:

@@ -129,11 +129,11 @@ def test_no_flag_is_what_another_is_called_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("rallypoint/train.py --nnodes 2", "--nnodes is behind rallypoint/train.py"),
-        ("torch_train.py --nnodes 2", "--nnodes is behind torch_train.py"),
-        ("train.py --nproc-per-node 4", "--nproc-per-node is behind train.py"),
-        ("train.py -x --nnodes=2 --nnodes 3", "--nnodes is behind train.py"),
-        ("train.py --nnodes 2 --rdzv_id 3", "--nnodes, --rdzv_id are behind train.py"),
+        ("rallypoint/train.py --nnodes 2", "--nnodes is after rallypoint/train.py"),
+        ("torch_train.py --nnodes 2", "--nnodes is after torch_train.py"),
+        ("train.py --nproc-per-node 4", "--nproc-per-node is after train.py"),
+        ("train.py -x --nnodes=2 --nnodes 3", "--nnodes is after train.py"),
+        ("train.py --nnodes 2 --rdzv_id 3", "--nnodes, --rdzv_id are after train.py"),
         ("train.py --hosts a --epochs 3 nnodes", ""),  # scripts may have those
         ("-m torch.distributed.run --nnodes 2 x.py", ""),
     ],
@@ -148,10 +148,10 @@ def test_launcher_flags_behind_the_script_are_told(
     options, command = parse(words.split(), RunOptions, program="rallypoint run")
     job, notes = read_job(options, command, {})
     assert job.command[2:] == (("-m",) if options.module else ()) + tuple(command)
-    assert [note for note in notes if "behind" in note] == [
+    assert [note for note in notes if "passed to it" in note] == [
         each for each in notes if told and each.startswith(told)
     ]
-    assert any("behind" in note for note in notes) is bool(told)
+    assert any("passed to it" in note for note in notes) is bool(told)
 
 
 def test_numbers_of_workers() -> None:
@@ -330,7 +330,7 @@ def test_the_short_help_has_no_seldom_used_flags(capfd: pytest.CaptureFixture[st
     [
         (["--help"], 0, "usage: rallypoint COMMAND", ""),
         ([], 2, "usage: rallypoint COMMAND", ""),
-        (["help"], 0, "Prepare:\n  doctor      find out what", ""),
+        (["help"], 0, "Prepare:\n  doctor      find what", ""),
         (["help", "ps"], 0, "usage: rallypoint ps", ""),
         (["help", "run", "train.py"], 0, "usage: rallypoint run", ""),
         (["help", "rum"], 2, "", "unknown command rum; did you mean run?"),

@@ -70,7 +70,7 @@ def test_a_step_is_a_job_of_all_its_nodes() -> None:
     assert (found.min_nodes, found.max_nodes, found.node_rank) == (4, 4, 2)
     assert (found.backend, found.endpoints, found.run_id) == ("c10d", MEETING, "slurm-1234.0")
     assert notes == [
-        "Slurm step 1234.0 (SLURM_STEP_NODELIST): node 2 of 4, meeting at n1:25539, n2:25539,"
+        "Slurm step 1234.0 (SLURM_STEP_NODELIST): node 2 of 4, rendezvous at n1:25539, n2:25539,"
         " n3:25539; --on here ignores this"
     ]
 
@@ -155,9 +155,9 @@ def test_where_shows_each_value_with_its_variable() -> None:
     assert (
         reading_text(found)
         == """\
-recognised  Slurm step 1234.0             SLURM_STEP_NODELIST
+detected    Slurm step 1234.0             SLURM_STEP_NODELIST
 node        2 of 4                        SLURM_NODEID, SLURM_STEP_NODELIST
-meeting at  n1:25539, n2:25539, n3:25539  SLURM_STEP_NODELIST
+rendezvous  n1:25539, n2:25539, n3:25539  SLURM_STEP_NODELIST
 job's name  slurm-1234.0                  SLURM_JOB_ID, SLURM_STEP_ID
 
 The same with flags: rallypoint run --nnodes 4 --node-rank 2 --rdzv-backend c10d \
@@ -226,14 +226,14 @@ def test_where_shows_what_a_program_takes_by_itself() -> None:
         without_us("", hydra)
         == """\
 A program that Hydra's mpiexec starts directly: init_process_group() takes
-rank        1 of 4                    PMI_RANK, PMI_SIZE
-local rank  1 of 2                    MPI_LOCALRANKID, MPI_LOCALNRANKS
-meeting by  a port that rank 0 tells  PMI_FD
+rank        1 of 4                      PMI_RANK, PMI_SIZE
+local rank  1 of 2                      MPI_LOCALRANKID, MPI_LOCALNRANKS
+rendezvous  a port that rank 0 chooses  PMI_FD
 To ignore it: RALLYPOINT_CLUSTER=none"""
     )
-    assert "meeting by  nothing; import mpi4py.MPI" in without_us("", {**hydra, "PMI_FD": ""})
+    assert "rendezvous  nothing; import mpi4py.MPI" in without_us("", {**hydra, "PMI_FD": ""})
     step = {**STEP, "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
-    assert "meeting at  n1:25539, n1:27136, ...  SLURM_STEP_NODELIST" in without_us("", step)
+    assert "rendezvous  n1:25539, n1:27136, ...  SLURM_STEP_NODELIST" in without_us("", step)
     assert without_us("here", hydra) == without_us("", {}) == ""
 
 

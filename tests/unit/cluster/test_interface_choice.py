@@ -132,7 +132,7 @@ OWN = target("10.1.0.1", LO, "10.1.0.1", is_own=True)
             MACHINE,
             [],
             "",
-            "eth0, 10.0.0.1 (MTU 1500): it is the likeliest, because nothing says whe",
+            "eth0, 10.0.0.1 (MTU 1500): it is the likeliest, because the other nodes'",
         ),
         ((LO, DOCKER, IDLE, ETH0), [], "docker0", "eth0, 10.0.0.1 (MTU 1500): it is the only o"),
         ((LO, TUN, ETH0), [], "tun0", "eth0, 10.0.0.1 (MTU 1500): it is the likeliest"),

@@ -175,7 +175,7 @@ def test_mpi4py_passes_on_if_it_is_there_and_the_same_job() -> None:
     with patch.dict(sys.modules, {"mpi4py.MPI": mpi}):
         assert meeting._pass_on(process, "", waiting, {}) == "40001,6162,10.0.0.1"
         other = process.__replace__(size=3)
-        with pytest.raises(HostError, match="offers no way"):
+        with pytest.raises(HostError, match="offers no means"):
             meeting._pass_on(other, "", waiting, {})
     assert said == [("", 0)]
 

@@ -78,7 +78,7 @@ def test_a_host_that_moves_is_found_and_the_service_is_not_flooded(clock: Clock)
     assert names.address_of("host") is None
     answered(names)
     assert names.address_of("host") == "192.0.2.7"
-    while clock.now < 40:  # nobody answers any more, and calls go on
+    while clock.now < 40:  # nobody answers any more, and calls continue
         clock.now += 0.5
         names.failed("host")
         if names.address_of("host") is None:

@@ -86,17 +86,17 @@ _STACKS = [
     (
         [f"{_PYTHON}/threading.py:327 wait", f"{_PYTHON}/threading.py:629 wait"],
         ActivityKind.LOCK,
-        "waits for a lock of its own process",
+        "waits for a lock in its own process",
     ),
     (
         [f"{_PYTHON}/threading.py:1139 _wait_for_tstate_lock", f"{_PYTHON}/threading.py:1119 join"],
         ActivityKind.LOCK,
-        "waits for a thread of its own",
+        "waits for one of its threads",
     ),
     (
         [f"{_PYTHON}/threading.py:327 wait", f"{_PYTHON}/queue.py:171 get"],
         ActivityKind.QUEUE,
-        "waits for a queue of its own process",
+        "waits for a queue in its own process",
     ),
     (
         [f"{_PYTHON}/subprocess.py:2004 _try_wait", f"{_PYTHON}/subprocess.py:550 run"],
@@ -201,7 +201,7 @@ def test_garbage() -> None:
 
 def test_without_a_stack_the_kernel_tells_what_but_not_where() -> None:
     blind = worker(0, at=process(0, syscall="clock_nanosleep"), no_stacks_because="it is too old")
-    told = "is in time.sleep: cannot tell at which line, because it is too old"
+    told = "is in time.sleep: cannot determine the line, because it is too old"
     assert str(activity(blind)) == told
 
 

@@ -151,9 +151,9 @@ def test_a_rank_is_paused_by_the_launcher(c: int) -> None:
     )
     found = told(
         replace(facts, nodes=(replace(node, ranks=tuple(others(c)), workers=here), cut_off)),
-        f"rank {c} is paused by the launcher until the job goes on; ",
+        f"rank {c} is paused by the launcher until the job continues; ",
         f"{those(c)} wait for it in all_reduce #17",
-        "look for what keeps box2 from hearing the other nodes",
+        "check the connections of box2 to the other nodes",
     )
     assert "kill -CONT" not in found.sentence
 
@@ -299,7 +299,7 @@ def test_a_rank_waits_for_a_lock_of_its_own(c: int) -> None:
     told(
         hang(held, barrier),
         f"rank {c} never entered barrier #4",
-        "it waits for a lock of its own process at cache.py:33 (probably held by thread "
+        "it waits for a lock in its own process at cache.py:33 (probably held by thread "
         '"saver" at cache.py:70)',
         f"{those(c)} wait for it at train.py:40",
     )
@@ -357,8 +357,8 @@ def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
     told(
         facts,
         "the step takes 20 ms (median of 31), ",
-        f"rank {c} is slow: it comes last in 32 of 32, 15 ms after the others (it is in "
-        "time.sleep at train.py:31).",
+        f"rank {c} is slow: it comes last in 32 of 32, 15 ms after the others (it is in time.sleep"
+        " at train.py:31).",
         kind=Verdict.NO_HANG,
     )
 
@@ -410,8 +410,8 @@ def test_others_wait_for_a_rank_that_raised(c: int) -> None:
     other = stack(*queue, thread="0x2", is_main=False)
     told(
         hang(raised(c, BEFORE_17, other=other)),
-        f"rank {c} raised ValueError: bad sample 17 and cannot end: a thread of its own waits for "
-        "a queue of its own process; ",
+        f"rank {c} raised ValueError: bad sample 17 and cannot end: a thread of its own waits for"
+        " a queue in its own process; ",
         f"; {those(c)} wait for it in all_reduce #17 at train.py:40 (12.0 s).",
     )
 
@@ -610,7 +610,7 @@ def test_another_tag_came(c: int) -> None:
     told(job(waits, sleeping(sender, group(**both))), f"{came}; rank {sender} is in time.sleep at")
     in_call = worker(sender, group(call(4), **both))
     waits = worker(receiver, group(done(3), transfers=(wait,), **both))
-    told(job(waits, in_call), f"{came}: neither can go on")
+    told(job(waits, in_call), f"{came}: neither can continue")
 
 
 def test_a_receive_from_any_makes_no_false_circle(c: int) -> None:
@@ -692,11 +692,11 @@ def test_what_cannot_be_told_is_not(c: int) -> None:
     told(
         hang(blind),
         f"rank {c} never entered all_reduce #17",
-        "cannot tell at which line, because it does not answer to signal 35",
+        "cannot determine the line, because it does not answer to signal 35",
         kind=Verdict.UNEXPLAINED,
     )
     in_c = worker(c, BEFORE_17, stacks=[stack("/home/u/ext.py:8")], at=process(c, syscall="futex"))
-    found = told(hang(in_c), "at ext.py:8", "cannot tell", kind=Verdict.UNEXPLAINED)
+    found = told(hang(in_c), "at ext.py:8", "cannot determine", kind=Verdict.UNEXPLAINED)
     assert found.exit_status == 4
 
 

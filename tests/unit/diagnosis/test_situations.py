@@ -263,7 +263,7 @@ def test_nothing_was_kept() -> None:
     found = looked(Facts(run_id="r", round=1, world_size=2, nodes=()))
     assert found.exit_status == 4
     assert found.sentence == (
-        "cannot tell why the job stands still, because nothing was kept of the job."
+        "cannot determine why the job makes no progress, because no data of the job was kept."
     )
 
 
@@ -272,7 +272,7 @@ def test_of_a_silent_node_nothing_can_be_said_if_nobody_waits_for_it() -> None:
     lost = Node(node_rank=1, host="box2", ranks=(1,), silent_s=3.0)
     found = looked(replace(seen, world_size=2, nodes=(*seen.nodes, lost)))
     assert found.exit_status == 4
-    assert "cannot tell" in found.sentence
+    assert "cannot determine" in found.sentence
     assert "node 1 (box2) has not answered" in found.sentence
 
 
@@ -316,7 +316,9 @@ def test_a_transfer_under_way_is_no_hang() -> None:
 def test_all_are_in_one_call_and_nothing_moves() -> None:
     found = looked(job(*(waiting(rank, _IN_17) for rank in range(4))))
     assert found.exit_status == 4
-    assert found.sentence.startswith("ranks 0-3 all entered all_reduce #17, and nothing moves in")
+    assert found.sentence.startswith(
+        "ranks 0-3 all entered all_reduce #17, and it makes no progress"
+    )
     busy = [replace(waiting(rank, _IN_17), process=process(rank, cpu=0.3)) for rank in range(4)]
     assert looked(job(*busy)).kind is Verdict.NO_HANG
 
@@ -326,7 +328,7 @@ def test_all_form_their_group_for_long() -> None:
     forming = [worker(r, stacks=[stack(*at)], at=process(r, age_s=90.0)) for r in range(2)]
     found = looked(job(*forming))
     assert found.exit_status == 4
-    assert "ranks 0-1 wait in init_process_group at train.py:12: cannot tell" in found.sentence
+    assert "ranks 0-1 wait in init_process_group at train.py:12: cannot determine" in found.sentence
     young = [replace(each, process=process(each.rank, age_s=9.0)) for each in forming]
     assert looked(job(*young)).kind is Verdict.NO_HANG
 
@@ -366,7 +368,7 @@ def test_nothing_known_is_not_no_hang() -> None:
     blind = [worker(rank, at=process(rank, syscall="futex")) for rank in range(3)]
     found = looked(job(*blind))
     assert found.kind is Verdict.UNEXPLAINED
-    assert found.sentence.startswith("cannot tell whether the job hangs, because")
+    assert found.sentence.startswith("cannot determine whether the job hangs, because")
     assert len(found.sentence) <= MOST_CHARACTERS
 
 

@@ -247,7 +247,7 @@ def test_endpoints() -> None:
         )
 
     dropped = three(endpoints=(endpoint,), endpoint_probes=probes(ConnectOutcome.DROPPED))
-    assert text(dropped).startswith("n1, n2: n0:29400, where the nodes are to meet, does not answ")
+    assert text(dropped).startswith("n1, n2: n0:29400, the rendezvous endpoint, does not answ")
     assert "allow TCP to port 29400 in the firewall of n0" in text(dropped)
     # A host that nobody reaches is told once.
     silent = replace(dropped, probes=three(probes={(1, 0): DROPPED, (2, 0): DROPPED}).probes)
@@ -256,12 +256,10 @@ def test_endpoints() -> None:
         dropped,
         nodes=(node(0, ports=(Port(endpoint="n0:29400", held_by="process 7 (x)"),)), node(1)),
     )
-    assert "n0: port 29400, where the nodes are to meet (n0:29400), is held by process 7" in text(
-        held
-    )
+    assert "n0: port 29400 of the endpoint (n0:29400) is held by process 7" in text(held)
     closed = (Port(endpoint="n0:80", error="Permission denied"),)
     assert text(three(nodes=(node(0, ports=closed), node(1), node(2)))) == (
-        "n0: port 80, where the nodes are to meet (n0:80), cannot be opened (Permission denied); "
+        "n0: port 80 of the endpoint (n0:80) cannot be opened (Permission denied); "
         "choose a port from 1024 on with --rdzv-endpoint (or --master-port)"
     )
     other = three(endpoints=(endpoint,), endpoint_probes=probes(ConnectOutcome.STRANGER))
@@ -291,7 +289,7 @@ def test_interfaces() -> None:
     unreached = {"outcome": ConnectOutcome.UNREACHABLE, "other_address": "10.0.0.2"}
     found = cluster(node(0), other, node(2), probes={(0, 1): unreached, (2, 1): unreached})
     line = text(found)
-    assert line.startswith("n1: it gives out the address 172.17.0.1 (docker0), as GLOO_SOCKET_IF")
+    assert line.startswith("n1: it advertises the address 172.17.0.1 (docker0), as GLOO_SOCKET_IF")
     assert "which no other node reaches, while 10.0.0.2 (eth0) is reached" in line
     loopback = AddressFact(address="127.0.0.1", interface="lo", by="RALLYPOINT_SOCKET_IFNAME=lo")
     assert "the loopback address 127.0.0.1" in text(cluster(node(0, choice=loopback), node(1)))

@@ -59,9 +59,7 @@ def test_nothing_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     text = found(monkeypatch, ConnectOutcome.DROPPED)
-    assert text.startswith(
-        "n0:29400, where the nodes are to meet, does not answer; allow TCP to po"
-    )
+    assert text.startswith("n0:29400, the rendezvous endpoint, does not answer; allow TCP to po")
     assert "check that the job has been started on n0" in found(monkeypatch, ConnectOutcome.REFUSED)
     whole = quick.told_with("it failed.", text)
     assert whole == f"it failed; found on {os.uname().nodename}: {text}"
@@ -81,7 +79,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_interface_that_a_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = AddressFact(address="172.17.0.1", interface="docker0", by="GLOO_SOCKET_IFNAME=docker")
     text = found(monkeypatch, choice=chosen)
-    assert text.startswith("it gives out the address 172.17.0.1 (docker0), as GLOO_SOCKET_IFNAME=d")
+    assert text.startswith("it advertises the address 172.17.0.1 (docker0), as GLOO_SOCKET_IFN")
     assert text.endswith("; set GLOO_SOCKET_IFNAME=eth0 there, or unset it")
     same = AddressFact(address="10.0.0.2", interface="eth0", by="GLOO_SOCKET_IFNAME=eth0")
     assert found(monkeypatch, choice=same) == ""

@@ -38,7 +38,7 @@ def test_refusals(alone: None) -> None:
     ):
         with pytest.raises(rallypoint.InvalidArgumentError, match=instead) as caught:
             elastic.State(step=0, mine=value)
-        assert f"mine is a {type(value).__name__}, which keeps" in str(caught.value)
+        assert f"mine is a {type(value).__name__}, which fixes" in str(caught.value)
 
 
 def test_models_and_optimizers_are_taken() -> None:

@@ -3,9 +3,9 @@
     examiner.py --orders--> examined_node.py on each node --answers--> ClusterFacts
     ClusterFacts --> doctor/checks/ --> report, as text or JSON
 
-The orders are the same for all nodes; only the connection differs by which they travel: to a
-process that ssh started (--hosts), to a node that came to the endpoint (at_endpoint.py), or to a
-thread of this process.
+The orders are the same for all nodes; only the connection differs. It leads to a process that ssh
+started (--hosts), to a node that connected to the endpoint (at_endpoint.py), or to a thread of this
+process.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _COLOURS = {Severity.GREEN: "32", Severity.YELLOW: "33", Severity.RED: "31"}
 _USAGE = f"""\
 usage: {PROGRAM} [FLAGS OF rallypoint run] [FLAGS] [SCRIPT]
 
-Find out why a job would not start, or would be slow. Write `doctor` instead of `run`: it examines
+Find out why a job would not start, or would be slow. Write `doctor` instead of `run`: it checks
 the nodes that the job would use, and starts no workers. It checks names, ports, firewalls in both
-directions, network interfaces, large messages, slow links, versions, GPUs and CPUs, what the
-scheduler says, the token, clocks, limits, disks, paths, the kernel's network, other jobs, and
-settings known to be wrong. It prints a line for each finding, with what to do about it: red if a
-job would fail, yellow if it might. It changes nothing.
+directions, network interfaces, large messages, slow links, versions, GPUs and CPUs, the scheduler's
+variables, the token, clocks, limits, disks, paths, the kernel's network, other jobs, and settings
+known to be wrong. It prints a line for each finding, with its remedy: red if a job would fail,
+yellow if it might. It changes nothing.
 
 This machine:
   rallypoint doctor --path /data --nproc-per-node 8 train.py
 
-Three machines with one command, over ssh, which also works when the network between them does not:
+Three machines with one command, over ssh, even if the network between them does not work:
   rallypoint doctor --hosts node1,node2,node3 --path /data --path /checkpoints
 
-The same command on each of two machines, as with `rallypoint run`; also with srun or in pods, where
-these flags are not needed. They meet at the endpoint, and each prints the findings of both:
+The same command on each of two machines. Each prints the findings of both. With srun, and in pods,
+these flags are not needed:
   rallypoint doctor --nnodes 2 --node-rank 0 --master-addr 10.0.0.1
 
 The exit status is 0 if nothing is red, 1 if something is, and 2 if the command line is wrong.

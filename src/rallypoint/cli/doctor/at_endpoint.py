@@ -1,4 +1,5 @@
-"""Nodes that were each given the same command meet at the endpoint, and node 0 examines them all.
+"""Nodes that were each given the same command connect to the endpoint, and node 0 examines them
+all.
 
     a guest --> the challenge of the token --> who it is --> orders, answers --> the report
 
@@ -54,7 +55,7 @@ def examine_at_endpoint(request: DoctorRequest, began: float) -> DoctorReport:
 
 
 class _Arrivals:
-    """Lets nodes in, each in a thread of its own."""
+    """Lets nodes in, each in its own thread."""
 
     def __init__(self, request: DoctorRequest, listener: socket.socket) -> None:
         self.links: list[OrderLink] = []
@@ -136,7 +137,7 @@ class _Arrivals:
         host, port = request.endpoints[0]
         ranks = [rank for rank in range(1, request.most) if rank not in self.ranks]
         missing = ", ".join(str(rank) for rank in ranks[:8])
-        named = f"; missing is node rank {missing}" if None not in self.ranks else ""
+        named = f"; missing: node rank {missing}" if None not in self.ranks else ""
         why = (
             f"{len(self.names)} of {request.fewest} nodes connected to {endpoint_of(host, port)} "
             f"within {request.wait_s:g} s: {listed(tuple(self.names))}{named}"

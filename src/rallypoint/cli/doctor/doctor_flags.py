@@ -31,8 +31,8 @@ _HERE = "127.0.0.1"
 class DoctorOptions(JobOptions):
     """The flags of `run`, and further ones."""
 
-    path = Flag("look whether PATH can be read and written on every node, as for data and\n"
-                "checkpoints; may be given again", "PATH", text, "", repeats=True)  # fmt: skip
+    path = Flag("check that PATH can be read and written on every node, as for data and\n"
+                "checkpoints; repeatable", "PATH", text, "", repeats=True)  # fmt: skip
     json = JSON
     wait = Flag("time to wait for the nodes at the endpoint (default 10)", "SECONDS",
                 seconds, _WAIT_S)  # fmt: skip
@@ -44,14 +44,14 @@ class DoctorRequest:
     """What to examine.
 
     Attributes:
-        hosts: those of --hosts; empty if each node examines itself and they meet at the endpoint.
+        hosts: those of --hosts; empty if each node examines itself and connects to the endpoint.
         look: what is the same in the orders to all nodes.
         fewest, most: the number of nodes that the job needs, and may have.
         node_rank: this node's rank; None if it has none yet.
-        meets: whether nodes meet at the first endpoint; otherwise that is a separate server.
+        meets: whether a node serves the first endpoint; otherwise that is a separate server.
         is_static: whether node 0 is at the endpoint, whatever name the endpoint has.
         token: the secret by which nodes know each other.
-        surroundings: the environment that is recognised around this node.
+        surroundings: the environment that is detected around this node.
     """
 
     hosts: tuple[RemoteHost, ...] = ()
@@ -105,7 +105,7 @@ def _on_hosts(
 ) -> DoctorRequest:
     for name in _OWN_MEETING:
         if name in options:
-            raise UsageError(f"--hosts already says which machines take part; leave out {name}.")
+            raise UsageError(f"--hosts already determines the machines; leave out {name}.")
     hosts, endpoints = read_hosts(options), _endpoints(options)
     theirs = forwarded(environ, FORWARDED) | named_variables(options, environ)
     if common.token:
@@ -145,7 +145,7 @@ def _at_endpoint(
     fewest, most = filled.nnodes
     read = read_place(filled, common.token)
     rendezvous, nodes = read.rendezvous, read.nodes
-    if most == 1 and rendezvous is None:  # nobody else is to come, but its port may be taken
+    if most == 1 and rendezvous is None:  # no one else is to come, but its port may be taken
         own = ((_HERE, nodes.master_port),) if nodes.master_port else ()
         return replace(common, endpoints=own, surroundings=surroundings)
     if rendezvous is None:

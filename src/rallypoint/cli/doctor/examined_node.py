@@ -111,7 +111,7 @@ class ExaminedNode:
     def probe(
         self, *, targets: list[dict[str, Any]], secret: str, endpoints: list[list[Any]]
     ) -> dict[str, Any]:
-        """Measure how well this node reaches the others and the meeting points."""
+        """Measure how well this node reaches the others and the rendezvous endpoints."""
         others = [from_json(Target, each) for each in targets]
         pairs = [(str(host), int(port)) for host, port in endpoints]
         at_endpoints = probe_endpoints(self._number, pairs)
@@ -123,7 +123,7 @@ class ExaminedNode:
     ) -> NodeFacts:
         lookups = {each.host: each for each in facts.names}
         here = [each for each in endpoints if is_this_node(lookups[each[0]])]
-        if not secret:  # nobody will probe it
+        if not secret:  # no node will probe it
             return take_ports(facts, here, lambda port: listen(port).close())
         try:
             self._listener = ProbeListener(secret_of(bytes.fromhex(secret), self._number))
@@ -172,10 +172,10 @@ def _jobs() -> tuple[str, ...]:
 
 def main() -> int:
     """Carry out orders until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input tells it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it stops when its input ends
     node = ExaminedNode()
     print(greeting(GREETING, {}), end="", flush=True)
-    with contextlib.suppress(OSError):  # nobody may be there to read it
+    with contextlib.suppress(OSError):  # the reader may have gone
         for line in sys.stdin:
             print(json.dumps(node.perform(json.loads(line))), flush=True)
     node.close()

@@ -279,7 +279,7 @@ def first_line(error: BaseException) -> str:
 class Shell:
     """The actor: a program on its node, and the program's three streams.
 
-    Ray calls its methods; `read` blocks, so it and the orders each need a thread of their own.
+    Ray calls its methods; `read` blocks, so it and the orders each need their own thread.
     """
 
     def __init__(self) -> None:

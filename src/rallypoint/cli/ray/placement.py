@@ -1,8 +1,8 @@
 """Which nodes of a Ray cluster get an agent, and what each reserves: facts in, requests out; pure.
 
-The minimum number of nodes forms a placement group in Ray, with a bundle for each node: Ray
-provides all of them at once, or none yet, and finds another node for the bundle of a lost one.
-Beyond these, up to the maximum, each free node gets an agent of its own.
+The minimum number of nodes forms a placement group in Ray, with a bundle for each node. Ray
+provides all of them at once, or none yet, and finds another node for a lost node's bundle. Beyond
+these, up to the maximum, each free node gets its own agent.
 
 Ray counts the CPUs and GPUs that are reserved, not those in use, and hides from an actor the GPUs
 that it has not reserved. So that all agents can be promised the same before any of them runs,

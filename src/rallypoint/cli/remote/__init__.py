@@ -5,5 +5,5 @@
 
 hosts.py reads which hosts, plan.py derives what their launchers are given, job_on_hosts.py decides,
 and starter.py carries the decisions out over connections (host_connection.py). The launchers are
-ordinary ones, and meet as if each had been started by hand on its host.
+ordinary ones, and connect as if each had been started by hand on its host.
 """

@@ -4,7 +4,7 @@
              <--lines--- stdout, stderr   <--------------+
 
 `HostStreams` carry them: of an ssh process (starter.py), or of a Ray actor. Lines are passed
-on unchanged and whole. The starter blocks for nobody: neither for a host that does not read its
+on unchanged and whole. The starter never blocks: neither for a host that does not read its
 orders, nor for a reader of its own output (launch/output/lines.py: Outlet).
 """
 

@@ -176,7 +176,7 @@ class JobOnHosts:
             return []
         is_replaceable = self._may_grow and bool(self._endpoints)
         if self._are_enough() or self._has_succeeded or is_replaceable:
-            told = Say(f"going on without {self._addresses[host]}: {why}")
+            told = Say(f"continuing without {self._addresses[host]}: {why}")
             return [told, *self._begin(now), *self._drop_waiting()]
         told = Say(f"cannot start on {self._addresses[host]}: {why}")
         return [told, *self._stop(now)]
@@ -260,7 +260,7 @@ class JobOnHosts:
                 return []
         self._begin_at = None
         self._endpoints = self._meeting_points(ready)
-        several = f"{len(ready)} hosts, which meet at {', '.join(self._endpoints)}"
+        several = f"{len(ready)} hosts, rendezvous at {', '.join(self._endpoints)}"
         told = [Say(f"starting on {several}", is_trouble=False)] if len(self._addresses) > 1 else []
         return [*told, *self._start(ready)]
 
@@ -292,7 +292,7 @@ class JobOnHosts:
         told: list[Action] = []
         if running:
             left = f"{len(running)} of the {self._fewest} required hosts are left"
-            told = [Say(f"ending the job, as only {left}")]
+            told = [Say(f"ending the job, because only {left}")]
         return [*told, *_unless_empty(Drop(waiting)), *_unless_empty(SendSignal(running, SIGTERM))]
 
     def _drop_waiting(self) -> list[Action]:

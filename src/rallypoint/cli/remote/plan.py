@@ -87,7 +87,7 @@ class Plan(Record, kw_only=True, secret=("environ",)):
         """The arguments of the launcher on that host, after `rallypoint run`."""
         workers = (self.hosts[number].workers if self.hosts else "") or self.workers
         words = _meeting(self.fewest, self.most, self.run_id, endpoints)
-        if number < self.most > 1:  # the others are spares, without a rank of their own
+        if number < self.most > 1:  # the others are spares, without a rank
             words["--node-rank"] = str(number)
         if workers:
             words["--nproc-per-node"] = workers
@@ -109,7 +109,7 @@ def refuse(names: Sequence[str], options: JobOptions, by: str) -> None:
     for name in names:
         if name in options:
             raise UsageError(
-                f"{by} already says which machines take part and where they meet; leave out {name}."
+                f"{by} already determines the machines and the endpoint; leave out {name}."
             )
 
 
@@ -153,7 +153,7 @@ def make_plan(
 
 
 def _meeting(fewest: int, most: int, run_id: str, endpoints: Sequence[str]) -> dict[str, str]:
-    """The flags by which launchers meet; none for a single one."""
+    """The flags for the launchers' rendezvous; none for a single one."""
     if most == 1:
         return {"--nnodes": "1", "--rdzv-id": run_id}
     return {

@@ -87,7 +87,7 @@ def main() -> int:
     status = _watch(launcher, orders)
     if held is not None:
         held.close()
-    with contextlib.suppress(OSError):  # nobody may be there to read it
+    with contextlib.suppress(OSError):  # the reader may have gone
         os.write(1, f"{order['mark']}{status}\n".encode())
     return status
 
@@ -111,12 +111,14 @@ def _look(order: dict[str, Any]) -> tuple[socket.socket | None, dict[str, object
     try:
         held = bind_free(_bind)
     except (RallypointError, OSError) as error:
-        return None, {"error": f"found no port to meet at: {error}"}
+        return None, {"error": f"found no free port for the rendezvous: {error}"}
     return held, {"port": held.getsockname()[1]}
 
 
 def _bind(port: int) -> socket.socket:
-    """Hold a port: nobody else is given it, and as nobody listens there, the launcher still can."""
+    """Hold a port: no other program gets it, and as nothing listens there, the launcher still
+    can.
+    """
     is_dual = socket.has_dualstack_ipv6()
     held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
     try:

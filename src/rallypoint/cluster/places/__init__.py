@@ -1,12 +1,12 @@
 """Recognises from variables where this program was started: a Slurm step, a pod, mpirun, ...
 
-    environment --> recognize ----> Reading: which node this is, of how many, and where they meet
-                    find_process -> LaunchedProcess: its rank, and by what all of them can meet
+    environment --> recognize ----> Reading: which node this is, of how many, and their endpoint
+                    find_process -> LaunchedProcess: its rank, and how all of them connect
 
 Pure: other inputs (this host's name, /etc/hosts) are arguments. Other files read the variables of
 each kind of place; this one decides if those of several places are set. cli/surroundings.py
 decides what a launch does with a reading, and which flags take precedence. A process that our
-launcher did not start gets its rank here; cluster/pmi defines how such processes meet.
+launcher did not start gets its rank here; cluster/pmi defines how such processes connect.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WORKER = "TORCHELASTIC_RUN_ID"
 _OFF = f"{VARIABLE}=none"
 # If all of them are set, they are followed.
 ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PORT = 29400  # where nodes meet, if the place names none
+PORT = 29400  # of the rendezvous, if the place names none
 _FIRST_PORT, _PORTS = 20000, 12768  # below the ports that the kernel assigns to connections
 _FAR = 1597
 MOST_ENDPOINTS = 3  # so that the job can start, and continue, without one of them
@@ -79,7 +79,7 @@ class Reading(Record, kw_only=True):
         place: its name, as in "Slurm step 12.0".
         by: the variable by which it was recognised.
         node_rank, nodes: this node's rank, and the number of nodes; None if unknown.
-        endpoints: where the nodes meet, as HOST:PORT, in the order to be tried.
+        endpoints: the rendezvous endpoints, as HOST:PORT, in the order to be tried.
         run_id: the job's name there.
         sources: the variables for "node rank", "nodes", "meeting at" and "job's name".
         wrong: why a job of several nodes cannot start, and what to do; empty if it can.
@@ -292,8 +292,8 @@ def numbered(
 def derived_port(job: str, step: int, attempt: int = 0, *, choice: int = 0) -> int:
     """A port for a step of a job, on machines that others use, too.
 
-    The steps of an attempt have different ports, and a restarted job does not meet what may be left
-    of its previous attempt.
+    The steps of an attempt have different ports, and a restarted job does not connect to what may
+    be left of its previous attempt.
 
     Args:
         choice: selects another port if the first is taken; far from those of the next steps.

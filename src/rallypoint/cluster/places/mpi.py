@@ -110,7 +110,8 @@ def _flux(environ: Mapping[str, str]) -> Reading:
 
 def _nowhere(launcher: str, number: str) -> str:
     return (
-        f"{launcher} started this as {number}, but does not say where the others are; add --nnodes,"
+        f"{launcher} started this as {number}, but does not provide the other nodes' addresses;"
+        " add --nnodes,"
         " --rdzv-backend c10d and --rdzv-endpoint with a host of the job, or --on here if each"
         " should be its own job."
     )

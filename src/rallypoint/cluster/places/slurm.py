@@ -93,8 +93,8 @@ def _allocation(job: str, environ: Mapping[str, str]) -> Reading:
 def read_process(environ: Mapping[str, str], kind: str) -> LaunchedProcess:
     """See `recognize_process`.
 
-    Not every site's srun passes on messages of its tasks (PMI), so that is not used: rank 0 is on
-    the step's first node, and the ports where it may listen are derived from the step.
+    PMI is not used, because not every site's srun passes on its tasks' messages. Rank 0 is on the
+    step's first node, and the ports where it may listen are derived from the step.
     """
     del kind
     job = environ["SLURM_JOB_ID"]
@@ -122,7 +122,7 @@ def read_process(environ: Mapping[str, str], kind: str) -> LaunchedProcess:
     if rank == 0 and node > 0:
         wrong = (
             f"rank 0 of Slurm step {job}.{step} is not on the step's first node (SLURM_NODEID is"
-            f" {node}), where the others look for it; set {', '.join(ENV)}, or leave out srun's"
+            f" {node}), where the others expect it; set {', '.join(ENV)}, or leave out srun's"
             " --distribution."
         )
     return LaunchedProcess(

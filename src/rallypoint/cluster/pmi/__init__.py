@@ -1,4 +1,4 @@
-"""How processes that mpirun, srun or similar started meet, without a launcher of ours.
+"""The rendezvous of processes that mpirun, srun or similar started, without Rallypoint's launcher.
 
 meeting.py       rank 0's store and the way to it: Meeting
 pmi.py, pmix.py  the launcher passes on a text of rank 0
@@ -34,7 +34,7 @@ class Waiting:
         return max(min(self.left_s, REPORT_EVERY.total_seconds()), 0.001)
 
     def check(self) -> None:
-        """Note that nobody has arrived yet."""
+        """Note that no process has arrived yet."""
         now = time.monotonic()
         line = f"waited {now - self._start:.0f} s for {self._whom}"
         if self.left_s <= 0:

@@ -1,11 +1,11 @@
-"""Lets processes that mpirun, srun or similar started meet at a store of rank 0.
+"""Connects processes that mpirun, srun or similar started, through a store of rank 0.
 
-    rank 0     opens it at a free port, and has the launcher tell all: its addresses, the port and a
-               token (mpi4py, pmi.py, pmix.py)
+    rank 0     opens it at a free port, and has the launcher pass on its addresses, the port and
+               a token to all (mpi4py, pmi.py, pmix.py)
     the others try these addresses, until one of them proves that it knows the token
 
 srun passes on no messages. There, rank 0 takes the first free port of a few that are derived from
-the step, and the others try them all. Processes meet once; all their groups form at that store,
+the step, and the others try them all. Processes connect once; all their groups form at that store,
 which lives as long as rank 0. cluster/places determines the rank of a process.
 """
 
@@ -42,7 +42,7 @@ HostAndPort = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The store at which this process has met the others.
+    """The store through which this process has connected to the others.
 
     Attributes:
         address: rank 0's, as this process reaches it; on rank 0's machine, as other machines do.
@@ -87,9 +87,9 @@ def open_launched(
 def process_to_meet(
     environ: MutableMapping[str, str], *, rank: int = -1, world_size: int = -1
 ) -> LaunchedProcess | None:
-    """This process's identity, if it needs to meet the others; also sets its numbers in `environ`.
+    """This process's identity, if it needs a rendezvous; also sets its numbers in `environ`.
 
-    None: nothing has to be found out, or MASTER_ADDR and MASTER_PORT already say where to meet.
+    None: nothing has to be found out, or MASTER_ADDR and MASTER_PORT are set.
     """
     process = find_process(environ, rank=rank, world_size=world_size)
     if process is None:
@@ -105,8 +105,8 @@ def process_to_meet(
 def meet(
     process: LaunchedProcess, timeout: timedelta, environ: MutableMapping[str, str]
 ) -> Meeting:
-    """Meet the other processes, or return the earlier meeting; all of them call it."""
-    global _meeting  # noqa: PLW0603 - a process's launcher has it meet once
+    """Connect to the other processes, or return the earlier result; all of them call it."""
+    global _meeting  # noqa: PLW0603 - there is one rendezvous per process
     if _meeting is None:
         _meeting = _meet(process, timeout, environ)
     return _meeting
@@ -232,7 +232,7 @@ def _pass_on(
         return pmix.pass_on(text, waiting, environ)
     raise HostError(
         f"{process.place} started this as rank {process.rank} of {process.size} ({process.by}), "
-        "but offers no way to find the others (PMI_FD and PMIX_NAMESPACE are not set); import "
+        "but offers no means to find the others (PMI_FD and PMIX_NAMESPACE are not set); import "
         "mpi4py.MPI before init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and "
         "MASTER_PORT."
     )

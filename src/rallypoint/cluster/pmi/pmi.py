@@ -160,6 +160,4 @@ def _number(text: str) -> int:
 
 
 def _trouble(what: str) -> HostError:
-    return HostError(
-        f"the launcher cannot pass on the ranks' meeting point (PMI): {what}; {_NEXT_STEP}"
-    )
+    return HostError(f"the launcher cannot pass on rank 0's address (PMI): {what}; {_NEXT_STEP}")

@@ -10,8 +10,8 @@ imports only the standard library at its start:
     stdout    one line: rank 0's message
     stderr    its last line says what failed
 
-It has the environment, and hence the rank, of the process that started it, and lives as long: if a
-rank left PMIx and joined again, as MPI does, MPI_Init could wait for ever. Names and numbers are
+It has the environment, and hence the rank, of the process that started it, and lives as long. If a
+rank left PMIx and joined again, as MPI does, MPI_Init could wait forever. Names and numbers are
 those of pmix_common.h, unchanged since version 2.
 """
 
@@ -67,7 +67,7 @@ def pass_on(text: str, waiting: Waiting, environ: Mapping[str, str]) -> str:
         lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
         why = lines[-1] if lines else f"exit status {child.returncode}"
         raise HostError(
-            f"the launcher cannot pass on the ranks' meeting point (PMIx): {why}; import mpi4py.MPI"
+            f"the launcher cannot pass on rank 0's address (PMIx): {why}; import mpi4py.MPI"
             " before init_process_group, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
     atexit.register(_end, child, os.getpid())

@@ -157,7 +157,7 @@ def taken_ports(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
 def _port(port: Port) -> tuple[str, str] | None:
     """What keeps a node from listening there, and the advice; None if nothing does."""
     number = int(port.endpoint.rpartition(":")[2])
-    what = f"port {number}, where the nodes are to meet ({port.endpoint}),"
+    what = f"port {number} of the endpoint ({port.endpoint})"
     another = "with --rdzv-endpoint (or --master-port)"
     if port.held_by:
         advice = f"end that process, or choose another port {another}"
@@ -196,7 +196,9 @@ def endpoints(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
 
 
 def _is_misled(cluster: ClusterFacts, probe: EndpointProbe) -> bool:
-    """Whether the endpoint's name leads to the probing node itself: a finding of its own."""
+    """Whether the endpoint's name resolves to the probing node itself, which is reported
+    separately.
+    """
     return any(
         lookup.host == probe.host and _is_loopback(lookup)
         for node in cluster.nodes
@@ -225,7 +227,9 @@ def _advice(cluster: ClusterFacts, probe: EndpointProbe) -> str:
 
 
 def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Finding]:
-    """Check 4: missing addresses, and those that nobody reaches, although another is reached."""
+    """Check 4: missing addresses, and addresses that no node reaches, although another one is
+    reached.
+    """
     for node in cluster.nodes:
         choice, advice = node.choice, _choose_another(node, "")
         if choice.error:
@@ -233,8 +237,8 @@ def chosen_addresses(cluster: ClusterFacts, explained: Set[Pair]) -> Iterator[Fi
             what, advice = (what, own_advice) if what else (own_advice, advice)
         elif cluster.is_shared and is_loopback(choice.address) and choice.by:
             what = (
-                f"it gives out the loopback address {choice.address}, as {choice.by} says, which"
-                " other nodes cannot reach"
+                f"it advertises the loopback address {choice.address} ({choice.by}), which other"
+                " nodes cannot reach"
             )
         else:
             yield from _unreached(cluster, node, explained)
@@ -250,7 +254,7 @@ def another_interface(node: NodeFacts, routed: str, hosts: Sequence[str]) -> Fin
     if not choice.by or not choice.interface or routed in ("", choice.interface):
         return None
     what = (
-        f"it gives out the address {choice.address} ({choice.interface}), as {choice.by} says,"
+        f"it advertises the address {choice.address} ({choice.interface}), as {choice.by} says,"
         f" while {routed} is the interface for {', '.join(hosts)}"
     )
     advice = f"set {choice.by.partition('=')[0]}={routed} there, or unset it"
@@ -290,7 +294,7 @@ def _unreached(cluster: ClusterFacts, node: NodeFacts, explained: Set[Pair]) -> 
     who = "no other node reaches" if is_all else f"{cluster.name(probes[0].source)} does not reach"
     by = f", as {choice.by} says" if choice.by else ""
     what = (
-        f"it gives out the address {choice.address}{_in_brackets(choice.interface)}{by}, which"
+        f"it advertises the address {choice.address}{_in_brackets(choice.interface)}{by}, which"
         f" {who}, while {other}{_in_brackets(node.interface_of(other))} is reached"
     )
     explains = frozenset(probe.pair for probe in probes)

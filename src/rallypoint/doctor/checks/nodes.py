@@ -196,12 +196,14 @@ def surroundings(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
         what, _semicolon, advice = (found.wrong or found.note).partition("; ")
         if what:
             level = _severity(is_red=bool(found.wrong))
-            advice = advice.rstrip(".") or "`rallypoint where` shows what is recognised"
+            advice = advice.rstrip(".") or "`rallypoint where` shows the detected environment"
             yield Finding(level, 9, (node.name,), what.rstrip("."), advice)
 
 
 def token(cluster: ClusterFacts, _: Set[Pair]) -> Iterator[Finding]:
-    """Check 10: whether there is a token. That all nodes have the same is proved when they meet."""
+    """Check 10: whether there is a token. That all nodes have the same is proved when they
+    connect.
+    """
     without = tuple(node.name for node in cluster.nodes if not node.has_token)
     if without and cluster.is_shared and not cluster.draws_token:
         what = "no token is set, so anyone who can connect to the port can join the job"

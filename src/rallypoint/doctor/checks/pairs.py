@@ -212,7 +212,7 @@ def _late(cluster: ClusterFacts, measured: list[Probe]) -> Iterator[Finding]:
             f"a small message {direction} and its answer take {most / 1e3:.0f} ms, while others"
             f" take {usual / 1e3:.1f} ms"
         )
-        advice = "check whether that node is in another place, or busy"
+        advice = "check whether that node is at another site, or busy"
         yield Finding(Severity.YELLOW, 6, where, what, advice)
 
 

@@ -135,9 +135,9 @@ class BenchmarkOptions(Options, title="rallypoint bench OPERATION"):
                  "TYPE", _known(*ITEM_BYTES), "float32", completes=" ".join(ITEM_BYTES))
     op = Flag("sum (default), product, min, max", "OP", _known(*OPERATORS), "sum",
               completes=" ".join(OPERATORS))
-    algorithm = Flag("algorithm that our calls must use: a name, or a file of your own", "NAME",
+    algorithm = Flag("algorithm for Rallypoint's calls: a name, or a file", "NAME",
                      text, "")
-    backend = Flag("our transport: rallypoint (default: all), shm, tcp", "NAME",
+    backend = Flag("Rallypoint's transport: rallypoint (default: all), shm, tcp", "NAME",
                    _known("rallypoint", "shm", "tcp"), "rallypoint",
                    completes="rallypoint shm tcp")
     vs = Flag("peers in the same run: gloo, mpich, openmpi, intelmpi, ucx", "A,B",

@@ -252,7 +252,7 @@ _TAKES_PARTS = frozenset({"gather", "all_gather", "all_to_all"})
 
 
 def main(address: str, name: str) -> None:
-    """Connect, and carry out orders until told to stop."""
+    """Connect, and carry out orders until ordered to stop."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect("\0" + address)
     lines = connection.makefile("rw")

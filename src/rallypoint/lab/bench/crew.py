@@ -1,8 +1,8 @@
 """The processes of one contender on one host: ordered together, and reliably ended.
 
-They are started in a process group of their own, so that Ctrl-C reaches only the contest. Each
+They are started in their own process group, so that Ctrl-C reaches only the contest. Each
 connects to a socket of this crew. If it belongs to this user, a descriptor (pidfd) then holds its
-process: one that does not leave when told to is killed, whatever started it.
+process: a process that does not exit when asked is killed, whatever started it.
 
 `LocalStarter` starts contenders on this machine alone.
 """
@@ -176,7 +176,7 @@ def check_ranks(name: str, answers: Sequence[Mapping[str, Any]]) -> None:
 
 
 class _Member:
-    """One process: its connection, and what tells its end."""
+    """One process: its connection, and what reports its end."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._end = ProcessEnd(pid)

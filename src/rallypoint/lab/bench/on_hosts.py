@@ -4,7 +4,7 @@
                       --ssh-->  host.py on host 1   -> a crew for each contender
 
 Orders and answers go over standard input and output of the ssh process, so no port is opened and
-nobody else can connect. When this process ends, however it ends, so do they.
+no one else can connect. When this process ends, however it ends, so do they.
 """
 
 from __future__ import annotations

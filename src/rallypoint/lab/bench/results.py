@@ -61,7 +61,7 @@ class Table:
         for remark in self._remarks:
             print(remark)
         if self._peers:
-            print("# ahead: the time of the fastest peer over ours")
+            print("# ahead: the time of the fastest peer over Rallypoint's")
         if load:
             print(f"# {load}: other work on the machine distorts the times")
 

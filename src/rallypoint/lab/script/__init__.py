@@ -29,7 +29,7 @@ submits nothing.
   rallypoint script slurm     a batch script for Slurm
   rallypoint script jobset    a manifest for Kubernetes with the JobSet controller
 
-Each has a --help of its own."""
+Each has its own --help."""
 _MORE = """
 and the flags of `rallypoint run` (see rallypoint run --help-all), which are copied into the
 script, except for those that the scheduler answers, such as --node-rank and --rdzv-endpoint."""
@@ -70,7 +70,7 @@ class ScriptOptions(JobOptions):
     def check(self, scheduler: str) -> None:
         """Check that there is a script, and no flag whose value the scheduler decides.
 
-        `scheduler`: who decides it, e.g. "set by Slurm for each node".
+        `scheduler`: what decides it, e.g. "set by Slurm for each node".
         """
         for name in _ANSWERED:
             if name in self:

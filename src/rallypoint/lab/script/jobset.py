@@ -18,7 +18,7 @@ Print a manifest for Kubernetes, of the kind JobSet, that runs SCRIPT in several
 that say what each part is for. It submits nothing: read it, add what your cluster asks for (a
 queue, tolerations, volumes), and give it to kubectl. The image has Rallypoint and SCRIPT in it.
 
-Three pods, which go on with any two of them:
+Three pods, of which any two can continue:
   rallypoint script jobset --image registry.example.com/digits:1 --nnodes 2:3 train.py > job.yaml
   kubectl create secret generic train-token --from-literal=token=$(openssl rand -hex 16)
   kubectl apply -f job.yaml
@@ -168,7 +168,7 @@ spec:
                   image: {image}
                   command: [{command}]
                   env:
-                    - name: RALLYPOINT_TOKEN # who does not know it is not let in
+                    - name: RALLYPOINT_TOKEN # pods without it cannot join
                       valueFrom:
                         secretKeyRef:
                           name: {name}-token

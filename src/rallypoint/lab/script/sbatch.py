@@ -19,7 +19,7 @@ Four nodes with a worker for each of their eight GPUs:
       train.py --epochs 90 > job.sh
   sbatch job.sh
 
-At least two nodes and up to eight, as Slurm has them; the job goes on without those that fail:
+At least two nodes and up to eight, as Slurm has them; the job continues without those that fail:
   rallypoint script slurm --nnodes 2:8 --nproc-per-node 8 train.py > job.sh
 """
 ANSWERS = "set by Slurm for each node"
@@ -41,7 +41,7 @@ def text_of(options: SbatchOptions) -> str:
     lines += [f"#SBATCH --job-name={shlex.quote(options.name)}"]
     if options.is_elastic:
         lines += [f"#SBATCH --nodes={fewest}-{most}"]
-        lines += ["# The job goes on if a node fails.", "#SBATCH --no-kill"]
+        lines += ["# The job continues if a node fails.", "#SBATCH --no-kill"]
     else:
         lines += [f"#SBATCH --nodes={most}"]
     lines += ["# One launcher on each node, which starts the workers there."]

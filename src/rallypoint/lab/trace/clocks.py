@@ -1,4 +1,4 @@
-"""Aligns the clocks of a job's nodes, using that nobody leaves a collective before all have
+"""Aligns the clocks of a job's nodes, using that no rank leaves a collective before all have
 entered.
 
 For a collective of two nodes A and B, with B's clock ahead by an unknown offset:
@@ -68,7 +68,7 @@ class ClockOf:
     Attributes:
         name: equal for nodes that share a clock; empty if unknown.
         wall_ns: how far the machine's time of day is ahead of it; None if unknown.
-        collectives: those that can be told apart from all others, by their identity.
+        collectives: those whose identity distinguishes them from all others.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """A job's calls as slices on tracks, by one clock: what to draw, independent of the file format.
 
 Each rank has a track for each of its groups, and one for its sends and receives there. Slices of a
-track never overlap: concurrent calls get tracks of their own.
+track never overlap: concurrent calls get their own tracks.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _item_bytes(dtype: str) -> int:
 
 
 def _say_who_was_last(slices: Sequence[Slice]) -> None:
-    """Note who was last; `slices` are those of one collective, in the order of entry."""
+    """Note which rank was last; `slices` are those of one collective, in the order of entry."""
     if not all(each.is_exact for each in slices):
         return
     late_ns = slices[-1].begin_ns - slices[0].begin_ns
@@ -256,7 +256,7 @@ def _clocks(
 def _intervals(
     node: NodeTrace, groups: Mapping[int, Sequence[tuple[str, RecordedGroup]]], step: int
 ) -> dict[tuple[str, int], Interval]:
-    """When the node was in each collective that nobody leaves before all have entered."""
+    """When the node was in each collective that no rank leaves before all have entered."""
     found: dict[tuple[str, int], Interval] = {}
     for worker in node.workers:
         for key, group in groups[id(worker)]:

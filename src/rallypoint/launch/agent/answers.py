@@ -69,7 +69,7 @@ class AgentAnswers:
         self.conversations.close()
 
     def heard(self, sender: str, payload: bytes) -> None:
-        """Another agent asks, answers, or tells something; what is not a message is ignored."""
+        """Another agent asks, answers, or reports something; what is not a message is ignored."""
         try:
             message = read_message(payload)
         except ControlMessageError:

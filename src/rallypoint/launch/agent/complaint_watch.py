@@ -33,7 +33,7 @@ from rallypoint.launch.job import OnHang
 from rallypoint.rendezvous.transport.codec import encode
 
 _BETWEEN_STOPPED_S = 0.03  # the two samples: that it does not move, its agent has seen
-_CALM = 0.5  # of the time until a wait is long: it is not looked at more often
+_CALM = 0.5  # of the time until a wait is long: it is not checked more often
 
 
 class ComplaintWatch:
@@ -74,7 +74,7 @@ class ComplaintWatch:
     ) -> None:
         """A worker of this node has waited this long, and still waits unless it `is_over`.
 
-        With `is_stopped`, it has been stopped by a signal for so long.
+        With `is_stopped`, it has been stopped by a signal for this long.
         """
         self._pass_on(LongWaits(self._state.round, rank, seconds, is_over, is_stopped))
 

@@ -197,7 +197,7 @@ def _hang(explanation: Mapping[str, Any], after_s: float) -> Hang | None:
     )
 
 
-# All ranks of a group learn of a timeout within milliseconds; they need the processor to say so.
+# All ranks of a group learn of a timeout within milliseconds; they need the processor to report it.
 GRACE_S = 1.0
 
 
@@ -205,7 +205,7 @@ class _Complaints:
     """Complaints of one kind, which are judged once, when all have had the time to report.
 
     Attributes:
-        judge_at: when that is; None: nobody has reported, or it is over.
+        judge_at: when that is; None: no report has come, or it is over.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -223,8 +223,8 @@ class _Complaints:
 class TimedOutCalls(_Complaints):
     """Calls that timed out as some ranks did not come.
 
-    Workers that can go on without others report whom they have waited for. That rank may have
-    waited for another one in its turn, so what counts in the end is who reports nothing:
+    Workers that can continue without others report whom they have waited for. That rank may have
+    waited for another one in its turn, so the culprit is the rank that reports nothing:
 
         rank 0 --waits for--> rank 1 --waits for--> rank 2, which is stopped
         0 and 1 report that they waited for 1; 2 reports nothing, and is at fault
@@ -247,21 +247,21 @@ class TimedOutCalls(_Complaints):
             self._members.update(members or self._world)
 
     def judge(self) -> list[int]:
-        """Who is at fault; nobody: all take part by now."""
+        """The ranks at fault; none: all take part by now."""
         self.judge_at, self._is_judged = None, True
         silent = self._members.intersection(self._world) - self._reporting
         return sorted(silent & self._culprits or silent)
 
 
 class LostContacts(_Complaints):
-    """Ranks that cannot reach each other, though nobody was lost.
+    """Ranks that cannot reach each other, though none was lost.
 
     A network that was silent for some seconds breaks connections that nothing repairs, so at first
     all form a new group. If they cannot, ranks complain of those to which they have tried to
     connect, or of rank 0 if it is the store at its host. It is hosts that cannot reach each other;
-    the fewer without which nobody complains, the better:
+    the best choice is the smallest set without which no rank complains:
 
-        host A complains of B, and B of A, but C of neither: without B, the others can go on
+        host A complains of B, and B of A, but C of neither: without B, the others can continue
         B and C complain of A: without A
 
     At fault are those ranks of such a host that complain, or of which others do: the path to the
@@ -273,7 +273,7 @@ class LostContacts(_Complaints):
         self._pairs: set[tuple[int, int]] = set()
 
     def report(self, rank: int, culprit: int, now: float, *, had_formed: bool) -> None:
-        """That rank cannot reach `culprit` (-1: it does not know whom).
+        """That rank cannot reach `culprit` (-1: unknown).
 
         `had_formed`: it could when this round began.
         """
@@ -282,7 +282,7 @@ class LostContacts(_Complaints):
             self._pairs.add((rank, culprit))
 
     def judge(self, node_of: Callable[[int], int]) -> list[int]:
-        """Who is at fault; nobody: all shall try again.
+        """The ranks at fault; none: all shall try again.
 
         Args:
             node_of: the number of a rank's host.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rallypoint.diagnosis.facts import Facts, WorkerEnd
     from rallypoint.launch.inspection.inspect_node import ProcessSnapshot
 
-_LONG_S = 1.0  # an operation that took longer is worth a word when somebody stops the job
-_FORMING_S = 3.0  # so long a job may have no group
+_LONG_S = 1.0  # an operation that took longer is reported when a user stops the job
+_FORMING_S = 3.0  # a job may have no group for this long
 
 
 class JobResult(Record, kw_only=True):
@@ -91,7 +91,7 @@ class Reports:
         """The job is over; no lines if it succeeded.
 
         Args:
-            stopped_by: who stopped it, if it was not a signal.
+            stopped_by: what stopped it, if it was not a signal.
             hint: where the output of a local rank is kept.
             stderr_of: the end of what a local rank wrote to stderr.
         """
@@ -115,7 +115,7 @@ class Reports:
                 lines.append(f"stopped by {by} after {brief(after_s)}")
             lines += self.calls(evidence, was_stopped=True)
         elif finish is not None and finish.outcome is Outcome.MISSED:
-            lines.append(f"the job ended before this node had a place in it: {finish.because}")
+            lines.append(f"the job ended before this node could take part: {finish.because}")
         if state.unkillable:
             pids = ", ".join(map(str, state.unkillable))
             lines.append(
@@ -204,7 +204,7 @@ class RoundEvidence:
         self._snapshots: Mapping[int, ProcessSnapshot] = {}  # by rank
 
     def renewed(self, seat: Seat) -> RoundEvidence:
-        """For a round in which workers of this one go on."""
+        """For a round in which workers of this one continue."""
         self.forget()
         return RoundEvidence(self._job, seat, self.records)
 
@@ -313,7 +313,7 @@ class RoundEvidence:
 
 
 def _failure_of(group: WorkerGroup) -> str:
-    """Who failed first, and how, as in the launcher's summary; empty if nobody did."""
+    """Which rank failed first, and how, as in the launcher's summary; empty if none did."""
     from rallypoint.launch.output.failure_report import ended_before
 
     failures = group.failures()

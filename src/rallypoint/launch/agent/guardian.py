@@ -2,7 +2,7 @@
 
 It starts workers, signals their process groups, and reports when they end, are stopped or continue.
 When the agent dies, however it dies, the guardian ends all processes below it; when the agent does
-not renew a fence in time, it ends or pauses them. A guardian that stops reading blocks nobody:
+not renew a fence in time, it ends or pauses them. A guardian that stops reading blocks no process:
 requests are queued here. Its own side is native/guardian/, where protocol.h defines the bytes.
 `choose_sessions` says in which sessions the workers live. Reasons: docs/decisions/010-guardian.md.
 """
@@ -25,7 +25,7 @@ from rallypoint.base.record import Record
 from rallypoint.launch.worker_group import WorkerExit
 
 EACH, ONE = "each", "one"  # a session for each worker, or one for all
-_VARIABLE = "RALLYPOINT_SESSIONS"  # for those who know better
+_VARIABLE = "RALLYPOINT_SESSIONS"  # if chosen by the user
 _WEIGHT_RATIO = 1.25  # between neighbouring nice values, by the kernel's table
 _LOWEST_NICE = -20
 
@@ -183,7 +183,7 @@ class Guardian:
                 ) from None
         self._socket = ours
         self._partial = b""
-        self._unsent: deque[tuple[memoryview, list[int]]] = deque()  # with descriptors of our own
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()  # with our own descriptors
 
     def fileno(self) -> int:
         """The socket to wait on."""
@@ -242,7 +242,7 @@ class Guardian:
         self._send(_KIND_FENCE, _FENCE.pack(until_ns, pauses))
 
     def pause(self) -> None:
-        """Stop all processes (SIGSTOP), and again whatever others let continue."""
+        """Stop all processes (SIGSTOP), again if others have resumed them."""
         self._send(_KIND_PAUSE, b"")
 
     def resume(self) -> None:

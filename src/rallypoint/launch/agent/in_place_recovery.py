@@ -1,7 +1,8 @@
-"""What an agent does so that workers can go on when others are lost: performs, and tells the user.
+"""The agent's part in in-place recovery: what it does for the survivors, and what it reports to
+users.
 
-node.py decides who goes on, local_workers.py knows who takes which place; control_link.py is the
-workers' side.
+node.py decides which workers continue, local_workers.py assigns their places; control_link.py is
+the workers' side.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from rallypoint.launch.worker_group import WorkerExit, WorkerGroup
 from rallypoint.rendezvous.job.reports import Start
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before another worker is put on standby
-# A start takes the cores from those who go on; it begins once they have, and after so long anyway.
+# A start takes cores from the survivors, so it waits until they have continued, but not longer than
+# this.
 _GO_ON_S = 0.05
 _NEEDS_ELASTIC = (
     "the script uses PyTorch's process groups, but workers on standby (--spares) need a script that"
@@ -42,14 +44,14 @@ class InPlaceRecovery:
         # for them.
         self._restarts, self._fruitless = parts.job.max_restarts, 0
         self._stand_by_at: float | None = None
-        self._lets_go_on = False  # nobody is put on standby before the workers have gone on
+        self._lets_go_on = False  # no worker is put on standby before the survivors have continued
         self._state, self._workers, self._progress = parts.state, parts.workers, parts.progress
         self._perform, self._stand_by = parts.perform, stand_by
-        self._recovery: Recovery | None = None  # until all who go on do so in the next round
+        self._recovery: Recovery | None = None  # until all surviving workers run in the next round
         self._recoveries = Recoveries()
         self._is_prepared = False
         self._lost_standbys: list[WorkerExit] = []  # in this round
-        self.began_s = 0.0  # when workers went on (time.time()); 0: all are new
+        self.began_s = 0.0  # when workers continued (time.time()); 0: all are new
 
     @property
     def wake_at(self) -> float | None:
@@ -58,7 +60,9 @@ class InPlaceRecovery:
         return earliest(self._workers.wake_at, self._stand_by_at, *comings)
 
     def begin(self, start: Start) -> None:
-        """A round begins in which workers of this node go on, or whose workers are on standby."""
+        """A round begins in which workers of this node continue, or whose workers are on
+        standby.
+        """
         seat, over, now = start.seat, self._state.group, time.monotonic()
         elsewhere, known_at = self._state.stopped_because, self._state.broken_at
         kept = [self._workers.by_rank[rank] for rank in sorted(self._state.survivors)]
@@ -95,21 +99,21 @@ class InPlaceRecovery:
         if start.may_replace or not seat.local_world_size:  # all may have ended while they waited
             self._stand_by_at, self._lets_go_on = now + _GO_ON_S, True
         missing = ranks[len(places) :]  # lost while the round was being agreed
-        if len(gone) < len(missing):  # or the round would wait for nobody
-            why = "the process that was to be it has ended"
+        if len(gone) < len(missing):  # or the round would wait for no process
+            why = "the process for it has ended"
             lost = WorkerExit(rank=-1, local_rank=0, pid=0, time_s=time.time(), start_error=why)
             gone += [lost] * (len(missing) - len(gone))
         for rank, end in zip(missing, gone, strict=False):
             self._perform(self._state.worker_missed(rank, end, now))
 
     def forget(self) -> None:
-        """Nobody goes on: all workers are new."""
+        """No worker continues: all are new."""
         self._stand_by_at, self._lets_go_on, self._fruitless = None, False, 0
         self._recovery, self.began_s = None, 0.0
         self._lost_standbys.clear()
 
     def heard(self, worker: Worker, report: WorkerReport) -> None:
-        """A worker tells how far it has come."""
+        """A worker reports its progress."""
         if report.stage is Stage.LEAVING and self._state.phase is not Phase.RUNNING:
             return  # it has, or gets, a place in the next round
         before, worker.report = worker.report, report
@@ -129,7 +133,7 @@ class InPlaceRecovery:
         return self._follow(time.monotonic())
 
     def _prepare(self) -> None:
-        """Load what is needed when somebody is lost, while nobody waits for it: 3 ms."""
+        """Load the modules for a recovery early, while no rank waits for them: 3 ms."""
         import mmap  # noqa: F401
 
         import rallypoint.base.flight_record  # noqa: F401
@@ -154,7 +158,7 @@ class InPlaceRecovery:
                 self._stand_by_at = now
 
     def summarize(self, uptime_s: float) -> None:
-        """The job is over: tell what losses have cost it, if there were any; once for all nodes."""
+        """The job is over: report the cost of losses, if there were any; once for all nodes."""
         summary = self._recoveries.summary(uptime_s)
         if summary is not None:
             self._progress.summary(*summary, is_told=self._state.node_rank == 0)
@@ -175,7 +179,7 @@ class InPlaceRecovery:
             self._progress.told(text)
             self.count_ready()
             return self._stand_by()
-        text += " before it came to init_process_group"
+        text += " before it called init_process_group"
         if end.error is not None and is_without_rank(end.error.message):
             text = f"a worker on standby (pid {end.pid}) has ended: {_NEEDS_ELASTIC}"
         elif end.code == 0:
@@ -197,15 +201,15 @@ class InPlaceRecovery:
             if worker.come_by is not None and now >= worker.come_by:
                 worker.come_by = None
                 self._progress.told(
-                    f"a worker on standby (pid {worker.pid}) has not come to init_process_group for"
+                    f"a worker on standby (pid {worker.pid}) has not called init_process_group for"
                     f" {COME_S:.0f} s; {_NO_RANK}"
                 )
         for worker in self._workers.unanswered(self._state.round, now):
-            because = "it did not answer when others went on"
-            text = "does not answer, as others go on without those that were lost"
+            because = "it did not answer when the others continued"
+            text = "does not answer, while the others continue without the lost ranks"
             if worker.is_stopped:
-                because = "it was stopped when others went on"
-                text = "is stopped, and the others cannot go on to their next round without it"
+                because = "it was stopped when the others continued"
+                text = "is stopped, and the others cannot continue without it"
             self._state.group.killing(worker.rank, because)
             self._progress.told(f"rank {worker.rank} (pid {worker.pid}) {text}; killing it")
             self._perform(NodeDecision((SignalWorkers((worker.rank,), SIGKILL),)))
@@ -215,7 +219,7 @@ _MOST_LOST = 4  # in a line
 
 
 class Recovery:
-    """The way from one round to the next, in which workers of this node go on.
+    """One in-place recovery: from one round to the next, in which workers of this node continue.
 
         a worker is lost -> known here -> the next round begins -> its group has formed -> all have
                   detect_s        agree_s              form_s                sync_s   the state
@@ -269,7 +273,9 @@ class Recovery:
         self._formed = now if self._formed is None else self._formed
 
     def times(self, now: float) -> dict[str, float | None]:
-        """How long each part has taken, if all have the state now; null: nobody was lost here."""
+        """How long each part has taken, if all have the state now; null: no worker was lost
+        here.
+        """
         formed = now if self._formed is None else self._formed
         lost = [failure.noticed_s - self._clock_s for failure in self._failures]
         return {
@@ -280,9 +286,9 @@ class Recovery:
         }
 
     def lost_s(self, now: float) -> float:
-        """How long the ranks here did not train: if nobody was lost, while newcomers got the state.
+        """How long the ranks here did not train: if none was lost, while newcomers got the state.
 
-        Those who wait for newcomers do so at an update, and their agent cannot know since when.
+        Ranks that wait for newcomers do so at an update, and their agent cannot know since when.
         """
         times = self.times(now)
         return (
@@ -302,7 +308,7 @@ class Recovery:
             **self.times(now),
         }
         if not self.is_loss:
-            return f"{self._start.because}: the job goes on with {size} ranks", event
+            return f"{self._start.because}: the job continues with {size} ranks", event
         lost = [
             f"rank {failure.rank} (pid {failure.pid}) {failure.what}"
             for failure in self._failures[:_MOST_LOST]
@@ -316,10 +322,10 @@ class Recovery:
         if size < self._size_before:
             what += f"; {size} of {self._size_before} ranks are left"
         if not here:
-            return f"{what}; {size} ranks on other nodes go on", event
-        goes = "goes" if len(here) == 1 else "go"
+            return f"{what}; {size} ranks on other nodes continue", event
+        continue_ = "continues" if len(here) == 1 else "continue"
         whole = f"{self.lost_s(now) * 1e3:.0f} ms"
-        return f"{what}; {name_ranks(here)} of {size} {goes} on after {whole}", event
+        return f"{what}; {name_ranks(here)} of {size} {continue_} after {whole}", event
 
 
 class Recoveries:
@@ -330,9 +336,7 @@ class Recoveries:
         self._lost_s = 0.0
 
     def add(self, lost_s: float, *, is_loss: bool, begins_again: bool) -> None:
-        """Workers have gone on after a loss, or else with others; `begins_again`: with a step that
-        they had begun before.
-        """
+        """Add a recovery, after a loss or a join; `begins_again`: the workers retry a step."""
         self._losses += is_loss
         self._other_changes += not is_loss
         self._lost_s += lost_s
@@ -352,8 +356,8 @@ class Recoveries:
         changes = ((self._losses, "loss", "losses"), (self._other_changes, "join", "joins"))
         causes = " and ".join(_counted(*each) for each in changes if each[0])
         text = (
-            f"went on in place after {causes}; {brief(self._lost_s)} of {brief(uptime_s)} lost to"
-            f" it; {_counted(self._begun_again, 'step', 'steps')} begun again"
+            f"recovered in place after {causes}; {brief(self._lost_s)} of {brief(uptime_s)} lost to"
+            f" it; {_counted(self._begun_again, 'step', 'steps')} retried"
         )
         return text, event
 

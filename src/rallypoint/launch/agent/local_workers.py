@@ -1,8 +1,8 @@
-"""The worker processes of one node: who has which rank in the round, and who is on standby.
+"""The worker processes of one node: their ranks in the round, and those on standby.
 
-A round usually begins with new processes. After a loss that others outlive, those keep their
-processes and local ranks and are told their new ranks; workers on standby, which wait in
-init_process_group for a place, take those of the lost ones.
+A round usually begins with new processes. Workers that outlive a loss keep their processes and
+local ranks, and get new ranks. Workers on standby, which wait in init_process_group, take the
+places of the lost ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rallypoint.rendezvous.job.round import Placement, Seat
 _NUMBERS = (
     1 << 32
 ) - 1  # the guardian knows each worker by one of so many; template_process.py has one
-# A worker that goes on says at once that it knows its new place, unless it is stopped, or one of
+# A worker that continues confirms its new place at once, unless it is stopped, or one of
 # its threads keeps the GIL.
 ANSWER_S = 10.0
 COME_S = 60.0
@@ -101,7 +101,7 @@ class LocalWorkers:
 
     @property
     def wake_at(self) -> float | None:
-        """When to look for workers that have not answered; None: nobody waits for an answer."""
+        """When to look for workers that have not answered; None: no answer is awaited."""
         return earliest(*(worker.answer_by for worker in self.by_rank.values()))
 
     @property
@@ -121,7 +121,7 @@ class LocalWorkers:
 
     @property
     def empty(self) -> int:
-        """How many of the node's places nobody has in this round."""
+        """How many of the node's places are empty in this round."""
         return self._job.local_world_size - len(self.by_rank)
 
     def of(self, number: int) -> Worker | None:
@@ -142,7 +142,7 @@ class LocalWorkers:
             worker.start(guardian, seat, records.fileno())
 
     def places_for(self, seat: Seat, kept: Collection[Worker]) -> list[tuple[Placement, Worker]]:
-        """Who takes which place in a round that others of the job outlived the last one for.
+        """Assign the places of a round that other workers of the job outlived the last one for.
 
         Survivors keep their local ranks, and their order. There may be fewer than the seat needs,
         if more were lost meanwhile.
@@ -200,7 +200,7 @@ class LocalWorkers:
             worker.start(guardian, seat, evidence.records.fileno())
 
     def stopped(self, worker: Worker, round_number: int, now: float) -> None:
-        """A signal has stopped it. If others go on meanwhile, they cannot without it."""
+        """A signal has stopped it. The others cannot continue without it."""
         worker.is_stopped = True
         is_newcomer = worker.rank < 0 or worker.report.round < 0  # or one of the job's first round
         if not is_newcomer and not _has_answered(worker, round_number):
@@ -312,7 +312,7 @@ class Worker:
         error: what it reports that is ending it.
         is_stopped: a signal has stopped it, which was not the guardian's.
         answer_by: when it is to have answered that it knows its place, or, if it is stopped, to
-            have formed the round's group; None: nobody waits for that.
+            have formed the round's group; None: that is not awaited.
         come_by: when it is to have come from its start on standby to init_process_group; None: it
             has, or the user knows that it has not.
     """

@@ -76,7 +76,7 @@ def run(job: Job) -> int:
 
 
 def perform(job: Job, rounds: RoundSource | None = None) -> JobResult:
-    """Run `job` to its end, with others if `rounds` or the job say so."""
+    """Run `job` to its end, with other nodes if `rounds` or the job require it."""
     fill_standard_descriptors()
     try:
         return _run_agent(job, rounds or rounds_of(job))
@@ -360,7 +360,7 @@ class Agent:
     def _start_round(self, start: Start) -> None:
         if self._state.phase is Phase.KEEPING:
             self._recovery.begin(start)
-            return self._rounds.settle()  # workers that go on are about to need the store
+            return self._rounds.settle()  # workers that continue are about to need the store
         failed, elsewhere = self._state.group, self._state.stopped_because
         seat, before = start.seat, self._state.round
         ranks = seat.ranks
@@ -565,7 +565,7 @@ class Agent:
     def _renew_fence(self) -> None:
         """Tell the guardian how long workers may run if this process is stopped.
 
-        Those that can go on in the next round are paused then, the others killed.
+        Those that can continue in the next round are paused then, the others killed.
         """
         until = self._rounds.fence_at
         pauses = until is not None and bool(self._state.survivors)
@@ -593,7 +593,7 @@ class Agent:
 
 
 def _step_signals(job: Job, send: Callable[[tuple[int, ...], int], None]) -> StepSignals | None:
-    """What prevents signalling workers twice; None: nobody else signals them."""
+    """What prevents signalling workers twice; None: no one else signals them."""
     if not job.environ.get("SLURM_JOB_ID"):
         return None
     from rallypoint.launch.agent.step_signals import StepSignals

@@ -41,7 +41,7 @@ SUCCEEDED, FAILED, NOTHING_RAN = 0, 1, 3
 ECHO_GRACE_S = 0.3
 FOLD_GRACE_S = 0.1
 MAX_FOLD_GRACE_S = 1.0
-TELL_AFTER_S = 1.0  # workers that are still there so long after they were asked to end are named
+TELL_AFTER_S = 1.0  # workers that are still there this long after they were asked to end are named
 # The guardian gives up on what it cannot kill after 5 s; one that is silent for longer hangs.
 GUARDIAN_PATIENCE_S = 8.0
 
@@ -80,7 +80,7 @@ class SignalWorkers(Record):
 
 
 class EndElsewhere(Record):
-    """Have this rank's agent kill it: the others go on without it."""
+    """Have this rank's agent kill it: the others continue without it."""
 
     rank: int
     round: int
@@ -151,7 +151,7 @@ class NodeState:
         self.round = round_number
         self.node_rank = node_rank  # in this round, or the one that it expects
         self.group = group
-        self.elastic: set[int] = set()  # the ranks that go on when others are lost
+        self.elastic: set[int] = set()  # the ranks that continue when others are lost
         self.stopped_because = ""  # what another node reported of this round
         self.hang = ""  # what was reported of this round, if it was ended for that
         self.broken_at: float | None = None  # when this node knew that the round was over
@@ -178,12 +178,12 @@ class NodeState:
 
         Args:
             local_ranks: by rank, if they are not 0, 1, ...
-            elastic: the ranks of workers that go on.
+            elastic: the ranks of workers that continue.
             newcomers: the ranks of those that were on standby.
         """
         if self.phase in (Phase.STOPPING, Phase.ENDING):
             self.round = round_number  # it ends with what is being ended
-            if not self.group.local_ranks:  # nobody had a rank: that is no success of this round
+            if not self.group.local_ranks:  # no worker had a rank: that is no success of this round
                 self.group = WorkerGroup(ranks, local_ranks)
         if self.phase not in (Phase.WAITING, Phase.KEEPING):
             return NOTHING
@@ -204,7 +204,7 @@ class NodeState:
         if stop.round != self.round:
             return NOTHING
         is_urgent = stop.ending in (Ending.KILL, Ending.PAUSE)
-        if stop.ending is Ending.ADMIT and self._is_finishing:  # it crosses what this node tells
+        if stop.ending is Ending.ADMIT and self._is_finishing:  # it crosses this node's report
             return Decision((), f"{stop.because}, but workers here have done their last update")
         if stop.ending is Ending.PAUSE and self.survivors and self.phase in _WORKERS_RUN:
             return self._pause(stop.because, now)
@@ -233,7 +233,7 @@ class NodeState:
     # Events.
 
     def worker_is_elastic(self, rank: int, *, is_on: bool) -> NodeDecision:
-        """A worker says whether it goes on when others are lost."""
+        """A worker reports whether it continues when others are lost."""
         if is_on and rank in self.group.running:
             self.elastic.add(rank)
         elif rank in self.elastic:
@@ -275,7 +275,7 @@ class NodeState:
             case Phase.RUNNING | Phase.HOLDING | Phase.STOPPING if not self.group.running:
                 return self._end("all workers have ended", now)
             case Phase.KEEPING if end.rank in self.elastic:
-                return Decision((self._tell(),), f"rank {end.rank} does not go on")
+                return Decision((self._tell(),), f"rank {end.rank} does not continue")
         return NOTHING
 
     def worker_was_lost(self, rank: int) -> None:
@@ -283,7 +283,7 @@ class NodeState:
         self._missed.add(rank)
 
     def worker_missed(self, rank: int, end: WorkerExit, now: float) -> NodeDecision:
-        """A worker that was to go on in this round, as that rank, had ended before it began."""
+        """A worker that was to continue in this round, as that rank, had ended before it began."""
         self.worker_was_lost(rank)
         return self.worker_exited(end.__replace__(rank=rank, is_early=end.code == 0), now)
 
@@ -320,7 +320,7 @@ class NodeState:
         if not self.is_under_way:
             return NOTHING
         if not ends_job and (self.survivors - {rank} or not self.group.running):
-            reason = f"{text}; others go on"
+            reason = f"{text}; others continue"
             if rank in self.group.running:
                 self.group.killing(rank, text)
                 return Decision((SignalWorkers((rank,), SIGKILL),), reason)
@@ -337,7 +337,7 @@ class NodeState:
 
     def calls_timed_out(self, at_fault: Iterable[int]) -> NodeDecision:
         """Calls of the job timed out as these ranks did not come; none: all have come by now."""
-        because = "others waited for it for longer than their group's timeout"
+        because = "others waited for it longer than their group's timeout"
         text = "calls timed out, but all ranks take part again"
         return self._end_at_fault(at_fault, because, otherwise=text)
 
@@ -348,12 +348,12 @@ class NodeState:
         return self._end_at_fault(at_fault, because, otherwise=text)
 
     def end_rank(self, rank: int, round_number: int, because: str) -> NodeDecision:
-        """The coordinator's agent has found that others must go on without this rank."""
+        """The coordinator's agent has found that others must continue without this rank."""
         is_current = round_number == self.round and self.phase in (Phase.RUNNING, Phase.HOLDING)
         if not is_current or rank not in self.group.running:
             return NOTHING
         self.group.killing(rank, because)
-        text = f"killing rank {rank}, as {because}; the others go on"
+        text = f"killing rank {rank}, as {because}; the others continue"
         return Decision((Notice(text), SignalWorkers((rank,), SIGKILL)), text)
 
     def tick(self, now: float) -> NodeDecision:
@@ -363,7 +363,7 @@ class NodeState:
         self.wake_at = None
         match self.phase:
             case Phase.HOLDING:
-                others_go_on = Decision(self._breaks_round(), "a rank failed, and others go on")
+                others_go_on = Decision(self._breaks_round(), "a rank failed, and others continue")
                 return others_go_on if self.survivors else self._stop(SIGTERM, "a rank failed", now)
             case Phase.STOPPING if now < self._stop_until:
                 self.wake_at = self._stop_until
@@ -466,7 +466,7 @@ class NodeState:
             return self._end(f"rank {rank} failed and no other worker is running here", now)
         if self.survivors and (failure.error is None or failure.is_secondary):
             self.wake_at = None
-            return Decision(self._breaks_round(), f"rank {rank} failed, and others go on")
+            return Decision(self._breaks_round(), f"rank {rank} failed, and others continue")
         if failure.error is None:
             return self._stop(SIGTERM, f"rank {rank} failed", now)
         grace_s = ECHO_GRACE_S if failure.is_secondary else FOLD_GRACE_S
@@ -483,14 +483,14 @@ class NodeState:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the round goes on, be it that all its workers are on other nodes."""
+        """Whether the round continues, even if all its workers are on other nodes."""
         return self.phase is Phase.RUNNING or (
             self.phase is Phase.KEEPING and not self.group.local_ranks
         )
 
     @property
     def survivors(self) -> set[int]:
-        """The running workers that go on when others are lost."""
+        """The running workers that continue when others are lost."""
         return self.group.running & self.elastic
 
     @property
@@ -501,7 +501,7 @@ class NodeState:
     def _end_at_fault(
         self, at_fault: Iterable[int], because: str, *, otherwise: str
     ) -> NodeDecision:
-        """Without these ranks the others can go on; none: all do in a new round, `otherwise`."""
+        """Without these ranks the others can continue; none: all do in a new round, `otherwise`."""
         if not self.is_under_way:
             return NOTHING
         decided: NodeDecision = NOTHING
@@ -531,13 +531,13 @@ class NodeState:
         return decided
 
     def _pause(self, because: str, now: float) -> NodeDecision:
-        """Others may go on without this node. If they do not, its workers have lost nothing."""
+        """Others may continue without this node. If they do not, its workers have lost nothing."""
         decided: NodeDecision = NOTHING
         if self.phase is not Phase.KEEPING:
             self._stopped(because, now)
             decided = self._keep(because)
         self.is_paused = True
-        notice = Notice(f"{because}; pausing the workers of this node until the job goes on")
+        notice = Notice(f"{because}; pausing the workers of this node until the job continues")
         return decided + Decision((PauseEverything(), notice), because)
 
     def _stopped(self, because: str, now: float) -> None:

@@ -46,7 +46,7 @@ class Signals:
         try:
             self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         except ValueError:
-            # Not the main thread: Python would call no handler. As torch, launch all the same.
+            # Not the main thread: Python would call no handler. As torch, launch anyway.
             self._close()
             say(
                 "launched from a thread other than the main one: signals are not forwarded to the "

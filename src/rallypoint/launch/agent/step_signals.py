@@ -2,9 +2,9 @@
 
 slurmstepd sends a signal (scancel, requeue, --signal, a time limit) to every process of a step,
 whatever its session. If the agent forwarded it, a worker's handler would run twice. So the agent
-holds a signal for a moment, and sends it only if Slurm did not. A probe tells: a process beside the
-workers that blocks all signals, so those sent to it stay pending. The moment also allows for other
-nodes, which Slurm signals slightly earlier or later.
+holds a signal for a moment, and sends it only if Slurm did not. A probe detects this: a process
+beside the workers that blocks all signals, so those sent to it stay pending. The moment also allows
+for other nodes, which Slurm signals slightly earlier or later.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The agent itself complains of workers that a signal has stopped, and of those th
 exception and do not end: they cannot just be computing.
 
 The agent that coordinates hears of all complaints (complaint_watch.py, imported with the first),
-and has a rank killed by its own agent if others can go on without it.
+and has a rank killed by its own agent if others can continue without it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StuckRanks:
             self._watch.close()
 
     def complains(self, rank: int, message: LongWait | CallTimedOut | LostContact) -> None:
-        """A worker of this node has waited for long, or cannot go on with another one."""
+        """A worker of this node has waited for long, or cannot continue with another one."""
         waits = isinstance(message, LongWait)
         if (waits and self._job.on_hang is not OnHang.OFF) or (
             not waits and self._rounds.keeps_survivors
@@ -108,7 +108,7 @@ class StuckRanks:
             self._watching().heard(message)
 
     def end_elsewhere(self, action: EndElsewhere) -> None:
-        """If this agent coordinates, tell all others, one of which has that rank, to kill it."""
+        """If this agent coordinates, order all others, one of which has that rank, to kill it."""
         from rallypoint.launch.agent.complaints import EndRank
         from rallypoint.rendezvous.transport.codec import encode
 

@@ -3,7 +3,7 @@
 FILE is the caller's, on this machine and readable only by the caller: a pickle of search path, main
 module, function and arguments. The function's result or exception is written to FILE.NUMBER.
 
-Functions and classes are passed by name; those without a name in other processes (of a notebook, or
+Functions and classes are passed by name. Those without a name in other processes (of a notebook, or
 defined in a function) are passed whole by cloudpickle, where that is installed.
 """
 
@@ -96,7 +96,7 @@ def run(path: str, number: int) -> None:
 
 
 def _run_quietly(path: str, number: int) -> None:
-    """As `run`; the process that reads the result tells of an exception."""
+    """As `run`; the process that reads the result reports an exception."""
     try:
         run(path, number)
     except SystemExit:

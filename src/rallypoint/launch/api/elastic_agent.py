@@ -84,7 +84,7 @@ class LocalElasticAgent:
         spec: the workers.
         logs_specs, log_line_prefix_template, shutdown_timeout: as `LaunchConfig`'s.
         start_method, exit_barrier_timeout: accepted for compatibility with torch and ignored:
-            workers always start as new interpreters, and nodes tell each other when they have
+            workers always start as new interpreters, and nodes notify each other when they have
             finished.
     """
 

@@ -40,7 +40,7 @@ _OWN_OPTIONS = ("token", "rank", "heartbeat_timeout", "store_type")
 class ElasticRendezvousHandler(NodeHandler):
     """One node of a dynamic job."""
 
-    _grace_s = 1.0  # for the coordinator to say who is missing
+    _grace_s = 1.0  # for the coordinator to report which nodes are missing
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params.backend, params.run_id, read_timeouts(params))

@@ -80,8 +80,8 @@ class LaunchConfig:
         run_id: the job's name, the same on all nodes; if empty, a random one, or "none" for several
             nodes.
         role: the role of this node's workers; nodes may have different ones.
-        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or where nodes meet, also
-            several endpoints separated by commas.
+        rdzv_endpoint: ``host:port``, for more than one node: node 0's, or the rendezvous endpoint,
+            also several endpoints separated by commas.
         rdzv_backend: "static" (nodes are known by their ranks), or "c10d" or "etcd" (they come and
             go). One node needs none.
         rdzv_configs: ``rank``, this node's rank, ``timeout``, how long to wait for the others (900
@@ -224,11 +224,12 @@ def _streams(given: object) -> StreamMap:
 
 
 def _endpoint(config: LaunchConfig, default_port: int) -> Endpoint:
-    """Where static nodes meet; an empty host: only on this machine."""
+    """The static rendezvous endpoint; an empty host: only on this machine."""
     if not config.rdzv_endpoint:
         return Endpoint(host="", port=default_port)
     found = Endpoint.parse(config.rdzv_endpoint, default_port, name="rdzv_endpoint")
     if config.rdzv_backend == "static":
         return found
-    # There is nobody to find: only the port of an endpoint that the launcher would open matters.
+    # There is no other node to find: only the port of an endpoint that the launcher would open
+    # matters.
     return Endpoint(host="", port=found.port if config.rdzv_backend == "c10d" else 0)

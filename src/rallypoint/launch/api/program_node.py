@@ -3,7 +3,7 @@
     the program's threads, in a NodeHandler <--condition--> ProgramNode <--> the other nodes
 
 The node sends heartbeats while the program works. Where an agent would end its workers, the program
-is told that the round was stopped; where an agent would report their end, the program asks for
+learns that the round was stopped; where an agent would report their end, the program asks for
 another round. Leaders and rounds are decided in the same code as for agents.
 """
 
@@ -36,7 +36,7 @@ from rallypoint.rendezvous.job.round import Seat
 
 CLOSED = "the rendezvous was closed by "
 _CAME_BACK = "asked for a new round"
-_GOODBYE_S = 2.0  # to tell the others
+_GOODBYE_S = 2.0  # to notify the others
 _LOOK_EVERY_S = 0.1  # interval of checks for missing members
 
 
@@ -69,7 +69,7 @@ class ProgramNode:
         self._ended = -1  # the newest round whose end was reported
         self._calls: deque[Callable[[], None]] = deque()
         self._report = NodeReport()
-        self._last_word: dict[str, str] | None = None  # to be sent once somebody can receive it
+        self._last_word: dict[str, str] | None = None  # to be sent once a node can receive it
         self._has_said_it = False
         self._end_at: float | None = None
         self._looked_at = 0.0
@@ -181,7 +181,7 @@ class ProgramNode:
             self._tell(**word)
             self._obey()
         if self.finish is not None:
-            # The node at the endpoint tells late joiners that they are late.
+            # The node at the endpoint notifies late joiners that they are late.
             return self._end_at is not None or not self._rounds.is_at_endpoint
         if self._end_at is None:
             return False

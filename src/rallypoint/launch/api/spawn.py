@@ -64,7 +64,7 @@ class SpawnContext:
 
     def _start(self, number: int) -> None:
         ours, theirs = socket.socketpair()
-        with ours, theirs:  # descriptors for a control socket and a record: nobody reads them
+        with ours, theirs:  # descriptors for a control socket and a record, which are not read
             self._guardian.spawn(
                 number,
                 (sys.executable, "-m", "rallypoint.launch.api.call", self._path, str(number)),

@@ -97,7 +97,7 @@ class DynamicRendezvousHandler(NodeHandler):
 
         Args:
             run_id: the job's name; a name whose rendezvous was closed in this store stays closed.
-            store: where the nodes meet, and what holds each round's keys.
+            store: the store of the rendezvous, which also holds each round's keys.
             backend: only its name is used.
             min_nodes, max_nodes: how many nodes a round may have.
             local_addr: this node's address, at which the others reach it; None: chosen
@@ -308,7 +308,7 @@ def create_handler(
 
 
 def _choose(store: Store, local_addr: str | None) -> NetworkChoice:
-    """This machine's address for those who share the store."""
+    """This machine's address for the nodes that share the store."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     hosts = []

@@ -25,7 +25,7 @@ from rallypoint.launch.inspection.inspect_node import BETWEEN_S, sample_twice
 from rallypoint.launch.inspection.node_trace import LATE_S, pack_trace
 from rallypoint.launch.inspection.tracing import trace_node
 
-_NODE_AT_MOST_S = 5  # after that nobody waits for it any more
+_NODE_AT_MOST_S = 5  # after that its answer is not awaited
 _JOB_AT_MOST_S = 15
 _MOST_TRACE_S = 600.0
 

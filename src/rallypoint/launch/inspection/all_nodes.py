@@ -156,7 +156,7 @@ class _OtherNodes(Generic[R]):
         coming: keys of the agents that are about to inspect their nodes.
         found: by node rank.
         notes: what could not be seen, as sentences.
-        troubles: nodes that answered, but without findings; `unasked`: why nobody could be asked.
+        troubles: nodes that answered, but without findings; `unasked`: why no node could be asked.
     """
 
     def __init__(self, done: str, read: Callable[[Mapping[str, object]], tuple[int, R]]) -> None:

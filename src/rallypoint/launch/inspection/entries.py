@@ -8,7 +8,7 @@ usual one. Containers with different process numbers may share it. An agent that
 its files behind; they are recognised by the missing lock, and removed by the next reader.
 
 Root reads the directories of all users, who may have put anything there. So a directory is opened
-once, following no link, and all else is done within it; only regular files and sockets of the
+once, following no link, and all else is done within it. Only regular files and sockets of the
 directory's owner count, and nothing that is opened can block.
 """
 
@@ -184,7 +184,7 @@ def describe_agent(job: Job, logs: str) -> dict[str, str]:
         nnodes = f"{rendezvous.min_nodes}:{rendezvous.max_nodes}"
     return {
         "run_id": job.run_id,
-        "meets_at": meets_at,  # where the job's nodes meet; empty: it has only one
+        "meets_at": meets_at,  # the job's endpoint; empty: it has only one node
         "command": _ARGUMENTS.join(job.command),
         "directory": os.getcwd(),
         "logs": logs,

@@ -2,10 +2,10 @@
 
 base/worker_hook.py has prepared it (native/python/stacks.cc), with memory whose name contains the
 signal's number; all that is needed is found in /proc, at any time. A signal that a process does not
-handle would kill it, so it is sent only if the memory is still open there and the signal caught,
-and only to a thread that can take it: one of ours if there is one, because a signal interrupts some
-system calls of the program. A running main thread is in no such call, and reports whose code it
-runs.
+handle would kill it, so it is sent only if the memory is still open there and the signal caught. It
+is sent to a thread that can take it. Rallypoint's threads are preferred, because a signal
+interrupts some system calls of the program. A running main thread is in no such call, and reports
+whose code it runs.
 """
 
 from __future__ import annotations

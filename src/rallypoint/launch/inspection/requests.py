@@ -12,8 +12,8 @@
                                                                         asked, and has inspected
 
 Nothing blocks and nothing is kept for long. A program that does not read its answer is dropped when
-others connect, and decides itself for how long it listens: on a busy machine an inspection may be
-late; an agent that does not even answer at once is a stronger sign.
+others connect. It decides itself for how long it listens: on a busy machine an inspection may be
+late. An agent that does not even answer at once is a stronger sign.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Line(Record, kw_only=True):
     """A line for a program that has asked for the other nodes: one of these.
 
     Attributes:
-        nodes: all nodes of the job; `why`: nobody can be asked, because of that.
+        nodes: all nodes of the job; `why`: the reason why no node can be asked.
         coming: the key of an agent that is about to inspect its node.
         found: what an agent found at its node, as __main__.py writes it.
     """
@@ -168,7 +168,7 @@ class Answers(Record, kw_only=True):
         records: returns descriptors of its workers' records.
         stop: ends the job on all nodes; the reason is reported to the user.
         others: asks the other nodes, and replies whenever one has answered. They trace their
-            workers for so many seconds; 0: they only inspect.
+            workers for this many seconds; 0: they only inspect.
     """
 
     status: Callable[[], AgentStatus]
@@ -303,7 +303,7 @@ class Relay:
     """One agent's part in inspecting all nodes of a job.
 
     Args:
-        inspect: inspects this node, or traces it for some seconds, and tells what it found.
+        inspect: inspects this node, or traces it for some seconds, and reports what it found.
     """
 
     def __init__(self, rounds: RoundSource, inspect: Callable[[Finding, float], None]) -> None:

@@ -219,7 +219,7 @@ class _TracedWorker:
         for (page, number), call in self._foreign.items():
             calls[page][number] = call
         for page, group in groups.items():
-            was_quiet = not calls[page]  # if so, its earlier call tells more than nothing
+            was_quiet = not calls[page]  # if so, its earlier call is better than nothing
             for call in group.calls:
                 if was_quiet or call.state == "running":
                     calls[page].setdefault(call.number, call)
@@ -289,11 +289,11 @@ class CallTrace:
         return ""
 
     def go_on(self) -> None:
-        """It is to go on for some seconds more."""
+        """It is to continue for some seconds more."""
         self._write_until(time.monotonic_ns() + _LEASE_NS)
 
     def pause(self) -> None:
-        """It is to stop until it is to go on."""
+        """It is to stop until it is to continue."""
         self._write_until(0)
 
     def end(self) -> None:

@@ -94,7 +94,7 @@ def summary(
 def ended_before(group: WorkerGroup) -> str:
     """The ranks that had ended with code 0 when another one lost a peer; empty if none had.
 
-    It tells only that it lost a peer, and nobody else failed, so that they are the reason.
+    It reports only that it lost a peer, and no other rank failed, so they are the reason.
     """
     first = next(iter(group.failures()), None)
     if first is None or not first.is_secondary:

@@ -1,6 +1,6 @@
 """The events of a job, for programs: one JSON object per event and line (docs/events.md).
 
-If the journal cannot be written, that is reported once, and the job goes on; if its file system
+If the journal cannot be written, that is reported once, and the job continues; if its file system
 hangs, nothing waits for it (sink.py).
 """
 
@@ -60,8 +60,8 @@ class Journal:
         """Report if something could not be written, and give up."""
         if self._sink is not None and self._sink.error is not None:
             say(
-                f"cannot write {self._path}: {self._sink.error.strerror}; the job goes on, but "
-                "further events are lost."
+                f"cannot write {self._path}: {self._sink.error.strerror}; the job continues, but"
+                " further events are lost."
             )
             self._sink = None
 

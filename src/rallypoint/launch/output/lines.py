@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         """What gives its input to an outlet."""
 
         def pause(self, paused: bool) -> None:
-            """Give nothing while the outlet is full, or go on."""
+            """Give nothing while the outlet is full, or continue."""
 
     class Rest(Protocol):
         """Output of a dead worker that is still in a file."""
@@ -101,7 +101,7 @@ class Outlet:
         self.update()
 
     def update(self) -> None:
-        """Continue with what dead workers left, and tell readers whether there is room."""
+        """Continue with what dead workers left, and notify readers whether there is room."""
         if self._is_showing_rests:
             return
         self._measure()
@@ -125,7 +125,7 @@ class Outlet:
         for reader in tuple(self.readers):
             reader.pause(is_full)
             if self._announced_full != is_full:
-                break  # this reader's data has filled it again, and all have been told
+                break  # this reader's data has filled it again, and all have been notified
 
 
 class Lines:
@@ -181,7 +181,7 @@ class StreamReader:
 
     def finish(self) -> None:
         """All writers are dead: read all that is left."""
-        left = _MAX_PIPE_BYTES  # a process that cannot be killed may go on writing
+        left = _MAX_PIPE_BYTES  # a process that cannot be killed may continue writing
         while self._is_open:
             try:
                 data = os.read(self._fd, _READ_BYTES) if left > 0 else b""
@@ -191,7 +191,7 @@ class StreamReader:
             self._take_or_close(data)
 
     def pause(self, paused: bool) -> None:
-        """Read nothing while the outlet is full, or go on."""
+        """Read nothing while the outlet is full, or continue."""
         self._listen(self._is_open and not paused)
 
     def close(self) -> None:

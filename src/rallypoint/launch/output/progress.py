@@ -139,7 +139,7 @@ class ProgressReporter:
     def goes_on(self, rank: int, waited_s: float, was_stopped: bool = False) -> None:
         """A hang is over: what that rank waited for has come, or it is not stopped any more."""
         state = "stopped" if was_stopped else "waiting"
-        self.told(f"the job goes on: rank {rank} is no longer {state}, after {brief(waited_s)}")
+        self.told(f"the job continues: rank {rank} is no longer {state}, after {brief(waited_s)}")
         self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
 
     def went_on(self, told: tuple[str, dict[str, object]]) -> None:
@@ -149,7 +149,7 @@ class ProgressReporter:
         self._record("went_on", round=self._round, **event)
 
     def summary(self, text: str, event: dict[str, object], *, is_told: bool) -> None:
-        """What going on in place has cost the job."""
+        """The time that in-place recovery has cost the job."""
         if is_told:
             self.told(text)
         self._record("summary", **event)

@@ -3,7 +3,7 @@
     write(block) --> queue, at most MAX_BYTES --> thread --> terminal, pipe, file, hung file system
 
 Blocks are whole lines; they are written in order and never split. When the queue is full, blocks
-are dropped, and a note in their place tells the reader how much is missing. The thread lives while
+are dropped, and a note in their place says how much is missing. The thread lives while
 there is something to write, so it costs nothing without output.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 MAX_BYTES = 4 << 20
 _CHUNK_BYTES = 64 << 10
-_LAST_WORDS_S = 1.0  # for a process that ends without telling us
+_LAST_WORDS_S = 1.0  # for a process that ends without notice
 _PASSES = (errno.ENOSPC, errno.EDQUOT)  # later there may be room again
 _GAP = b""  # a mark in the queue: something was dropped here
 

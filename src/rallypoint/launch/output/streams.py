@@ -37,7 +37,7 @@ class JobDirectory:
     The guardian, which always outlives the job, removes it unless the user asked for logs. Its name
     is in every worker's environment: the last resort for finding processes that escaped.
 
-    A process that takes the local rank of another one in the same round has files of its own, in
+    A process that takes the local rank of another one in the same round has its own files, in
     attempt_N/LOCAL_RANK.2 and so on.
 
     Below a directory for logs, the link `latest` leads to the newest of these directories.
@@ -362,7 +362,7 @@ class Output:
         if not self._has_failed:
             self._has_failed = True
             say(
-                f"cannot write {path}: {error.strerror}; the job goes on, but output from now on "
+                f"cannot write {path}: {error.strerror}; the job continues, but output from now on "
                 "may be missing in the log files."
             )
 

@@ -4,7 +4,7 @@
                        \\--lines with certain texts--> one more file, for all workers
 
 The file comes first and is also the buffer: a slow terminal delays what it shows, never the worker,
-and little is held in memory. When the file cannot be written, the stream goes on without it, and
+and little is held in memory. When the file cannot be written, the stream continues without it, and
 then it is the reader that workers wait for; where a file system hangs, workers wait for that. The
 agent never does: file_work.py writes and reads. See docs/decisions/016-logs.md.
 """
@@ -20,7 +20,7 @@ from rallypoint.launch.output.file_work import FileWork
 from rallypoint.launch.output.lines import LineReader, Outlet
 
 _BLOCK_BYTES = 256 << 10
-_MOST_UNWRITTEN = 4 << 20  # limit if a file system hangs, and nobody waits for it
+_MOST_UNWRITTEN = 4 << 20  # limit if a file system hangs, and no process waits for it
 
 
 class FilteredFile:

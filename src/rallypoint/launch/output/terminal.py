@@ -79,5 +79,5 @@ def _write(text: str) -> bool:
         elif stream.fileno() == 2:
             STDERR.write(text.encode(errors="backslashreplace"))
     except (OSError, ValueError, AttributeError):  # closed, or None
-        return False  # nobody reads it; the exit status still tells
+        return False  # no reader is left; the exit status still shows the result
     return True

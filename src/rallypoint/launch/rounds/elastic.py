@@ -394,7 +394,7 @@ class ElasticRounds(LinkedRounds):
         from rallypoint.store.port_holder import holder_of
 
         holder = holder_of(at.port)
-        if holder.startswith("process"):  # else nobody listens there
+        if holder.startswith("process"):  # else nothing listens there
             self._say(
                 f"the endpoint {at} is held by {holder}, which does not answer as an agent of "
                 f"this job ({why}); end that process, or choose another --rdzv-endpoint."

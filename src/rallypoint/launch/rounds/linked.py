@@ -59,7 +59,7 @@ _INQUIRY = b"?"
 # Of the time that the others wait (kill_s): if we have not ended or paused the workers by then, the
 # guardian does.
 _GUARD_SHARE = 0.2
-_FIRST_EXAMINATION_S = 1.0  # after the start: nodes that are started together have met
+_FIRST_EXAMINATION_S = 1.0  # after the start: nodes that are started together have connected
 _EXAMINE_BEFORE_S = 3.0  # giving up; it takes up to two seconds
 CHECK_RESULT_S = 0.1  # for what was found
 
@@ -305,7 +305,7 @@ class LinkedRounds(RoundSource, Receiver):
                     assert_never(action)
 
     def _with_finding(self, finish: Finish) -> Finish:
-        """If the nodes never met: add what this node finds out about the cause."""
+        """If the nodes never connected: add what this node finds out about the cause."""
         has_met = finish.was_cut_off or self._core.follower.last_round >= 0
         if finish.outcome is not Outcome.GIVEN_UP or has_met or self._setup.limits.max_nodes == 1:
             return finish
@@ -334,7 +334,7 @@ class LinkedRounds(RoundSource, Receiver):
         else:
             self._examine_at = self._last_examination_at
             if finding := self._start_findings[0]:
-                self._say(f"not all nodes have met yet: {finding}; {self.to_find_out}")
+                self._say(f"not all nodes have connected yet: {finding}; {self.to_find_out}")
 
     @property
     def _is_examining_start(self) -> bool:

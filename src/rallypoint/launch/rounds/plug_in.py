@@ -3,7 +3,7 @@
     agent --reports--> this thread --next_rendezvous, num_nodes_waiting--> the package's handler
           <--orders---
 
-There is no common coordinator: as with torchrun, each agent applies the restart policy to its own
+There is no common coordinator, as with torchrun. Each agent applies the restart policy to its own
 failures, makes the others return by joining the rendezvous again, and closes it when it gives up.
 Nodes exchange through the round's store what follows from their ranks, and which have finished.
 """
@@ -168,7 +168,7 @@ class PlugInRounds(RoundSource):
                 self._try(self._check_others)
             except RendezvousClosedError as error:
                 self._give_up(str(error))
-            except Exception as error:  # a package's code; tell the user whatever it is
+            except Exception as error:  # a package's code; report whatever it is
                 self._give_up(f"the rendezvous {self._handler.get_backend()!r} failed: {error}")
         self._try(self._handler.shutdown)
 

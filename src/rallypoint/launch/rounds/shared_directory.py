@@ -1,9 +1,9 @@
 """Agents that find each other in a directory (--rdzv-backend c10d --rdzv-endpoint file:///PATH).
 
 For jobs whose nodes do not know each other's names, such as the tasks of a Slurm job array. This
-works as in elastic.py, except for how they find each other: each writes its address to the
-directory and calls the others (`AddressFiles`), and the agent that creates the first founder's
-file begins the job. An agent that has not yet taken part begins the job again after calling without
+works as in elastic.py, but the agents find each other differently. Each writes its address to the
+directory and calls the others (`AddressFiles`), and the agent that creates the first founder's file
+begins the job. An agent that has not yet taken part begins the job again after calling without
 success for a while, for example if the founder was lost, or too few were left: `may_found`.
 """
 
@@ -122,7 +122,7 @@ class AddressFiles:
         return agents, generations
 
     def found(self, generation: int) -> bool:
-        """Become that founder; returns whether this succeeded, and nobody else did."""
+        """Become that founder; returns whether this succeeded, and no one else did."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
             fd = os.open(self._file(_FOUNDER, str(generation)), flags, 0o644)
@@ -153,7 +153,7 @@ class AddressFiles:
             return known
         try:
             at = Endpoint.parse(self._read(_AGENT, key), None, name=key)
-        except InvalidArgumentError:  # it was removed just now, or is somebody else's
+        except InvalidArgumentError:  # it was removed just now, or belongs to another user
             return None
         return None if numeric_family(at.host) is None else at
 
@@ -171,7 +171,7 @@ class AddressFiles:
 
 
 _CALLED = 3  # at a time, beside the founder: there may be many, and any member will do
-_LIST_EVERY_S = 5.0  # of who has a job; others look each time that they ask
+_LIST_EVERY_S = 5.0  # in agents that have a job; others look each time that they ask
 _SILENCES = 2  # of a lease: a job whose coordinator was lost has another one by then
 _CLEARING_S = 2.0
 _SHOWN_LATE_S = 60.0  # NFS may show a directory as it was that long ago
@@ -213,8 +213,8 @@ def _choose(rendezvous: Rendezvous) -> NetworkChoice:
 def may_found(seen: Listing, *, unanswered_s: float, patience_s: float) -> bool:
     """Whether to begin the job, after calling all agents in the directory without success.
 
-    At once if nobody has begun it, or all have left. Otherwise the founder may be running and only
-    be unreachable; then there are two jobs of that name until they meet (031).
+    At once if no node has begun it, or all have left. Otherwise the founder may be running and only
+    be unreachable; then there are two jobs of that name until they can connect (031).
     """
     if seen.is_behind:
         return unanswered_s >= max(patience_s, _SHOWN_LATE_S)
@@ -245,7 +245,7 @@ class SharedDirectoryRounds(ElasticRounds):
         self._listing = files.contents()
         self._listed_at = time.monotonic()
         self._is_listing = False
-        self._unanswered_since: float | None = None  # nobody who is called knows a coordinator
+        self._unanswered_since: float | None = None  # no agent that is called knows a coordinator
         self._random = SystemRandom()
         if may_found(self._listing, unanswered_s=0.0, patience_s=self._patience_s):
             self._found()

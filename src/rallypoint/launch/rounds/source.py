@@ -57,7 +57,7 @@ class Roster(Record, kw_only=True):
         me: this agent's key.
         leader: the coordinator; empty: none is known here.
         members: all agents; known only to the coordinator.
-        why: what is waited for, if nobody coordinates.
+        why: what is waited for, if no agent coordinates.
     """
 
     me: str
@@ -72,9 +72,9 @@ class RoundSource(ABC):
     Attributes:
         key: which member of a round this agent is.
         may_leave: whether the others continue when a signal stops this agent.
-        keeps_survivors: whether workers that can go on when others are lost may do so.
+        keeps_survivors: whether workers that can continue when others are lost may do so.
         news: what is waited for while there is no round; empty: nothing is known.
-        silence_s: for so long another machine may be silent before it counts as lost.
+        silence_s: another machine may be silent for this long before it counts as lost.
         network: the interface at which others reach this node; None: there are no others, or it is
             not known yet.
         inquired: called with another agent's key and the message of its `inquire`.
@@ -120,7 +120,7 @@ class RoundSource(ABC):
         """The other agents; None: there is none, or none that could be asked."""
         return None
 
-    def inquire(self, key: str, payload: bytes) -> None:  # noqa: B027 - a lone agent has nobody
+    def inquire(self, key: str, payload: bytes) -> None:  # noqa: B027 - a lone agent has no other
         """Send a message to that agent; unrelated to rounds."""
 
     def fenced(self) -> None:  # noqa: B027 - most have no such time

@@ -135,13 +135,13 @@ class StaticGuest(_StaticRounds):
     def wake_at(self) -> float | None:
         if self._ask_at is None:
             return super().wake_at
-        # On a busy machine it may still go on when the last examination is under way.
+        # On a busy machine it may still run when the last examination begins.
         if self._is_examining_start:
             return min(self._examine_at, time.monotonic() + CHECK_RESULT_S)
         return min(self._ask_at, self._examine_at)
 
     def tell(self, report: NodeReport) -> None:
-        if self._agent is not None:  # else nobody is there to report to
+        if self._agent is not None:  # else there is no agent to report to
             super().tell(report)
 
     def tick(self) -> None:

@@ -77,7 +77,7 @@ class StoreHost:
 
 
 def listening_address(address: str, *, is_chosen: bool = False) -> str:
-    """Where to listen for those who reach us at this address."""
+    """Where to listen for nodes that reach this one at this address."""
     if not is_loopback(address):
         return address if is_chosen else ANY
     return "127.0.0.1" if address == "localhost" else address
@@ -115,7 +115,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def make_room(connections: int) -> None:
-    """See to it that this process can open so many more descriptors."""
+    """Ensure that this process can open this many more descriptors."""
     lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # that is free
     os.close(lowest)
     if _allows(lowest + connections):

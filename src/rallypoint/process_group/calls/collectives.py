@@ -29,7 +29,7 @@ _SUM = ReduceOp.SUM
 _NOTHING = np.empty(0, np.uint8)
 _GRACE = timedelta(seconds=1)  # for a verdict that may be on its way
 _AT_ONCE = timedelta(0)
-_ALL = "all"  # a verdict of monitored_barrier: nobody is missing
+_ALL = "all"  # a verdict of monitored_barrier: no rank is missing
 
 
 @short_way(Collective.ALL_REDUCE, Form.IN_PLACE, source="tensor")
@@ -325,9 +325,9 @@ def monitored_barrier(
 ) -> None:
     """Wait until all ranks of the group have called this; after `timeout`, name the missing ones.
 
-    The ranks meet at the store, so the group remains usable after a failure. All waiting ranks
-    report the same missing ranks: those that were missing when the first of them timed out. With a
-    timeout of 0, rank 0 only checks which ranks have already arrived.
+    The ranks synchronize through the store, so the group remains usable after a failure. All
+    waiting ranks report the same missing ranks: those that were missing when the first of them
+    timed out. With a timeout of 0, rank 0 only checks which ranks have already arrived.
 
     Args:
         timeout: how long to wait; the group's timeout if None.

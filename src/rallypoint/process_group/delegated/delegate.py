@@ -27,7 +27,7 @@ class LibraryMember:
 
     Attributes:
         name: the backend's.
-        store: where the library's ranks can meet; its keys begin with `prefix`.
+        store: the store through which the library's ranks connect; its keys begin with `prefix`.
         rank, ranks: of this process in the group, and the members' global ranks.
         address: at which the others reach this process; loopback if all are on its host.
         device: of this process; None: chosen by LOCAL_RANK.

@@ -1,7 +1,7 @@
 """One group's end of another backend, with errors that people can act on.
 
 The library's first error breaks the end, as with the engine's communicators: the library's further
-behaviour is not known. The store tells which rank died: each member has a key there that is deleted
+behaviour is not known. The store shows which rank died: each member has a key there that is deleted
 with its connection.
 """
 

@@ -1,1 +1,3 @@
-"""How groups form and end: ranks meet at a store, connect, and leave. No calls are made here."""
+"""How groups form and end: ranks find each other through a store, connect, and leave. No calls are
+made here.
+"""

@@ -1,4 +1,4 @@
-"""Brings the members of one group together: they meet at a store, connect, and agree.
+"""Connects the members of one group: they find each other through a store, connect, and agree.
 
     1. each member says on which host it is; the first one makes a table of the hosts
     2. on each host, the first member creates the shared region and hands it to the others
@@ -96,7 +96,8 @@ class GroupRequest:
     """A group that is to form, as one of its members asks for it.
 
     Attributes:
-        store, prefix: where the members meet, and the beginning of their keys there.
+        store, prefix: the store through which the members connect, and the beginning of their keys
+            there.
         rank, members: of this process in the group, and the members' global ranks.
         timeout: how long forming, and later a call, waits for a peer.
         options: how programs are chosen; the first member's apply to all.
@@ -104,7 +105,7 @@ class GroupRequest:
         device: of this process, for libraries that take device memory; None: by LOCAL_RANK.
         name: the group's name for people.
         key_to_here: led the members here; deleted once no member needs the store any more.
-        key_when_formed: is then set; empty if nobody waits for it.
+        key_when_formed: is then set; empty if no process waits for it.
         is_across_jobs: the members are processes of several jobs, which know each other only
             through this store, not by a run's name or its token.
         connect_timeout: how long connecting may take once all have come, for each hundred members;

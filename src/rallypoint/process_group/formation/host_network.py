@@ -88,7 +88,7 @@ class Congestion:
 
     BBR sends at the rate that it estimates for a path, and on paths as short as those within a
     cluster its estimate is half of the real rate (docs/decisions/046-tcp.md). So where a machine
-    uses BBR by default, connections start with Reno, which every kernel has and everybody may use,
+    uses BBR by default, connections start with Reno, which every kernel has and every user may use,
     and switch to BBR if a round trip takes long. The opposite order does not work: a connection
     that started with BBR remains paced. Source: tcp(7), TCP_CONGESTION; struct tcp_info in
     linux/tcp.h; net/ipv4/tcp_bbr.c, bbr_init.

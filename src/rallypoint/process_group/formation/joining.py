@@ -40,8 +40,8 @@ _CPU = "cpu"
 def _join_libraries(backends: Iterable[str], request: GroupRequest) -> dict[str, LibraryGroup]:
     """This member's groups at other libraries, by kind of device.
 
-    Members meet at the store, and the library connects them in its own way. Each member's key stays
-    there while it is in the group, so that others can see which member died.
+    Members find each other through the store, and the library connects them in its own way. Each
+    member's key stays there while it is in the group, so that others can see which member died.
     """
     ends: dict[str, LibraryGroup] = {}
     store, rank, members = request.store, request.rank, request.members
@@ -162,7 +162,7 @@ def has_engine(backend: str) -> bool:
 
 
 def begin_early(backend: str) -> None:
-    """Before ranks meet, initialize MPI if it serves them.
+    """Before ranks connect, initialize MPI if it serves them.
 
     Open MPI was seen to hang at its end if PMIx had been used before its initialization.
     """
@@ -206,16 +206,17 @@ def reform_world(
     """Give a default group a new communicator, with own rank, size and ranks as at this store.
 
         1. withdraw   calls under way end, later ones raise RevokedError; subgroups are left
-        2. join       ranks that meet under the new prefix form a communicator, as for a new group
+        2. join       ranks that join under the new prefix form a communicator, as for a new group
         3. enter      the object takes it over, with its ranks
 
     A communicator is never repaired: what a rank of the old one still writes or sends goes to
-    memory and connections that no rank reads any more. The caller decides which ranks meet, and
+    memory and connections that no rank reads any more. The caller decides which ranks join, and
     when.
 
-    All who share the store call it; for a process that has no group yet, opening.form_world with
-    the same prefix is the counterpart. No other thread may begin a call on the group meanwhile. If
-    this fails, calls on the group go on raising RevokedError, and it may be called again.
+    All processes that share the store call it; for a process that has no group yet,
+    opening.form_world with the same prefix is the counterpart. No other thread may begin a call on
+    the group meanwhile. If this fails, calls on the group continue raising RevokedError, and it may
+    be called again.
 
     Args:
         opened: the store of the new round, which may be that of the old one.
@@ -287,7 +288,7 @@ def leave_at_exit(group: ProcessGroup) -> None:
         if not _leaving_at_exit:
             atexit.register(_leave_all)
         _leaving_at_exit.add(group)
-    except BaseException:  # an interrupt: nobody else holds it yet who would leave it
+    except BaseException:  # an interrupt: no other code holds it yet that would leave it
         group.destroy()
         raise
 

@@ -10,9 +10,9 @@ In a group of many hosts there are at first only control connections, with the n
                                                <-   HMAC-SHA256(key, "server", both)
 
 The key depends on the group's secret, which its first rank drew, on the job's token, and on the
-group's name (run, round and number), both ranks and the connection's purpose, so a connection of
-another group or an earlier round is never accepted. Strangers are dropped, and delay nobody. The
-engine uses the connections afterwards.
+group's name (run, round and number). It also depends on both ranks and the connection's purpose. So
+a connection of another group or an earlier round is never accepted. Strangers are dropped, and
+delay no rank. The engine uses the connections afterwards.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ class Mesh:
 
 
 def _watch_for_silence(sock: socket.socket, seconds: int) -> None:
-    """Have the kernel end a connection whose other host is silent for so long.
+    """Have the kernel end a connection whose other host is silent for this long.
 
     native/engine/tcp/late_connections.cc does the same.
     """

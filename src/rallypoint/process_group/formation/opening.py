@@ -1,4 +1,5 @@
-"""Opens a world: finds its store, and forms the group of all who share it, mostly the default one.
+"""Opens a world: finds its store, and forms the group of all processes that share it, mostly the
+default one.
 
 `store.init_method` finds the store and waits there, and `joining` connects what serves its calls.
 """
@@ -57,7 +58,7 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.init_method import JoinedStore, open_store, say_here, shows_deaths, to_stderr
 from rallypoint.store.store import Store
 
-_PAUSE_S = 0.02  # a server that ends takes so long, or longer
+_PAUSE_S = 0.02  # a server takes at least this long to end
 _MOST_S = 5.0  # rank 0 waits until all have read what its store has for them
 _ENDING_S = 2.0  # for a process that has just ended, until the server has taken note of it
 _opened: dict[str, int] = {}  # by base: the number of the world that this process opened last
@@ -69,11 +70,11 @@ class MeetingPoint:
 
     latest     the number of the world that was opened last, from 1 on, and of the one before
         N/0        exists while rank 0 of that world does (init_method.say_here)
-        N/all      set when it is known whether all have joined: nobody joins any more
+        N/all      set when it is known whether all have joined: no rank joins any more
         N/next     the number of the world that rank 0 opened after it; deleted when that has formed
         process/R  the process that has rank R, as long as its connection to the store lasts
 
-    When all have formed a world, N/0 and N/all are deleted too (connecting.py); nobody joins that
+    When all have formed a world, N/0 and N/all are deleted too (connecting.py); no rank joins that
     world either. So nothing of an earlier group is mistaken for this one's, and a process that
     replaces a dead one finds the world of the survivors, however many worlds each has been in.
 
@@ -86,7 +87,7 @@ class MeetingPoint:
 
     @property
     def key_when_formed(self) -> str:
-        """The key to set once all have formed the world; empty if nobody waits for it."""
+        """The key to set once all have formed the world; empty if no process waits for it."""
         return f"{self.prefix}/formed/all" if self.place.is_rank_0s else ""
 
     def close(self) -> None:
@@ -128,8 +129,8 @@ def meet(
 def _take_rank(place: JoinedStore, base: str, *, is_taken: bool) -> None:
     """Write that this process has its rank; warn if another process has it.
 
-    It may join all the same: children of all ranks can form a group of their own. If the rank
-    `is_taken`, by this process, nobody else has it.
+    It may join anyway: children of all ranks can form their own group. If the rank
+    `is_taken`, by this process, no one else has it.
     """
     if not isinstance(place.store, TCPStore) or not shows_deaths(place.store):
         return
@@ -208,7 +209,7 @@ class WorldRequest:
 
 
 def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGroup:
-    """Find the store, and form the group of all who share it.
+    """Find the store, and form the group of all processes that share it.
 
     Args:
         base: the beginning of the keys of all worlds that are formed one after the other.
@@ -319,7 +320,7 @@ def _connected(
 
 
 def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
-    """This rank's options, checked as far as possible before the ranks meet."""
+    """This rank's options, checked as far as possible before the ranks connect."""
     override = os.environ.get("RALLYPOINT_ALGORITHM", "") if algorithm is None else algorithm
     check_override(override)
     name = os.environ.get("RALLYPOINT_LINKS", "") if links is None else links

@@ -16,13 +16,13 @@ from rallypoint.base.worker_env import STANDBY
 
 ROUND = "TORCHELASTIC_RESTART_COUNT"
 _EVER_S = 1e9
-# A launcher that sees a worker end tells the others within milliseconds. If no word has come by
-# then, the worker reports the loss; then all connect again, or go on without some. Once the
-# launcher has said that a worker is kept, the worker waits as long as the launcher lives, which may
-# itself wait for another node.
+# A launcher that sees a worker end reports it to the others within milliseconds. If no word has
+# come by then, the worker reports the loss; then all connect again, or continue without some. Once
+# the launcher has said that a worker is kept, the worker waits as long as the launcher lives, which
+# may itself wait for another node.
 _NEWS_S = 2.0
 _REMEDY_S = 30.0
-# For each hundred ranks, where the others can go on without some; connecting takes milliseconds.
+# For each hundred ranks, where the others can continue without some; connecting takes milliseconds.
 CONNECT = timedelta(seconds=10)
 
 

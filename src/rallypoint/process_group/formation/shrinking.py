@@ -38,9 +38,9 @@ def shrink_group(
     """Form a new group from a group's ranks without some of them, and leave the old one.
 
     The ranks that stay call it, all with the same arguments; the excluded ranks do not. Without
-    `ranks_to_exclude` they find out among themselves who is gone, as MPI's MPIX_Comm_shrink does:
-    each rank that is alive calls it, and all get a group of the same members, also if further ones
-    die meanwhile. It may follow a PeerLostError:
+    `ranks_to_exclude` they find the lost ranks among themselves, as MPI's MPIX_Comm_shrink does:
+    each rank that is alive calls it. All get a group of the same members, even if more die
+    meanwhile. It may follow a PeerLostError:
 
         try:
             dist.all_reduce(gradient)
@@ -51,8 +51,8 @@ def shrink_group(
     A rank that is alive and does not call it within the group's timeout is left out.
 
     If it is the default group, the new group replaces it, its ranks are numbered from 0, and all
-    groups created from the old one are left as well. The ranks meet at the old group's store, which
-    must have survived: it does if `rallypoint run` or torchrun serves it.
+    groups created from the old one are left as well. The ranks synchronize through the old group's
+    store, which must have survived: it does if `rallypoint run` or torchrun serves it.
 
     Args:
         ranks_to_exclude: ranks in the group, not global ones; None: those that are gone.
@@ -96,7 +96,7 @@ def shrink_group(
 
 
 def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
-    """The survivors agree on who they are, form the group, and agree that all have formed it."""
+    """The survivors agree on their ranks, form the group, and agree that all have formed it."""
     before: list[int] = []
     while True:
         old.counts["shrink"] += 1
@@ -120,7 +120,7 @@ def _without_the_lost(old: ProcessGroup) -> ProcessGroup:
             return formed
         if formed is not None:
             leave(formed)
-        if kept == before:  # nobody has died: it would fail again
+        if kept == before:  # no rank has died: it would fail again
             raise failed or PeerError(
                 "another rank could not form the shrunk group; look for its first error"
             )
@@ -150,7 +150,7 @@ def _check(ranks: object, old: ProcessGroup) -> None:
 
 
 def _formed(old: ProcessGroup, kept: list[int]) -> ProcessGroup:
-    """The successor, beside the old group, which shows who of its members ends meanwhile."""
+    """The successor, beside the old group, which shows the members that end meanwhile."""
     world = old.world
 
     def gone() -> list[int]:

@@ -1,6 +1,6 @@
 """Groups of some of the ranks: new_group and its relatives, as in torch.distributed.
 
-Members agree on a group's name by counting, or by its ranks; only they meet at the store. A rank
+Members agree on a group's name by counting, or by its ranks; only they use the store. A rank
 that is not a member counts and returns, at no other cost.
 """
 

@@ -1,1 +1,1 @@
-"""Which ranks are in a group, what `group` and ranks in arguments mean, and whom an error names."""
+"""Which ranks are in a group, and what `group` and ranks mean in arguments and errors."""

@@ -1,7 +1,7 @@
 """The error of a call that failed, with what each rank called and where, and which rank died first.
 
-A call that succeeds pays nothing for this: only when ranks turn out to have called different
-operations does each look at its own stack and report it to the others through the store.
+A call that succeeds pays nothing for this. Only after ranks have called different operations, each
+reads its own stack and reports it to the others through the store.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _FORMED_S = 2.0  # longer: a forming rank settles on a name at the end of its ow
 def formed_key(prefix: str) -> str:
     """The counter of ranks that have formed the group; deleted once all have.
 
-    A rank that gives up because of a death closes its connections or exits, and then looks dead
-    itself to ranks that have not noticed the first death, whether they are still forming the group
-    or have already formed it. So every rank asks the store before it raises: the store shows whose
-    connection ended, and keeps the first answer for all. Once all ranks have formed the group, the
-    engine itself reports the first death, and the store is no longer asked.
+    A rank that gives up because of a death closes its connections or exits. It then looks dead
+    itself to ranks that have not noticed the first death, even if they have already formed the
+    group. So every rank asks the store before it raises: the store shows whose connection ended,
+    and keeps the first answer for all. Once all ranks have formed the group, the engine itself
+    reports the first death, and the store is no longer asked.
     """
     return f"{prefix}/formed"
 

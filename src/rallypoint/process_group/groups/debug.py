@@ -81,7 +81,8 @@ def print_debug_table(
 ) -> None:
     """With RALLYPOINT_DEBUG=1, rank 0 prints a table of what each rank was given to standard error.
 
-    Each rank that has the variable writes its line to the store, so one without it delays nobody.
+    Each rank that has the variable writes its line to the store, so a rank without it delays no
+    other.
     """
     if os.environ.get(VARIABLE) != "1":
         return

@@ -225,5 +225,5 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether the launcher of this process sets torchelastic's variables (as ours does)."""
+    """Whether the launcher of this process sets torchelastic's variables, as Rallypoint's does."""
     return "TORCHELASTIC_RUN_ID" in os.environ

@@ -1,7 +1,8 @@
 """A group as its member in this process holds it, and the world that it belongs to.
 
 The room `formation` creates groups; `default` holds the default group. Neither a group nor its
-world refers to itself in a circle: once nobody holds them they are freed, and the store with them.
+world refers to itself in a circle: once nothing refers to them they are freed, and the store with
+them.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class ProcessGroup:
         self.ends = ends or {}
         self.takes_arrays = takes_arrays
         self.deferred: list[Any] | None = None
-        self.counts = Counter[str]()  # meetings at the store, each of which needs a fresh name
+        self.counts = Counter[str]()  # uses of the store, each of which needs a fresh name
         self.calls_when_broken: dict[int, str] = {}  # by global rank; see call_errors
         self.status = GroupStatus.ACTIVE
         self._reason = ""  # for being held or withdrawn
@@ -320,9 +321,9 @@ class ProcessGroup:
         died or die meanwhile, and if the group was revoked. The flags of ranks that died before
         they took part are left out; those of ranks that die in the call may be.
 
-        After a failure the ranks meet at the store, which must have survived: it does if
-        `rallypoint run` or torchrun serves it. A rank that is alive and does not take part within
-        the group's timeout counts as dead.
+        After a failure the ranks synchronize through the store, which must have survived: it does
+        if `rallypoint run` or torchrun serves it. A rank that is alive and does not take part
+        within the group's timeout counts as dead.
 
         Args:
             flag: an integer of 64 bits, for example 1 for success and 0 for failure.
@@ -420,7 +421,7 @@ def _not_the_engines(*_: object) -> int:
 
 @dataclass(slots=True)
 class World:
-    """A default group and what belongs to it: its subgroups, and the store where they meet.
+    """A default group and what belongs to it: its subgroups, and the store through which they form.
 
     Attributes:
         on_destroy: closes the store; None if that is the caller's task.
@@ -446,7 +447,7 @@ class World:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """The default group, as long as somebody holds it."""
+        """The default group, as long as it is referenced."""
         return None if self._group is None else self._group()
 
     @group.setter

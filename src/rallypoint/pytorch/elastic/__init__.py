@@ -1,4 +1,4 @@
-"""PyTorch's parallel training for `rallypoint.elastic`: it goes on when ranks are lost or join.
+"""PyTorch's parallel training for `rallypoint.elastic`: it continues when ranks are lost or join.
 
 DistributedDataParallel    every rank has the whole model
 shard_mesh, HybridShard    ranks share it under fully_shard; replicas of these come and go

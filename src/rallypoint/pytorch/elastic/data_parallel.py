@@ -1,4 +1,4 @@
-"""DistributedDataParallel for `rallypoint.elastic`: it goes on when ranks are lost or join.
+"""DistributedDataParallel for `rallypoint.elastic`: it continues when ranks are lost or join.
 
 It is PyTorch's, over the default group of `rallypoint`, which is formed again in place. It depends
 neither on earlier steps nor on an earlier number of ranks:
@@ -40,7 +40,7 @@ from rallypoint.pytorch.torch_work import DoneWork, future_of
 class Reduction:
     """The reductions of one backward pass, all of which end with it.
 
-    Those of a GPU are copied to pinned memory on a stream of their own, while the pass goes on:
+    Those of a GPU are copied to pinned memory on their own stream, while the pass continues:
 
         backward's stream   ... gradients ready ........................ | copied back -> optimizer
         copying stream           copied to the host
@@ -178,7 +178,7 @@ _REFUSED = {
 
 
 class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParallel):
-    """PyTorch's DistributedDataParallel, for training that goes on when ranks are lost or join.
+    """PyTorch's DistributedDataParallel, for training that continues when ranks are lost or join.
 
         import rallypoint as dist
         from rallypoint import elastic
@@ -201,21 +201,22 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
                     state.step += 1
 
     Everything else is PyTorch's: forward, `no_sync`, `state_dict`. When a rank is lost, backward
-    raises, and `elastic.run` begins the step again without gradients and with the buffers of the
-    last update. After a spare has taken the lost rank's number, parameters have the same bits as
-    in a run without losses, if a step depends on nothing but its number, the rank and the number
-    of ranks: seed random numbers, such as dropout's, from these at the beginning of each step.
+    raises, and `elastic.run` retries the step without gradients and with the buffers of the
+    last update. After a spare has taken the lost rank's number, parameters have the same bits as in
+    a run without losses. This requires that a step depends only on its number, the rank and the
+    number of ranks: seed random numbers, such as dropout's, from these at the beginning of each
+    step.
 
     Construct it after `rallypoint.init_process_group`, and pass it to `elastic.State` itself, not
     the module in it. torch.distributed needs no group; its calls, ZeroRedundancyOptimizer and
-    DistributedSampler know nothing of changes.
+    DistributedSampler do not follow changes of the ranks.
 
     Args:
         module: parameters on the CPU or on GPUs, with dense gradients. Those of GPUs are copied to
             the host, reduced there, and copied back.
         average: gradients are averaged over the ranks, as PyTorch does. False: they are summed, for
             a loss that is a sum over this rank's samples divided by the global batch. The step is
-            then the same, but for rounding, for any number of ranks and any shares of the batch.
+            then the same, except for rounding, for any number of ranks and any shares of the batch.
         device_ids, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view: as PyTorch's.
         broadcast_buffers: each update has all ranks take over rank 0's buffers. False: keep them
             equal yourself; they are part of the state.
@@ -306,7 +307,7 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
 def _check(module: torch.nn.Module, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value not in (None, False) or name == "init_sync":
-            reason = _REFUSED.get(name, "it is not known to go on after a loss")
+            reason = _REFUSED.get(name, "it is not known to work after a loss")
             raise InvalidArgumentError(
                 f"elastic DistributedDataParallel does not take {name}: {reason}"
             )

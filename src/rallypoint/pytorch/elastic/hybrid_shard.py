@@ -98,7 +98,7 @@ class HybridShard(UpdateParticipant):
                     state.step += 1
 
     The model and the module in it are called alike. When a rank is lost, forward or backward
-    raises, and `elastic.run` begins the step again without gradients. A newcomer gets its shard,
+    raises, and `elastic.run` retries the step without gradients. A newcomer gets its shard,
     and nothing else, from the ranks of other replicas that hold the same one.
 
     Build the model before `init_process_group`, which is where a spare waits, and shard it after.

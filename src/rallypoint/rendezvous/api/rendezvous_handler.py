@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class RendezvousParameters:
-    """How nodes meet.
+    """The parameters of a rendezvous.
 
     Args:
         backend: the name of a registered rendezvous.
-        endpoint: where they meet; usually ``"host:port"``.
+        endpoint: the rendezvous endpoint; usually ``"host:port"``.
         run_id: the job's name.
         min_nodes, max_nodes: how many nodes a round may have.
         local_addr: the address at which others reach this node; None: chosen automatically.
@@ -106,7 +106,7 @@ class RendezvousTimeout:
     Attributes:
         join: until a round begins; 600 s.
         last_call: for latecomers, once the minimum of nodes has joined; 3 s.
-        close: to tell the others that it is closed; 30 s.
+        close: to notify the others that it is closed; 30 s.
         heartbeat: accepted for compatibility with torch and ignored: operations use the store's
             timeout.
 

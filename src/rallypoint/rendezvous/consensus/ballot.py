@@ -92,7 +92,7 @@ class Campaign:
         return any(promise.was_lost for promise in self._promises.values())
 
     def bound(self) -> Agreement | None:
-        """What the winner must propose first; a job begins with those who agreed to it."""
+        """What the winner must propose first; a job begins with the nodes that agreed to it."""
         found = self._rules.bound_to(self._promises.values(), self.decided.number + 1)
         if found is None and self.decided.number == BEFORE_ALL:
             members = [self._promises[key].member for key in sorted(self._promises)]
@@ -119,7 +119,7 @@ class Campaign:
         what = "endpoints" if self.decided.number == BEFORE_ALL else "last agreed members"
         tie = ""
         if 2 * here == len(voters):
-            tie = f"; of two equal halves, the one with {voters[0].host} goes on"
+            tie = f"; of two equal halves, the one with {voters[0].host} continues"
         return f"{here} of {len(voters)} {what} here, too few to continue{tie}; missing {absent}"
 
 
@@ -131,7 +131,7 @@ class Proposal:
 
     Attributes:
         asked_at: when they were last asked.
-        store: where its round's workers meet, once that is open.
+        store: the store of its round's workers, once that is open.
     """
 
     def __init__(self, agreement: Agreement, now: float) -> None:
@@ -148,7 +148,7 @@ class Agreements:
 
     Attributes:
         newest: the latest decided one.
-        voters: the keys of those who decide on the next one.
+        voters: the keys of the nodes that decide on the next one.
         pending: the current proposal.
     """
 

@@ -1,6 +1,6 @@
 """An agent that does not coordinate: as a member, and while it has no coordinator.
 
-A member's heartbeat has all that there is to tell of its node, so nothing is lost with a message or
+A member's heartbeat has the complete state of its node, so nothing is lost with a message or
 a coordinator. Workers run only within a lease. When it expires (`Follower.tick`), those that can go
 on in the next round are paused until it begins, and the others ended. Each confirmed heartbeat
 renews it, counted from when it was *sent*: the coordinator, which counts from when it was received,
@@ -8,9 +8,9 @@ always waits longer.
 
     lost, or just started --- its turn ---> asks, or campaigns --- again, ever later ---> gives up
 
-The heirs, those who may coordinate next (register.py), take turns in their order; pauses grow and
-differ, so that rivals seldom meet. participant.py decides whether an agent may campaign at all, and
-what a won campaign means.
+The heirs, the agents that may coordinate next (register.py), take turns in their order; pauses grow
+and differ, so that rivals seldom collide. participant.py decides whether an agent may campaign at
+all, and what a won campaign means.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from rallypoint.rendezvous.job.round import Endpoint, Member
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a heartbeat
 _SEEK_S = 0.5
-_FIRST_PAUSE_S = 0.02  # doubled up to that: when nodes start together, some find nobody yet
+_FIRST_PAUSE_S = 0.02  # doubled up to that: when nodes start together, some find no other yet
 _HOPELESS = 3  # tries
 _ASK = 3  # voters at a time: thousands may search at once, and each voter would be asked by all
 _NEVER = float("-inf")
@@ -66,7 +66,7 @@ class Follower:
         heard_at: when it last heard its coordinator.
         waiting: how many nodes wait for the next round, as the coordinator last reported.
         is_stopping: whether the latest round is being ended, on whichever nodes; as reported.
-        voters: whom to ask if the coordinator is lost.
+        voters: which agents to ask if the coordinator is lost.
         beat_at, heartbeat_s: the time of the next heartbeat, and the interval.
         leaving: why this agent was asked to end; empty: it was not.
     """
@@ -96,7 +96,7 @@ class Follower:
         self._done: tuple[str, ...] = ()
         self._done_number = -1
 
-    # Whom it follows.
+    # The agent that it follows.
 
     def follow(self, ballot: Ballot, leader: Member | None, now: float) -> None:
         """A coordinator announced that it is ours."""
@@ -150,9 +150,9 @@ class Follower:
             return []  # if it is still valid, it comes again after the next heartbeat
         if self._workers.waits and not message.start.keeps:  # end it, and then begin
             if message.start.seat.local_world_size:
-                return self.cut_off("nobody is left, and all begin anew")
+                return self.cut_off("no node is left, and all start over")
             if self._workers.survivors:
-                return self.cut_off("others have gone on without this node")
+                return self.cut_off("others have continued without this node")
         self.beat_at = now
         self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
         self.round = self.last_round = message.start.seat.number
@@ -206,7 +206,7 @@ class Follower:
     # What it reports.
 
     def reported(self, report: NodeReport, now: float) -> None:
-        """All that there is to tell of this node's workers, and what is asked of it."""
+        """The complete state of this node's workers, and its requests."""
         if report.is_over and report.round == self.round:
             self.round = -1
             was_stopped = report.round in (self._cut_off_round, self._paused_round)

@@ -36,7 +36,7 @@ class Leader:
 
     Attributes:
         deposed: why this agent no longer coordinates.
-        finish: how the job ended, once all agents have been told.
+        finish: how the job ended, once all agents know.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Leader:
         self._agreements = agreements = register.agreements(campaign)
         self._peers = Peers(setup, rules, agreements, out, was_lost=campaign.was_lost, now=now)
         self._rounds = Rounds(register, ballot, agreements, self._peers, self._gone, out)
-        self._over: Over | None = None  # what all are told once the job has ended
+        self._over: Over | None = None  # the message to all once the job has ended
         self._over_until = inf  # when to end without those that have not
         self._scan_at = now
         bound = campaign.bound()
@@ -146,7 +146,7 @@ class Leader:
         peer = self._peers.by_key.get(heartbeat.key)
         if peer is None:
             return self._peers.send(heartbeat.key, Unknown(ballot=self._ballot))
-        if peer.is_over and self._over is None:  # it has left, and telling it had no effect
+        if peer.is_over and self._over is None:  # it has left, and the message had no effect
             return self._peers.send(heartbeat.key, Over(finish=LEFT))
         if peer.sent_at is not None and heartbeat.sent_at < peer.sent_at:
             return None  # a late one, over an older connection

@@ -93,7 +93,7 @@ class Heartbeat(Record, kw_only=True):
         sent_at: its clock; returned in the Ack.
         stamp: of the latest Ack received; None: none under this ballot.
         number: of the latest agreement that it knows to be decided; -2: none.
-        report: all that there is to tell of this node.
+        report: the complete state of this node.
     """
 
     key: str
@@ -136,7 +136,7 @@ class Go(Record, kw_only=True):
     Attributes:
         sent_at, lease_s: as in an Ack, of the member's latest heartbeat: a late order must not be
             obeyed.
-        voters: whom to call if the coordinator is lost.
+        voters: which agents to call if the coordinator is lost.
     """
 
     ballot: Ballot
@@ -175,7 +175,7 @@ class Prepare(Record, kw_only=True):
     Attributes:
         decided: the latest agreement that the candidate knows of.
         is_trial: would you, if asked? Nothing is promised, so a candidate without a chance, because
-            the others have a coordinator or there are too few, disturbs nobody.
+            the others have a coordinator or there are too few, disturbs no one.
     """
 
     ballot: Ballot

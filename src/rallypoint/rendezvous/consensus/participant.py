@@ -2,7 +2,7 @@
 
     SEEKING ---an endpoint answers---------> FOLLOWING ---its coordinator is lost--> CAMPAIGNING
        |  ^                                      ^   (only voters; others: SEEKING)     |   |
-       |  +--nobody to follow, no vote-----------+----------another one won-------------+   |
+       |  +--no coordinator, no vote-------------+----------another one won-------------+   |
        +--at the endpoint, or has a vote--> CAMPAIGNING    LEADING <---a quorum promised----+
     any of them ---the job is over, or this agent left---> DONE
 
@@ -182,7 +182,7 @@ class Participant:
         return self._decide(now)
 
     def reported(self, report: NodeReport, now: float) -> Decision[Action]:
-        """All that there is to tell of this node."""
+        """The complete state of this node."""
         self.follower.reported(report, now)
         return self._decide(now)
 
@@ -240,7 +240,9 @@ class Participant:
 
     @property
     def _ask_keeper_at(self) -> float:
-        """When to ask the keeper who coordinates, if the coordinator is not heard until then."""
+        """When to ask the keeper which agent coordinates, if the coordinator is not heard until
+        then.
+        """
         if not self.register.keeper_key:
             return inf
         heartbeat_s = self.setup.timeouts.heartbeat_s
@@ -343,7 +345,7 @@ class Participant:
         if isinstance(message, Ack):
             follower.acknowledged(message)
         elif isinstance(message, Go):
-            if not self.job:  # it was told to start before it was told about the job
+            if not self.job:  # the order to start came before the description of the job
                 return self._send(sender, self.follower.join())
             self._out.add(follower.go(message, now))
         else:
@@ -496,7 +498,7 @@ class Participant:
         if self._leader is not None:
             for key in self._leader.peers:
                 self._send(key, message)
-        self._out.add(self.follower.cut_off("another job with that name is further ahead"))
+        self._out.add(self.follower.cut_off("another job with that name has made more progress"))
         self._leader = None
         self.register.leave_job()
         self.follower.leave_job()

@@ -82,7 +82,7 @@ class Peer:
         leased_at: when we last allowed it to run workers; None: not yet under this ballot.
         report: the newest under this ballot; None: none.
         has_beaten: whether anything came from it under this ballot.
-        is_over: whether it was told that the job is over for it.
+        is_over: whether it was notified that the job is over for it.
     """
 
     def __init__(self, member: Member, now: float) -> None:

@@ -4,10 +4,10 @@
         ^                                              |
         +----another agent has claimed it since--------+
 
-It is a register with compare-and-set: a write is valid only if nobody has claimed the register
+It is a register with compare-and-set: a write is valid only if no one has claimed the register
 since, and only after the agreement that it was written to follow. A claim is valid for fence_s
-after the last confirmation, counted from when that was *sent*; afterwards nobody may run by its
-permission.
+after the last confirmation, counted from when that was *sent*; afterwards no worker may run under
+its permission.
 
 Subclasses keep it: the agents themselves (PeerRegister), or a key-value store
 (keyvalue/key_value_register.py). Leader and follower are the same for all.

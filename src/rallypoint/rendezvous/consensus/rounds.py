@@ -39,14 +39,14 @@ from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 
 
 class Orders:
-    """The orders of one ballot: which round members were told to start, and what is unconfirmed.
+    """The orders of one ballot: which round members were ordered to start, and what is unconfirmed.
 
     A start order goes to members that have sent a heartbeat under this ballot, because it is valid
     for a time after that heartbeat; the others get it after their first one. Each order is repeated
     until a heartbeat shows that it was obeyed.
 
     Attributes:
-        round: the latest one that this coordinator has told members to start; -1: none.
+        round: the latest one that this coordinator has ordered members to start; -1: none.
         old_round: the one that its predecessor may have; -1: none.
     """
 
@@ -112,7 +112,7 @@ class Orders:
         return self._halt
 
 
-LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job goes on")
+LEFT = Finish(outcome=Outcome.STOPPED, because="this node left; the job continues")
 
 
 class Rounds:
@@ -141,7 +141,7 @@ class Rounds:
         self._agreements, self._peers, self._gone, self._out = agreements, peers, gone, out
 
     def shrunk(self) -> Agreement | None:
-        """A list without those who are gone, so that they are not needed for a quorum any more."""
+        """A list without the lost nodes, so that they are not needed for a quorum any more."""
         if self.job is None or self.job.stage is not JobStage.GATHERING:
             return None
         newest = self._agreements.newest
@@ -153,7 +153,7 @@ class Rounds:
             return None
         if left and not (self._setup.quorum == "host" and newest.host in self._gone):
             return self._follow_up(members=tuple(left), because="some nodes have left")
-        because = "the node that began the job left" if left else "the last node left"
+        because = "the node that started the job left" if left else "the last node left"
         return self._ended(Finish(outcome=Outcome.STOPPED, because=because, was_cut_off=True))
 
     def _ended(self, finish: Finish) -> Agreement:
@@ -240,7 +240,7 @@ class Rounds:
             self._orders.send(key, self._peers, now)
 
     def _halt(self, stop: Stop, now: float) -> JobDecision:
-        """Pass it on; returns what follows at once if no member was told to start."""
+        """Pass it on; returns the next round at once if no member was ordered to start."""
         assert self.job is not None
         if stop.round not in (self._orders.round, self._orders.old_round):
             return self.job.revoked(now)
@@ -248,7 +248,7 @@ class Rounds:
         return NOTHING
 
     def take_report(self, peer: Peer, heartbeat: Heartbeat, now: float) -> None:
-        """What a member's heartbeat tells."""
+        """Take in a member's heartbeat."""
         job, key = self.job, heartbeat.key
         assert job is not None
         # An agent that only waits for its node rank has no place yet that it could lose.

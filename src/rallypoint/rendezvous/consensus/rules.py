@@ -78,7 +78,7 @@ class Rules:
                 newest, found = promise.accepted_in, accepted
         return found
 
-    # Who may run workers, and until when.
+    # Which node may run workers, and until when.
 
     def newest_word(
         self, held: Agreement, pending: Agreement | None, heard: Mapping[str, float]
@@ -150,8 +150,8 @@ class Rules:
 class FixedRules(Rules):
     """Those of a job whose nodes are known from the start: node 0 coordinates as long as it lives.
 
-    There is no lease: no workers are ever started in place of others, so a node that is not heard
-    need not end its own, and a launcher may be stopped for hours (Ctrl-Z, a debugger). Only a
+    There is no lease, because no workers are ever started in place of others. So a silent node need
+    not end its workers, and a launcher may be stopped for hours (Ctrl-Z, a debugger). Only a
     connection that ended or broke indicates an end (`timeouts.NO_SILENCE`); the driver calls
     `closed` for both. There is no heir (`Setup.quorum` is "host"): a node that loses node 0 gives
     up, and node 0 never steps down.

@@ -38,9 +38,10 @@ BATCH_S = 0.5
 
 
 def next_notice(began: float, now: float) -> float:
-    """When to tell next that somebody waits: 10, 30, 60, 120 s after it began, and then doubled.
+    """When to report next that a node waits: 10, 30, 60, 120 s after it began, and then doubled.
 
-    It is later than `now`, also after rounding: who is woken at that time has something to say.
+    It is later than `now`, also after rounding: a caller woken at that time has something to
+    report.
     """
     after_s = next((each for each in _NOTICES_S if began + each > now), _NOTICES_S[-1])
     while began + after_s <= now:
@@ -93,7 +94,7 @@ class Coordinator:
         self.max_restarts = max_restarts
         self.stage = JobStage.GATHERING
         self.round = -1
-        self._known_round = -1  # the newest one that somebody here has seen, also of another job
+        self._known_round = -1  # the newest one that a node here has seen, also of another job
         self.restarts = 0
         self.wake_at: float | None = None
         self.current = RoundState()
@@ -197,7 +198,7 @@ class Coordinator:
         return decided + (self._admit_workers(now) if has_grown else NOTHING)
 
     def never_ran(self, key: str, now: float, *, was_cut_off: bool = False) -> JobDecision:
-        """The round never began there, or nobody knows any more how it ended."""
+        """The round never began there, or how it ended is no longer known."""
         report = self._reports.get(key, _NEW).without(self.round)
         return self._ended(key, report.__replace__(was_cut_off=was_cut_off), now)
 
@@ -227,7 +228,7 @@ class Coordinator:
     def _leaves(self, key: str, text: str, now: float) -> JobDecision:
         if not self._is_in_round(key) or self.current.has_ended(key):
             return self.node_lost(key, text, now)
-        # A last checkpoint, say, must be written before others go on from it.
+        # A last checkpoint, say, must be written before others continue from it.
         self.current.leaving[key] = text
         return self._stop(f"{self.current.name_of(key)} leaves: {text}")
 
@@ -423,7 +424,7 @@ class Coordinator:
         return Decision((Notice(f"{text}, as {self._short_lives.text}"),), text)
 
     def _admit(self) -> JobDecision:
-        """End the round, so that all who wait take part in the next one."""
+        """End the round, so that all waiting nodes take part in the next one."""
         if self.current.is_finishing:
             return NOTHING
         self.current.came += self.current.joining

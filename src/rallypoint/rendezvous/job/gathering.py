@@ -17,7 +17,7 @@ from rallypoint.rendezvous.job.round import Member
 
 FREE_CHANGES = 4
 MEMORY_S = 300.0
-_ONE_LOSS_S = 1.0  # nodes lost within so long of each other, as behind one switch, are one change
+_ONE_LOSS_S = 1.0  # nodes lost within this time of each other, as behind one switch, are one change
 _LONGEST_PAUSE_S = 60.0
 FREE_SHORT_LIVES = 2
 _MOST_LIVES = 60.0  # that newcomers wait
@@ -63,7 +63,7 @@ class Flapping:
 
 
 class ShortLives:
-    """Workers that joined others, which go on in place, and were lost soon, time after time.
+    """Workers that joined others, which continue in place, and were lost soon, time after time.
 
     The next ones wait, too, and longer than the last ones lived, as the others may have waited for
     those all that time. Where others were also lost, it was not the newcomers' fault, and places
@@ -132,7 +132,7 @@ class Gathering:
 
     def expect(self, keys: set[str]) -> None:
         """It is complete once each of these former members is here or gone, and not earlier: their
-        workers may be the only ones that can go on.
+        workers may be the only ones that can continue.
         """
         self._expected = keys
 

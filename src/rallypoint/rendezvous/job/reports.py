@@ -30,7 +30,7 @@ else:
 
 
 class NodeReport(Record, kw_only=True):
-    """All that an agent has to tell of its node: each heartbeat repeats it.
+    """An agent's complete report of its node: each heartbeat repeats it.
 
     Attributes:
         round: the newest one that began here, or that never will; -1: none.
@@ -38,16 +38,16 @@ class NodeReport(Record, kw_only=True):
         is_over: nothing of it is running, except for `survivors`, and for what cannot be killed.
         broken: why it can no longer succeed: a worker failed, or cannot reach others; not set once
             the node's own agent was asked to stop.
-        is_finishing: a worker has done its last update: with a newcomer, all would begin again.
+        is_finishing: a worker has done its last update: with a newcomer, all would start over.
         ready: workers on standby that can take empty places.
-        survivors: workers of a round that is over that go on in the next one.
+        survivors: workers of a round that is over that continue in the next one.
         waits: they, or workers on standby, wait for it.
         succeeded, causes, unkillable: how it ended.
         was_cut_off: the agent ended its workers, or never started them, because it had lost the
             coordinator: not a failure of theirs.
         because: another reason for which they were cut off, to follow the node's name.
         stop_asked: a signal, in words, asked this agent to stop the job.
-        leaves: why this agent leaves once its workers have ended; the job goes on.
+        leaves: why this agent leaves once its workers have ended; the job continues.
     """
 
     round: int = -1
@@ -100,7 +100,7 @@ class Join(Record, kw_only=True):
     job: str = ""
 
 
-# What they are told.
+# Orders to agents.
 
 
 class Outcome(Enum):
@@ -113,15 +113,15 @@ class Outcome(Enum):
 
 
 class Start(Record, kw_only=True):
-    """Start the workers of this seat in a round, or tell those that go on.
+    """Start the workers of this seat in a round, or send their places to those that continue.
 
     Attributes:
         because: why there is a new round.
-        is_urgent: somebody was lost, or contact; otherwise, those who go on end the round before
-            when they come to a point where they can.
+        is_urgent: a worker or the contact was lost; otherwise, the workers that continue end the
+            round before at a point where they can.
         may_replace: new workers may be started in place of those that were lost.
         keeps: whether the round was formed with the workers that still run on this node; if not,
-            they must end, as the others have gone on without them.
+            they must end, as the others have continued without them.
     """
 
     seat: Seat
@@ -132,10 +132,10 @@ class Start(Record, kw_only=True):
 
 
 class Ending(Enum):
-    """How workers are ended, if they do not go on in the next round.
+    """How workers are ended, if they do not continue in the next round.
 
     ADMIT: nothing is wrong, others wait to join them. Not if some have done their last update.
-    PAUSE: at once, but those that can go on are paused until they have a place, or are to end.
+    PAUSE: at once, but those that can continue are paused until they have a place, or are to end.
     """
 
     TERMINATE = "terminate"
@@ -205,4 +205,4 @@ NOTHING: Decision[Never] = Decision()
 
 def assert_never(action: Never) -> NoReturn:
     """The last case of a driver: mypy accepts it only if each action, or order, has one."""
-    raise AssertionError(f"nobody performs {action!r}")
+    raise AssertionError(f"no code performs {action!r}")

@@ -15,7 +15,7 @@ class RankFailure(Record, kw_only=True):
 
     Attributes:
         is_charged: it belongs to the loss that ended the round before.
-        is_newcomer: it had joined others, which went on, with this round.
+        is_newcomer: it had joined others, which continued, with this round.
     """
 
     rank: int
@@ -41,10 +41,10 @@ class RoundEnd(Record, kw_only=True):
     """All facts that matter when a round is over on every remaining node.
 
     Attributes:
-        causes: in the order in which they were told.
-        stop_asked: who asked to end the job; empty: nobody.
+        causes: in the order in which they were reported.
+        stop_asked: what asked to end the job; empty: no request.
         was_whole: no failure had been reported by then.
-        survivors: how many workers are still running, and can go on.
+        survivors: how many workers are still running, and can continue.
     """
 
     succeeded: bool = False
@@ -94,7 +94,7 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for
     if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
         lost = f"{', '.join(end.nodes_lost)} lost"
         if end.nodes_left >= end.min_nodes:
-            return AfterRound(Next.RESIZE, f"{lost}; the others go on")
+            return AfterRound(Next.RESIZE, f"{lost}; the others continue")
         needed = f"{lost}, {end.nodes_left} left, {end.min_nodes} needed"
         return AfterRound(Next.GIVE_UP if end.is_fixed else Next.RESIZE, needed)
     if end.interrupted:  # as if a node had been lost, but it is back
@@ -102,7 +102,7 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for
     if end.nodes_came and root is None:
         return AfterRound(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
     if root is None and end.survivors:
-        return AfterRound(Next.RESIZE, "nobody was lost, and all go on")
+        return AfterRound(Next.RESIZE, "no node was lost, and all continue")
     if root is None:
         return AfterRound(Next.GIVE_UP, "its workers ended for an unknown reason")
     if root.is_startup and not end.survivors:
@@ -118,7 +118,7 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for
     if left > 0:
         return AfterRound(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
     if end.survivors:
-        return AfterRound(Next.RESIZE, "the others go on")
+        return AfterRound(Next.RESIZE, "the others continue")
     if end.max_restarts:
         return AfterRound(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
     return AfterRound(Next.GIVE_UP, "no restarts are allowed (set --max-restarts)")

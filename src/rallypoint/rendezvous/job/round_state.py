@@ -25,9 +25,10 @@ class RoundState:
         came: hosts that joined since it began.
         leaving: why a member leaves, by key.
         interrupted: why it ended, if no member is at fault.
-        was_whole: it was not broken when somebody asked to end the job.
-        has_newcomers: workers joined others, which go on, with this round.
-        is_finishing: workers have done their last update, or have succeeded: nobody may join them.
+        was_whole: it was not broken when the end of the job was requested.
+        has_newcomers: workers joined others, which continue, with this round.
+        is_finishing: workers have done their last update, or have succeeded: no worker may join
+            them.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class RoundState:
         self.interrupted = ""
         self.was_whole = self.is_finishing = False
         self._is_taken_over = is_taken_over
-        self._broken: dict[str, None] = {}  # members that have said so, in that order
+        self._broken: dict[str, None] = {}  # members that have reported it, in that order
         self._ready: dict[str, int] = {}  # workers on standby for empty places, by key
         self._ends: dict[str, NodeReport] = {}  # of members whose part is over, by key
 
@@ -69,7 +70,7 @@ class RoundState:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a member has reported that a worker of its own failed, or cannot reach others."""
+        """Whether a member has reported that one of its workers failed, or cannot reach others."""
         return bool(self._broken)
 
     def broke(self, key: str) -> None:
@@ -108,7 +109,7 @@ class RoundState:
         self._ready.pop(key, None)
 
     def grown(self, key: str, ready: int) -> bool:
-        """A member has so many workers on standby; returns whether that is new."""
+        """A member has this many workers on standby; returns whether that is new."""
         before = self._ready.pop(key, 0)
         if ready:  # few have any
             self._ready[key] = ready
@@ -128,7 +129,7 @@ class RoundState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether somebody is ready for each place that is empty."""
+        """Whether a worker is ready for each empty place."""
         return all(
             each.size + self._ready.get(each.key, 0) >= each.local_world_size
             for each in self.members
@@ -143,12 +144,12 @@ class RoundState:
         return sum(map(self._survivors, self._ends))
 
     def _survivors(self, key: str) -> int:
-        """Those of one member: where the round never began, those who were to be in it."""
+        """Those of one member: where the round never began, its intended members."""
         end, was_to_be = self._ends[key], max(self._by_key[key].taking_part, 0)
         return end.survivors if end.has_begun else min(end.survivors, was_to_be)
 
     def seated(self, members: Iterable[Member], *, may_join: bool) -> tuple[Member, ...]:
-        """These, each with as many workers as can go on; all, if no worker of the job does.
+        """These, each with as many workers as can continue; all, if no worker of the job does.
 
         `may_join`: with workers that were on standby.
         """
@@ -182,7 +183,9 @@ class RoundState:
 
     @property
     def causes(self) -> tuple[RankFailure, ...]:
-        """What went wrong, by node, as they told of it: clocks of hosts may differ by seconds."""
+        """What went wrong, by node, in the order of reports: clocks of hosts may differ by
+        seconds.
+        """
         ends = [self._ends[key] for key in {**self._broken, **self._ends} if key in self._ends]
         return tuple(cause for end in ends for cause in end.causes)
 

@@ -1,10 +1,10 @@
 """A thin client of an etcd v3 cluster, over its JSON gateway: what a rendezvous needs, no more.
 
 A try is short and then goes to the next endpoint, because a request that is in flight when etcd's
-leader dies hangs for seconds. So a write may have been committed though its answer was lost: a
-retried transaction that fails its conditions counts as done if its first key holds its own value,
-which is why the first value that a transaction puts must be unique to it.
-What the keys mean is left to the callers. One client belongs to one thread.
+leader dies hangs for seconds. So a write may have been committed although its answer was lost. A
+retried transaction that fails its conditions counts as done if its first key holds its own value.
+That is why the first value that a transaction puts must be unique to it. What the keys mean is left
+to the callers. One client belongs to one thread.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EtcdClient(KeyValueClient):
         return None
 
     def grant(self, ttl_s: int) -> int:
-        # A grant whose answer was lost leaves a lease that nobody renews: it expires.
+        # A grant whose answer was lost leaves a lease that is never renewed: it expires.
         answer, _ = self._call("grant", "lease/grant", {"TTL": str(ttl_s)})
         return int(answer["ID"])
 

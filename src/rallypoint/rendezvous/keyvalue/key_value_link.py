@@ -75,7 +75,7 @@ class KeyValueLink:
                 self._awake.notify()
 
     def lost(self, key: str) -> None:
-        """An agent has ended; `Participant.closed` is told as well."""
+        """An agent has ended; call `Participant.closed` as well."""
         with self._awake:
             self._lost.append(key)
 

@@ -1,18 +1,19 @@
 """A register that a keeper holds: it alone decides, and no agent is needed.
 
-    decide        the keeper: one transaction, under the condition that nobody else was promised
+    decide        the keeper: one transaction, under the condition that no one else was promised
     take over     a member of the last agreement: once it has seen the coordinator write nothing
                   for fence_s, or its connection close; another agent: after outage_s
-    go on         while the keeper, or else every member, has heard the coordinator within fence_s
+    continue      while the keeper, or else every member, has heard the coordinator within fence_s
 
 Why it holds. An agent can take over only by a transaction which finds that the coordinator wrote
 nothing since the candidate first saw its last write, fence_s or more before, by the candidate's own
-clock: so what the keeper last confirmed to the coordinator is older than that, and its members'
+clock. So what the keeper last confirmed to the coordinator is older than that, and its members'
 leases are over. No clock of etcd is trusted, and none of its leases, which only clear away what is
-left. While the keeper is away a coordinator may go on for outage_s, as long as every member
+left. While the keeper is away a coordinator may continue for outage_s, as long as every member
 confirms to follow it: a member that confirms does not take over, and other agents wait longer.
 
-An agent that no longer hears its coordinator, though the keeper may, checks there who coordinates.
+An agent that no longer hears its coordinator, though the keeper may, checks there which agent
+coordinates.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class KeyValueRules(Rules):
 
 
 def outage_s(setup: Setup) -> float:
-    """How long a coordinator whom all members hear goes on without the keeper."""
+    """How long a coordinator whom all members hear continues without the keeper."""
     return max(setup.timeouts.outage_s, setup.fence_s)
 
 

@@ -1,6 +1,6 @@
 """The voter of a job whose agreements a keeper holds: messages in, requests to it and answers out.
 
-    Prepare ->  read who coordinates; if nobody may object, become the claimant    -> Promise
+    Prepare ->  read who coordinates; if no one may object, become the claimant    -> Promise
     Propose ->  write the agreement, or only a heartbeat, if the claim is still ours    -> Accepted
     Join    ->  read who coordinates                                               -> Led
     each of them may be answered by Refused, or by Over: the job has ended
@@ -98,7 +98,7 @@ class KeyValueVoter:
         self._beats = 0
 
     def lost(self, key: str) -> None:
-        """An agent has ended; `Participant.closed` is told as well."""
+        """An agent has ended; call `Participant.closed` as well."""
         self._lost.add(key)
 
     def ask(self, message: Message, now: float) -> Request | None:
@@ -160,7 +160,7 @@ class KeyValueVoter:
     # What it reads.
 
     def _read_vote(self) -> Generator[Request, Any, _Vote]:
-        """Check who coordinates; record since when nothing has been written."""
+        """Check which agent coordinates; record since when nothing has been written."""
         found = {pair.key: pair for pair in (yield Read(prefix=self._keys.vote)).pairs}
         claim, heartbeat = found.get(self._keys.claim), found.get(self._keys.heartbeat)
         closed = found.get(self._keys.closed)
@@ -182,7 +182,7 @@ class KeyValueVoter:
     def _end_of(  # noqa: PLR0911 - one line for each case
         self, job: str, vote: _Vote
     ) -> Generator[Request, Any, Finish | None]:
-        """How that job ended, "" if unknown to the agent; None: it goes on, or has not begun."""
+        """How that job ended, "" if unknown to the agent; None: it continues, or has not begun."""
         claim = vote.claim
         if vote.closed:
             return Finish(outcome=Outcome.STOPPED, because=vote.closed)
@@ -343,12 +343,12 @@ class KeyValueVoter:
             {keys.heartbeat: self._beat()},
         )
         if self._is_new(new):
-            # Otherwise an older one, for whose answer nobody waits any more, might still follow it.
+            # Otherwise an older one, whose answer is no longer awaited, might still follow it.
             revisions[keys.agreement] = self._held_revision
             puts[keys.agreement] = pack(new)
         leases = {}
         if claim.finish is not None:
-            del revisions[keys.closed]  # the job ends anyway, and its members are told how
+            del revisions[keys.closed]  # the job ends anyway, and its members are notified
             word = keys.closed_job(claim.host)
             puts[keys.claim], puts[word], leases[word] = pack(claim), pack(claim.finish), closed
         return Transact(revisions=revisions, puts=puts, lease=claim.lease, leases=leases)

@@ -7,7 +7,8 @@
 
 A read is a swap of nothing for nothing: it never waits, as a store's `get` does for a missing key.
 No value comes twice, as its revision grows with each write. Keys of a store do not expire, so there
-are no leases. Swaps are yielded, for StoreClient and for tests to perform: pure but for the store.
+are no leases. Swaps are yielded, for StoreClient and for tests to perform: pure except for the
+store.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ BEAT_NUMBERS = Struct("!cQddqqQ??")
 # term, sent_at, stamp, lease_s, number, waiting, is_stopping
 ACK_NUMBERS = Struct("!cQdddqQ?")
 BEAT, ACK = b"B", b"A"
-# The latest lists in messages, by kind and field, as JSON: thousands are told of the same voters.
+# The latest lists in messages, by kind and field, as JSON: thousands of messages list the same
+# voters.
 _lists: dict[tuple[type, str], tuple[object, str]] = {}
 
 

@@ -10,8 +10,8 @@
 
 Until both have proved that they know the job token (an empty one, if the job has none), what comes
 is of a fixed length and is not looked into. A frame's length is bounded before memory is taken.
-A process that ends closes its connections without a word; who lives never does: so the two are told
-apart. What does not fit is left out, as messages between agents may be.
+A process that ends closes its connections without a message, and a live one never does, so the two
+can be distinguished. What does not fit is left out, as messages between agents may be.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ The first frame in each direction is the sender's key. Both sides may call at on
 connections stay, and the newest is used. When it is stalled (its flow was dropped on the way), the
 agent is called where it listens: the new connection's first frame also names the old ones, which
 both sides then drop. An agent counts as gone when its last connection is closed as the kernel does
-for a process that ends, or when another one answers where it listened; not when a connection could
-not be made, or was ended by an agent that lives. Whether one that broke on the way is an end is the
-caller's choice (`lost_s`). It has a selector of its own, and is itself selectable.
+for a process that ends, or when another agent answers at its address. It does not count as gone
+when a connection could not be made, or was ended by a live agent. Whether one that broke on the way
+is an end is the caller's choice (`lost_s`). It has its own selector, and is itself selectable.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PeerConnections(ConnectionListener):
         # Of all that have proved themselves; empty before the first frame.
         self._keys: dict[Link, str] = {}
         self._links: dict[str, list[Link]] = {}  # by key; the newest is the last
-        # Callers that have not told their key, and since when.
+        # Callers that have not sent their key, and since when.
         self._strangers: dict[Link, float] = {}
         self._calls: dict[Endpoint, _Call] = {}
         self._who: dict[Endpoint, str] = {}  # the agent that answered there, while connected

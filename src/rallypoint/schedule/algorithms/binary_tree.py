@@ -21,7 +21,7 @@ tree, and its mirror image                         trees of the others, one shif
         1   3   5   7             6   4   2   0             1   3   5   7          2   4   6   1
 
 In-order trees have their leaves at the even positions (counted from 0). Mirroring an even number of
-positions and shifting by one both turn even into odd. So nobody is an inner rank of both trees,
+positions and shifting by one both turn even into odd. So no rank is an inner rank of both trees,
 except the root of the second kind, and one rank of the first kind if n is odd.
 
 double_tree   as NCCL does it (src/graph/trees.cc): mirrored for even n, shifted by one for odd n

@@ -139,7 +139,7 @@ def _unpack(rank: int, ranks: int, runs: list[tuple[int, int]], index: int) -> I
 
 
 def barrier(ranks: int) -> Program:
-    """A rank that has heard from 2^k ranks tells the one 2^k further."""
+    """A rank that has heard from 2^k ranks signals the one 2^k further."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         operations: list[Operation] = []

@@ -246,7 +246,7 @@ def all_to_all(ranks: int) -> Program:
 
 
 def barrier(ranks: int) -> Program:
-    """Every rank tells all that it has arrived, and waits for all."""
+    """Every rank signals its arrival to all, and waits for all."""
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         peers = others(rank, ranks)

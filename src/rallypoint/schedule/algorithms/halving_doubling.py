@@ -7,7 +7,7 @@
                         recursive_doubling: only backwards; partners exchange all they have, so
                         each step doubles the number of ranks summed.
 
-If the left half has one rank more (3 above), that rank has no partner of its own: it sends to the
+If the left half has one rank more (3 above), that rank has no partner: it sends to the
 last of the right half, and receives from it when doubling. Partners exchange half of the data, then
 a quarter, and so on: ceil(log2 n) steps and (n - 1) / n of the data each way, the least of both.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Int. J. High Perf. Comput. Appl. 19 (2005) 49-66, who
@@ -146,7 +146,7 @@ def recursive_doubling(ranks: int) -> Program:
     """Combine halves of halves, the smallest first.
 
     Both halves combine the left half's sum with the right one's, in that order, so all ranks get
-    the same bits. A rank without a partner of its own sends to nobody.
+    the same bits. A rank without a partner sends to no rank.
     """
     if ranks == 1:
         return direct.all_reduce_one_shot(1)

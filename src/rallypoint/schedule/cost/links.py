@@ -2,14 +2,14 @@
 
 The model follows LogGP. A send occupies its lane for `overhead + bytes / bandwidth`; the message
 arrives `latency` later; receiving it costs `overhead` and the time to read its bytes. Links within
-a socket, a node or a rack have constants of their own.
+a socket, a node or a rack have their own constants.
 
     rank 0   |overhead|bytes / bandwidth|
                                         \\ latency
     rank 1                               |overhead|operands x bytes / reduce rate|
 
 Models are TOML files in link_models/, or the user's own. A file may hold variants (protocols of one
-library) and, in each, families of algorithms with constants of their own.
+library) and, in each, families of algorithms with their own constants.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Links:
     crowds: tuple[tuple[int, Links], ...] = ()
 
     def on(self, per_node: int) -> Links:
-        """The constants for nodes of so many ranks."""
+        """The constants for nodes of this many ranks."""
         for ranks, links in reversed(self.crowds):
             if per_node >= ranks:
                 return links.on(per_node)

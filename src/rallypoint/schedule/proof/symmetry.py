@@ -58,7 +58,7 @@ class Rotation:
         return self.program.ranks // self.period
 
     def index(self, buffer: Buffer, index: int, times: int) -> int:
-        """The index of a chunk after so many turns."""
+        """The index of a chunk after this many turns."""
         if buffer is Buffer.SCRATCH:
             return index
         program = self.program
@@ -70,13 +70,13 @@ class Rotation:
         return block * program.chunks + (chunk + self.shift * times) % program.chunks
 
     def bits(self, ranks: int, times: int) -> int:
-        """A set of ranks, as bits, after so many turns."""
+        """A set of ranks, as bits, after this many turns."""
         count = self.program.ranks
         by = self.period * times % count
         return (ranks << by | ranks >> (count - by)) & ((1 << count) - 1)
 
     def operation(self, operation: Operation, times: int) -> Operation:
-        """An operation after so many turns. Chunks that are then no neighbours begin at -1, which
+        """An operation after this many turns. Chunks that are then no neighbours begin at -1, which
         no program has.
         """
 

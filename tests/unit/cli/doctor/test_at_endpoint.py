@@ -142,7 +142,7 @@ def test_those_that_do_not_come_are_missed() -> None:
     port = free_port()
     report = examine_at_endpoint(replace(request(port, 0, 3), wait_s=0.01), 0.0)
     assert (
-        f"1 of 3 nodes connected to 127.0.0.1:{port} within 0.01 s: {NAME}; missing is node rank "
+        f"1 of 3 nodes connected to 127.0.0.1:{port} within 0.01 s: {NAME}; missing: node rank "
         "1, 2; start the same command on the other nodes at the same time"
     ) in texts(report)
 

@@ -30,7 +30,7 @@ def plan_of(*words: str) -> Plan:
     [
         (
             ("--on", "ray", "--hosts", "a,b"),
-            "--on ray already says which machines take part and where",
+            "--on ray already determines the machines and the endpoint",
         ),
         (("--on", "ray", "--rdzv-endpoint", "a"), "leave out --rdzv-endpoint."),
         (("--on", "ray", "--node-rank", "1"), "leave out --node-rank."),

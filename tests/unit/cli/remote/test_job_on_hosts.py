@@ -55,7 +55,7 @@ def test_it_begins_when_all_are_there_and_meets_at_the_first_three() -> None:
         assert job.greeted(host, host + 1, 1.0) == []
     actions = job.greeted(2, 3, 2.0)
     assert without_words(actions) == [StartLauncher(host, POINTS) for host in range(4)]
-    assert words(actions) == ["starting on 4 hosts, which meet at a:1, b:2, c:3"]
+    assert words(actions) == ["starting on 4 hosts, rendezvous at a:1, b:2, c:3"]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -89,7 +89,7 @@ def test_silence_is_a_failure_too() -> None:
 def test_with_a_fewest_it_begins_without_those_that_fail_or_tarry() -> None:
     job = connecting(4, fewest=2)
     job.greeted(1, 2, 1.0)
-    assert words(job.failed(0, "no such host", 1.5)) == ["going on without a: no such host"]
+    assert words(job.failed(0, "no such host", 1.5)) == ["continuing without a: no such host"]
     assert job.greeted(3, 4, 2.0) == []
     assert job.wake_at == 2.0 + LAST_CALL_S
     points = ("b:2", "d:4")
@@ -124,7 +124,7 @@ def test_those_that_do_not_end_by_themselves_are_asked_to() -> None:
     job = begun(3)
     job.ended(1, 1, 2.0)
     actions = job.tick(2.0 + OTHERS_S)
-    assert words(actions) == ["ending the job, as only 2 of the 3 required hosts are left"]
+    assert words(actions) == ["ending the job, because only 2 of the 3 required hosts are left"]
     assert without_words(actions) == [SendSignal((0, 2), SIGTERM)]
     let_go_at = 2.0 + OTHERS_S + SHUTDOWN_S + MARGIN_S
     assert job.wake_at == let_go_at
@@ -263,7 +263,7 @@ def test_too_few_wait_for_others_if_hosts_may_be_added() -> None:
     assert job.takes_more
     job.added("c")
     assert words(job.failed(2, "no such directory", 3.0)) == [
-        "going on without c: no such directory"
+        "continuing without c: no such directory"
     ]
     assert not job.is_over
     assert without_words(job.ended(1, None, 4.0)) == []

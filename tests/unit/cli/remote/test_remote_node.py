@@ -37,7 +37,7 @@ def test_a_port_range_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with socket.create_server(("", 0)) as holder:
         port = holder.getsockname()[1]
         found = look(tmp_path, "", f"{port}-{port}")
-    assert found.startswith("found no port to meet at: ")
+    assert found.startswith("found no free port for the rendezvous: ")
     assert f"{port}-{port} is in use" in found
 
 

@@ -95,7 +95,7 @@ def test_a_token_file_stays_here(tmp_path: Path) -> None:
     [
         (
             ["--standalone"],
-            "--hosts already says which machines take part and where they meet; leave",
+            "--hosts already determines the machines and the endpoint; leave",
         ),
         (["--node-rank", "0"], "leave out --node-rank."),
         (["--master-addr", "a"], "leave out --master-addr."),

@@ -88,7 +88,7 @@ def test_each_part_by_itself() -> None:
     assert list(went.times(11.0)) == ["detect_s", "agree_s", "form_s", "sync_s"]
     assert times(went, 11.0) == [0.1, 0.2, 0.3, 0.4]
     text, event = went.report([1, 0], 11.0)
-    assert text == "rank 0 (pid 100) was killed by SIGKILL; ranks 0-1 of 2 go on after 1000 ms"
+    assert text == "rank 0 (pid 100) was killed by SIGKILL; ranks 0-1 of 2 continue after 1000 ms"
     assert event["lost_pids"] == [100]
 
 
@@ -96,7 +96,7 @@ def test_a_node_without_losses_counts_from_when_it_knew() -> None:
     went = recovery(group(), known_at=10.1, now=10.3, elsewhere="rank 7 was killed")
     went.formed(10.6)
     assert times(went, 11.0) == [None, 0.2, 0.3, 0.4]
-    assert went.report([0], 11.0)[0] == "rank 7 was killed; rank 0 of 2 goes on after 900 ms"
+    assert went.report([0], 11.0)[0] == "rank 7 was killed; rank 0 of 2 continues after 900 ms"
 
 
 def test_a_loss_on_the_way() -> None:
@@ -119,17 +119,17 @@ def test_a_loss_on_the_way() -> None:
 def test_who_is_left(size_before: int, newcomers: int, told: str) -> None:
     over = group(10.0)
     went = recovery(over, known_at=10.1, now=10.3, size_before=size_before, newcomers=newcomers)
-    text = f"rank 0 (pid 100) was killed by SIGKILL; {told} go on after 1000 ms"
+    text = f"rank 0 (pid 100) was killed by SIGKILL; {told} continue after 1000 ms"
     assert went.report([0, 1], 11.0)[0] == text
     again = recovery(over, known_at=10.1, now=10.3, before=went)
-    assert again.report([0, 1], 11.0)[0].endswith(f"; {told} go on after 1000 ms")
+    assert again.report([0, 1], 11.0)[0].endswith(f"; {told} continue after 1000 ms")
 
 
 def test_newcomers_cost_the_transfer_of_the_state() -> None:
     went = recovery(group(), known_at=10.0, now=10.1, is_urgent=False)
     went.formed(15.0)
     assert went.lost_s(15.5) == pytest.approx(0.5)
-    assert went.report([0, 1], 15.5)[0] == "a worker joined: the job goes on with 2 ranks"
+    assert went.report([0, 1], 15.5)[0] == "a worker joined: the job continues with 2 ranks"
 
 
 def test_the_summary() -> None:
@@ -137,12 +137,12 @@ def test_the_summary() -> None:
     assert recoveries.summary(9.0) is None
     recoveries.add(0.04, is_loss=True, begins_again=True)
     text, event = recoveries.summary(20.0) or ("", {})
-    assert text == "went on in place after 1 loss; 40 ms of 20.0 s lost to it; 1 step begun again"
+    assert text == "recovered in place after 1 loss; 40 ms of 20.0 s lost to it; 1 step retried"
     recoveries.add(0.06, is_loss=False, begins_again=False)
     recoveries.add(4.0, is_loss=False, begins_again=False)
     text, event = recoveries.summary(120.0) or ("", {})
     says = (
-        "went on in place after 1 loss and 2 joins; 4.1 s of 120.0 s lost to it; 1 step begun again"
+        "recovered in place after 1 loss and 2 joins; 4.1 s of 120.0 s lost to it; 1 step retried"
     )
     assert text == says
     assert event == {"went_on": 3, "lost_s": 4.1, "uptime_s": 120.0, "begun_again": 1}
@@ -196,7 +196,7 @@ def test_a_worker_on_standby_that_does_not_come_is_told_once() -> None:
     node.recovery.tick(10.0)
     node.recovery.tick(11.0)
     (told,) = node.told
-    assert f"(pid 41) has not come to init_process_group for {COME_S:.0f} s" in told
+    assert f"(pid 41) has not called init_process_group for {COME_S:.0f} s" in told
     assert "must not read RANK earlier" in told
     node.recovery.heard(early, WorkerReport(Stage.READY))
     assert node.recovery.wake_at is None

@@ -169,7 +169,7 @@ def test_without_a_lease_survivors_are_paused(is_over: bool) -> None:
 def test_paused_workers_do_not_run_to_end() -> None:
     alone = Stop(round=4, because="no message", ending=Ending.PAUSE)
     finish = Finish(outcome=Outcome.GIVEN_UP, because="alone")
-    stale = Stop(round=4, because="others have gone on", ending=Ending.KILL)
+    stale = Stop(round=4, because="others have continued", ending=Ending.KILL)
     for how in ("signal", "finish", "stale"):
         state = node()
         state.round_stopped(alone, 2.0)
@@ -349,7 +349,7 @@ def test_a_node_without_workers_looks_after_the_others() -> None:
 def test_the_order_to_end_a_rank() -> None:
     state = node()
     notice, signal = state.end_rank(1, 4, "the job hung").actions
-    assert notice == Notice("killing rank 1, as the job hung; the others go on")
+    assert notice == Notice("killing rank 1, as the job hung; the others continue")
     assert signal == SignalWorkers((1,), 9)
     assert state.end_rank(1, 3, "the job hung").actions == (), "that round is over"
     assert state.end_rank(7, 4, "the job hung").actions == (), "it is on another node"
@@ -360,14 +360,14 @@ def test_the_order_to_end_a_rank() -> None:
     ("decide", "why"),
     [
         (NodeState.contact_lost, "others could not reach it"),
-        (NodeState.calls_timed_out, "others waited for it for longer than their group's timeout"),
+        (NodeState.calls_timed_out, "others waited for it longer than their group's timeout"),
     ],
 )
 def test_ranks_at_fault_are_killed(
     decide: Callable[[NodeState, list[int]], NodeDecision], why: str
 ) -> None:
     notice, signal, elsewhere = decide(node(), [2, 5]).actions
-    assert notice == Notice(f"killing rank 2, as {why}; the others go on")
+    assert notice == Notice(f"killing rank 2, as {why}; the others continue")
     assert signal == SignalWorkers((2,), 9)
     assert elsewhere == EndElsewhere(5, 4, why)
     (told,) = decide(node(), []).actions

@@ -62,7 +62,7 @@ def test_a_full_disk_is_told_once_and_ends_no_job(capfd: pytest.CaptureFixture[s
     for number in range(3):
         journal.record("round", {"round": number})
     journal.close()
-    told = "cannot write /dev/full: No space left on device; the job goes on, but further events"
+    told = "cannot write /dev/full: No space left on device; the job continues, but further events"
     assert capfd.readouterr().err.count(told) == 1
 
 

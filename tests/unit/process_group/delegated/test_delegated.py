@@ -131,7 +131,7 @@ def failure(call: Callable[[], object]) -> dist.PeerError:
         (
             LibraryFailure.OTHER,
             dist.PeerError,
-            "barrier: slow says: the wire is cut; the group cannot",
+            "barrier: slow says: the wire is cut; this process group is broken",
         ),
         (
             LibraryFailure.LENGTHS,

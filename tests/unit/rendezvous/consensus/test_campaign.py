@@ -167,4 +167,4 @@ def test_it_says_who_is_missing_and_why_half_is_too_few() -> None:
         campaign.promised(promise(voter), 6.0)
     text = campaign.text()
     assert text.startswith("2 of 4 last agreed members here")
-    assert "the one with B goes on" in text and text.endswith("missing B, E")
+    assert "the one with B continues" in text and text.endswith("missing B, E")

@@ -72,7 +72,7 @@ def running(number: int, **how: object) -> NodeReport:
             "would fail in the same way",
         ),
         (RoundEnd(causes=(ECHO,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
-        (RoundEnd(max_restarts=2, survivors=4), Next.RESIZE, "nobody was lost"),
+        (RoundEnd(max_restarts=2, survivors=4), Next.RESIZE, "no node was lost"),
         (RoundEnd(max_restarts=2), Next.GIVE_UP, "unknown reason"),
         (RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
         (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
@@ -83,7 +83,7 @@ def running(number: int, **how: object) -> NodeReport:
         (
             RoundEnd(causes=(ECHO,), nodes_left=2, nodes_lost=("node 2",), min_nodes=2),
             Next.RESIZE,
-            "node 2 lost; the others go on",
+            "node 2 lost; the others continue",
         ),
         (
             RoundEnd(

@@ -46,7 +46,7 @@ def test_missing_receive() -> None:
     broken = program((Send(IN, (1,)), copy(IN, OUT)), (copy(IN, OUT),))
     with pytest.raises(ProgramError, match=r"rank 1 never takes 1 message"):
         run(broken)
-    with pytest.raises(ProgramError, match="nobody takes Send"):
+    with pytest.raises(ProgramError, match="no rank receives Send"):
         encode(broken, 0)
 
 
@@ -54,7 +54,7 @@ def test_missing_send() -> None:
     broken = program((receive(1, OUT),), (copy(IN, OUT),))
     with pytest.raises(ProgramError, match="waits forever"):
         run(broken)
-    with pytest.raises(ProgramError, match="nobody sends what"):
+    with pytest.raises(ProgramError, match="no rank sends what"):
         encode(broken, 0)
 
 

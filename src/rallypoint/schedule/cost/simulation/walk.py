@@ -37,7 +37,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Message:
-    """One message: who has yet to receive it, and when the last receiver so far did."""
+    """One message: the ranks that have yet to receive it, and when the last receiver so far did."""
 
     untaken: int
     taken_us: float = 0.0
