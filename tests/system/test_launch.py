@@ -91,7 +91,7 @@ def test_workers_get_torchruns_variables_and_their_arguments(launch: Launch) -> 
     )
     assert status == 0
     (note,) = launch.err.splitlines()
-    assert note.startswith("rallypoint run: --nproc-per-node is behind ")
+    assert note.startswith("rallypoint run: --nproc-per-node is after ")
     dumps = [json.loads((launch.directory / f"dump.{rank}").read_text()) for rank in range(2)]
     for rank, dump in enumerate(dumps):
         environ = dump["environ"]

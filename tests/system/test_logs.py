@@ -331,7 +331,7 @@ def test_every_event_is_as_documented(launch: Launch) -> None:
     assert [line for line in launch.err.splitlines() if line.startswith("{")] == lines
     events = [json.loads(line) for line in lines]
     documented = documented_events()
-    others = OF_HANGS | OF_SEVERAL_NODES | OF_SURVIVORS
+    others = OF_HANGS | OF_SEVERAL_NODES | OF_SURVIVORS | {"preload"}
     assert {event["event"] for event in events} == set(documented) - others
     for event in events:
         assert set(event) == COMMON | documented[event["event"]], event
