@@ -20,6 +20,11 @@ pytestmark = pytest.mark.system
 
 TEMPLATE = "rallypoint-template"
 ALONE = "; each worker imports it itself\n"
+# A line in one piece: print() of an unbuffered stdout writes each of its arguments alone.
+SAY = """
+import os
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
 
 # What a program can see of its own start, and of how it was told its place.
 SEES = """
@@ -112,7 +117,7 @@ class TestWhatAWorkerSees:
     def test_what_the_imports_print_is_there_once(self, launch: Launch, tmp_path: Path) -> None:
         loud = "import os, sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n"
         modules(tmp_path, loud=loud + "os.system('echo from a shell')\n")
-        script = launch.script("import loud, os\nprint(os.environ['RANK'])")
+        script = launch.script(f"import loud, os\n{SAY}say(os.environ['RANK'])")
         environ = {"PYTHONPATH": path_with(tmp_path / "modules")}
         words = ("--nproc-per-node", "3", "--log-prefix", "{rank}:", "--preload", "loud", script)
         assert launch.run(*words, environ=environ) == 0
@@ -121,9 +126,7 @@ class TestWhatAWorkerSees:
         assert sorted(launch.out.split()) == ["0:0", "1:1", "2:2"]
 
     def test_each_has_its_own_command_line(self, launch: Launch) -> None:
-        text = (
-            "import os, time\nprint(os.getpid(), os.environ['RANK'], flush=True)\ntime.sleep(600)"
-        )
+        text = f"import os, time\n{SAY}say(os.getpid(), os.environ['RANK'])\ntime.sleep(600)"
         script = launch.script(text)
         words = ("--preload", "colorsys", script, "--shard=${local_rank}")
         launch.start("--nproc-per-node", "2", *words)
@@ -136,13 +139,16 @@ class TestWhatAWorkerSees:
 
     def test_random_numbers_differ(self, launch: Launch) -> None:
         pytest.importorskip("numpy")
-        text = "import numpy, random\nprint(numpy.random.rand(), random.random())"
+        text = f"import numpy, random\n{SAY}say(numpy.random.rand(), random.random())"
         found = sees(launch, "--preload", "numpy.random,random", launch.script(text))
         assert len({each for line in found for each in line.split()}) == 4
 
     def test_variables_that_the_imports_set_are_kept(self, launch: Launch, tmp_path: Path) -> None:
         modules(tmp_path, sets="import os\nos.environ['SET'] = 'x'\nos.environ.pop('GONE', None)\n")
-        text = "import os\nprint(os.environ.get('SET'), os.environ.get('GONE'), os.environ['RANK'])"
+        text = (
+            f"import os\n{SAY}"
+            "say(os.environ.get('SET'), os.environ.get('GONE'), os.environ['RANK'])"
+        )
         environ = {"PYTHONPATH": path_with(tmp_path / "modules"), "GONE": "no"}
         words = ("--nproc-per-node", "2", "--preload", "sets", launch.script(text))
         assert launch.run(*words, environ=environ) == 0
@@ -194,7 +200,7 @@ class TestWhatDoesNotFit:
     ) -> None:
         modules(tmp_path, odd=text)
         launch.script("", "beside.py")
-        script = launch.script("import os\nprint(os.environ['RANK'])")
+        script = launch.script(f"{SAY}say(os.environ['RANK'])")
         environ = {"PYTHONPATH": path_with(tmp_path / "modules")}
         words = ("--nproc-per-node", "2", "--preload", "random,odd", script)
         assert launch.run(*words, environ=environ) == 0
@@ -206,7 +212,7 @@ class TestWhatDoesNotFit:
     def test_an_import_that_ends_the_process(self, launch: Launch, tmp_path: Path) -> None:
         modules(tmp_path, odd="import os\nos.kill(os.getpid(), 9)")
         environ = {"PYTHONPATH": path_with(tmp_path / "modules")}
-        script = launch.script("print('here')")
+        script = launch.script(f"{SAY}say('here')")
         words = ("--nproc-per-node", "2", "--preload", "odd", script)
         assert launch.run(*words, environ=environ) == 0
         assert launch.out == "here\nhere\n"
@@ -216,7 +222,7 @@ class TestWhatDoesNotFit:
     def test_an_import_that_takes_long(self, launch: Launch, tmp_path: Path) -> None:
         modules(tmp_path, odd="import time\ntime.sleep(600)")
         environ = {"PYTHONPATH": path_with(tmp_path / "modules")}
-        script = launch.script("print('here')")
+        script = launch.script(f"{SAY}say('here')")
         words = ("--nproc-per-node", "2", "--preload", "odd", script)
         assert launch.run(*words, environ=environ) == 0
         assert launch.out == "here\nhere\n"
@@ -316,6 +322,7 @@ class TestDeaths:
             assert launch.run(*words) == 1
             assert "rank 1 was killed by SIGKILL" in launch.err
 
+    @pytest.mark.alone
     @pytest.mark.parametrize(("number", "status"), [(2, 0), (3, 1)])
     def test_a_death_in_the_middle_of_a_fork(
         self, launch: Launch, tmp_path: Path, number: int, status: int
@@ -352,6 +359,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 unseeded = torch.rand(1).item()
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 rank = int(os.environ["RANK"])
 
 class Data(torch.utils.data.Dataset):
@@ -369,7 +377,7 @@ def train(name, wrap):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(name, rank, loss.item().hex(), flush=True)
+        say(name, rank, loss.item().hex())
 
 for backend in ("rallypoint", "gloo"):
     dist.init_process_group(backend)
@@ -377,10 +385,11 @@ for backend in ("rallypoint", "gloo"):
     if backend == "gloo":
         train("fsdp", fully_shard)
     dist.destroy_process_group()
-print("unseeded", unseeded, "rallypoint.base.template" in sys.modules, flush=True)
+say("unseeded", unseeded, "rallypoint.base.template" in sys.modules)
 """
 
 
+@pytest.mark.alone  # a busy machine imports for longer than workers wait for it
 def test_losses_are_the_same_to_the_last_bit(launch: Launch) -> None:
     pytest.importorskip("torch")
     script = launch.script(TRAINS)
@@ -403,7 +412,7 @@ def test_its_groups_are_recorded_as_without(launch: Launch) -> None:
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "from rallypoint.pytorch import other_backends\n"
-        "print(len(other_backends._groups), dist.get_rank(), flush=True)\n"
+        f"{SAY}say(len(other_backends._groups), dist.get_rank())\n"
         "dist.all_reduce(torch.ones(1))\n"
         "dist.destroy_process_group()\n"
     )
