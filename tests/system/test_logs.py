@@ -251,8 +251,9 @@ def test_a_spare_that_replaces_another_one_has_files_of_its_own(launch: Launch, 
     worker = int(launch.wait_for("in.*")[0].name.partition(".")[2])
 
     def told() -> dict[str, str]:
-        """What each process has said, by its file."""
-        return {path: text for path, text in files_below(launch.directory / "logs").items() if text}
+        """What each process has said, in whole lines, by its file."""
+        files = files_below(launch.directory / "logs").items()
+        return {path: text for path, text in files if text.endswith("\n")}
 
     for files in (2, 3, 4):
         deadline = time.monotonic() + 60
