@@ -58,7 +58,7 @@ def test_gpt_goes_on_in_the_same_processes(launch: Launch) -> None:
     words = words_of(EXAMPLES / "train_gpt_elastic.py")
     assert words[-1] == "30"
     assert launch.run(*words, "--steps", "60") == 0, launch.err
-    assert "was killed by SIGKILL; ranks 0-1 of 2 continue" in launch.err
+    assert "was killed by SIGKILL; 2 of 3 ranks are left; ranks 0-1 of 2 continue" in launch.err
     told = re.findall(r"rank \d of (\d), process (\d+): (\d+) steps done", launch.out)
     at_first = {process for size, process, step in told if (size, step) == ("3", "0")}
     later = {process for size, process, step in told if (size, step) == ("2", "29")}
@@ -73,7 +73,7 @@ def test_gpt_in_shards_goes_on_with_a_spare(launch: Launch) -> None:
     words = words_of(EXAMPLES / "train_gpt_elastic.py", 2)
     assert words[-2:] == ["--shards", "2"]
     assert launch.run(*words, "--steps", "40") == 0, launch.err
-    assert "was killed by SIGKILL; ranks 0-3 of 4 continue" in launch.err
+    assert "was killed by SIGKILL; a spare took over; ranks 0-3 of 4 continue" in launch.err
     assert launch.out.count("of 4, process ") == 4 + 4
     first, last = losses_of(launch.out)
     assert last < first

@@ -75,7 +75,7 @@ def test_a_call_that_times_out_costs_one_rank(
     end(launch)
     size = 2 + spares
     assert sorted(ends_of(launch).values()) == [(rank, size) for rank in range(size)], launch.err
-    assert f"killing rank {victim}, as others waited for it for longer than" in launch.err
+    assert f"killing rank {victim}, as others waited for it longer than" in launch.err
     assert "continue after" in launch.err
 
 
