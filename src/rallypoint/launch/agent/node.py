@@ -525,8 +525,8 @@ class NodeState:
         keep = KeepWorkers(tuple(sorted(self._kept)), self.round)
         decided: NodeDecision = Decision((self._tell(), keep), because)
         if rest:
-            who = f"{name_ranks(rest)}, not under elastic.run, or without the common state yet"
-            notice = Notice(f"{because}; others continue in place; killing {who}")
+            who = f"{name_ranks(rest)}: not under elastic.run, or without the others' state yet"
+            notice = Notice(f"{because}; killing {who}")
             decided = Decision((SignalWorkers(rest, SIGKILL), *decided.actions, notice), because)
         return decided
 

@@ -84,7 +84,7 @@ def test_who_has_not_said_so_is_killed() -> None:
     assert isinstance(decision.actions[1], Tell)
     notice = decision.actions[-1]
     assert isinstance(notice, Notice)
-    assert "killing rank 2, not under elastic.run" in notice.text
+    assert "killing rank 2: not under elastic.run" in notice.text
     state.worker_exited(killed(2), 1.1)
     assert [failure.rank for failure in state.group.failures()] == [1], "2 is our doing"
 
