@@ -34,7 +34,7 @@ from rallypoint.rendezvous.api.rendezvous_handler import (
     rendezvous_handler_registry,
 )
 from rallypoint.rendezvous.job.reports import Finish, NodeReport, Order, Outcome, Start, Stop
-from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge
+from rallypoint.rendezvous.job.restart_policy import RoundEnd, judge
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat, seats_of
 from rallypoint.rendezvous.transport.codec import decode_record, encode
 
@@ -272,12 +272,11 @@ class PlugInRounds(RoundSource):
             unkillable=end.unkillable,
         )
         after = judge(facts)
-        if after.next in (Next.RESTART, Next.RESIZE):
-            self._restarts += after.next is Next.RESTART
+        if after.outcome is None:
+            self._restarts += after.is_restart
             return self._join_round(after.reason)
-        outcome = Outcome.STOPPED if after.next is Next.STOP else Outcome.GIVEN_UP
         self._try(self._handler.set_closed)
-        finish = Finish(outcome=outcome, because=after.reason)
+        finish = Finish(outcome=after.outcome, because=after.reason)
         if facts.root is not None:
             finish = finish.__replace__(culprit=self._info.rank, what=facts.root.text)
         self._post(finish)

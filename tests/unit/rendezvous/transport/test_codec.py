@@ -33,11 +33,11 @@ from rallypoint.rendezvous.job.reports import (
     NodeReport,
     Notice,
     Outcome,
+    RankFailure,
     Refuse,
     Start,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 from rallypoint.rendezvous.transport.codec import VERSION, decode, decode_record, encode
 
