@@ -100,12 +100,12 @@ class Algorithms:
                     return encode(made, rank), made.reduces_at_once
             override = requested if isinstance(requested, str) else ""
             try:
-                made, ways = choose_and_build(collective, root, nbytes, uneven, override)
+                made, copies = choose_and_build(collective, root, nbytes, uneven, override)
             except ProgramError:  # the whole group's algorithm does not support this number
                 if not override:
                     raise
-                made, ways = choose_and_build(collective, root, nbytes, uneven, "")
-            return encode(widen(made, ways), rank), made.reduces_at_once
+                made, copies = choose_and_build(collective, root, nbytes, uneven, "")
+            return encode(widen(made, copies), rank), made.reduces_at_once
 
         def choose_and_build(
             collective: Collective, root: int, nbytes: int, uneven: bool, override: str
@@ -122,7 +122,7 @@ class Algorithms:
             )
             per_node = per_host or 1
             made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)
-            return made, choice.ways
+            return made, choice.copies
 
         return plan
 
