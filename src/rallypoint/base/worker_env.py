@@ -54,8 +54,6 @@ class WorkerEnv(Record, kw_only=True):
 
     rank: int
     world_size: int
-    master_addr: str
-    master_port: int
     local_rank: int | None = None
     local_world_size: int | None = None
     group_rank: int | None = None
@@ -63,6 +61,8 @@ class WorkerEnv(Record, kw_only=True):
     role_name: str | None = None
     role_rank: int | None = None
     role_world_size: int | None = None
+    master_addr: str
+    master_port: int
     restart_count: int = 0
     max_restarts: int = 0
     run_id: str | None = None
@@ -108,26 +108,15 @@ class WorkerEnv(Record, kw_only=True):
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-_FIELDS = {
-    "RANK": "rank",
-    "WORLD_SIZE": "world_size",
-    "LOCAL_RANK": "local_rank",
-    "LOCAL_WORLD_SIZE": "local_world_size",
-    "GROUP_RANK": "group_rank",
-    "GROUP_WORLD_SIZE": "group_world_size",
-    "ROLE_NAME": "role_name",
-    "ROLE_RANK": "role_rank",
-    "ROLE_WORLD_SIZE": "role_world_size",
-    "MASTER_ADDR": "master_addr",
-    "MASTER_PORT": "master_port",
-    "TORCHELASTIC_RESTART_COUNT": "restart_count",
-    "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
-    "TORCHELASTIC_RUN_ID": "run_id",
-    "TORCHELASTIC_USE_AGENT_STORE": "use_agent_store",
-    "TORCHELASTIC_ERROR_FILE": "error_file",
+# The variables with a prefix; the others are called like their fields: RANK.
+_TORCHELASTICS = {
+    "restart_count": "TORCHELASTIC_RESTART_COUNT",
+    "max_restarts": "TORCHELASTIC_MAX_RESTARTS",
+    "run_id": "TORCHELASTIC_RUN_ID",
+    "use_agent_store": "TORCHELASTIC_USE_AGENT_STORE",
+    "error_file": "TORCHELASTIC_ERROR_FILE",
 }
-
-
+_FIELDS = {_TORCHELASTICS.get(field, field.upper()): field for field in WorkerEnv._fields}
 VARIABLES = tuple(_FIELDS)
 
 
