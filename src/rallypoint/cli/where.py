@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.wording import printable, table
+from rallypoint.base.worker_env import ENV
 from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words, text
 from rallypoint.cli.surroundings import as_flags, recognized
@@ -16,7 +17,6 @@ from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
 from rallypoint.cluster.netlink import read_interfaces
 from rallypoint.cluster.network import choose_network, targets_of
 from rallypoint.cluster.places import (
-    ENV,
     KINDS,
     VARIABLE,
     LaunchedProcess,
