@@ -29,6 +29,13 @@ MOST_SILENCE_S = 3600
 LOCAL_ADDR = "RALLYPOINT_LOCAL_ADDR"  # as --local-addr, if that was given and there are more nodes
 STANDBY = "RALLYPOINT_STANDBY"  # "1": the worker gets its place later (control_link.py)
 AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
+ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # without which `env://` fails
+
+
+def is_env_given(environ: Mapping[str, str], *, rank: int = -1, world_size: int = -1) -> bool:
+    """Whether ``env://`` has all it needs: variables, or the caller's arguments (-1: not given)."""
+    given = {"RANK": rank >= 0, "WORLD_SIZE": world_size >= 0}
+    return all(given.get(name) or environ.get(name) for name in ENV)
 
 
 def read_silence(environ: Mapping[str, str]) -> int:
@@ -90,7 +97,7 @@ class WorkerEnv(Record, kw_only=True):
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
         """Read the variables; an empty number counts as not set."""
-        missing = [name for name in _REQUIRED if not environ.get(name)]
+        missing = [name for name in ENV if not environ.get(name)]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             raise InvalidArgumentError(
@@ -105,8 +112,6 @@ class WorkerEnv(Record, kw_only=True):
                 values[field] = _read(name, environ[name], hint)
         return cls(**values)
 
-
-_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # The variables with a prefix; the others are called like their fields: RANK.
 _TORCHELASTICS = {

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.wording import printable, table
+from rallypoint.base.worker_env import ENV
 from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words, text
 from rallypoint.cli.surroundings import as_flags, recognized
 from rallypoint.cluster.environments import (
-    ENV,
     KINDS,
     VARIABLE,
     LaunchedProcess,

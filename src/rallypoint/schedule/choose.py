@@ -9,17 +9,16 @@ class, as the engine keeps one program for each class. The choice never depends 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 from rallypoint.schedule.catalogue import ALGORITHMS, MANY_RANKS, build
-from rallypoint.schedule.cost.links import LinkModel, Links
-from rallypoint.schedule.custom import is_file
 from rallypoint.schedule.program import Collective, ProgramError, widen
 
 if TYPE_CHECKING:
+    from rallypoint.schedule.cost.links import LinkModel, Links
     from rallypoint.schedule.cost.simulation import Simulation
 
 ONE_SHOT_BYTES = 16 * 1024  # above this, reducing everything on every rank costs more than waiting;
@@ -39,8 +38,7 @@ UNEVEN = "direct"  # each rank can run it without knowing the lengths of the oth
 MOST_OPERATIONS = 100_000  # the largest program that is worth simulating for a choice
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Record):
     """An algorithm by name, and the reason for it.
 
     Attributes:
@@ -192,6 +190,11 @@ def _simulation(
         return Simulation(widen(program, copies), links)
     except (ProgramError, InvalidArgumentError):
         return None  # the algorithm does not support this number of ranks, or cannot be widened
+
+
+def is_file(spec: str) -> bool:
+    """Whether the name of an algorithm means a file: ``FILE.py`` or ``FILE.py:FUNCTION``."""
+    return spec.partition(":")[0].endswith(".py")
 
 
 def check_override(name: str) -> None:

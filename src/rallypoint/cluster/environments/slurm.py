@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.worker_env import ENV
 from rallypoint.cluster.environments import (
-    ENV,
     HostFacts,
     LaunchedProcess,
     Reading,
