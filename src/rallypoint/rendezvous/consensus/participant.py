@@ -343,10 +343,14 @@ class Participant:
             return self._refuse(sender, message.ballot)
         self._follow(message.ballot, None, now)
         if isinstance(message, Ack):
-            follower.acknowledged(message)
+            follower.acknowledged(message, now)
         elif isinstance(message, Go):
             if not self.job:  # the order to start came before the description of the job
                 return self._send(sender, self.follower.join())
+            refusal = follower.refusal(message.start.seat)
+            if refusal:
+                given_up = Outcome.GIVEN_UP
+                return self._finish(Finish(outcome=given_up, because=refusal, was_cut_off=True))
             self._out.add(follower.go(message, now))
         else:
             self._out.add(follower.halt(message, now))
