@@ -121,8 +121,8 @@ class PlugInRounds(RoundSource):
 
     def tell(self, report: NodeReport) -> None:
         before, self._report = self._report, report
-        is_current = report.round == self._round
-        if is_current and report.broken and not before.broken:
+        is_current, was_current = report.round == self._round, before.round == self._round
+        if is_current and report.broken and not (was_current and before.broken):
             self.orders.append(Stop(round=self._round, because=report.broken))
         asked = report.stop_asked or report.leaves
         if asked and not self._stop_asked:
@@ -130,7 +130,7 @@ class PlugInRounds(RoundSource):
             self._calls.put(self._handler.set_closed)
             if self._is_stopped:
                 self.orders.append(Finish(outcome=Outcome.STOPPED, because=asked))
-        if is_current and report.is_over and not (before.is_over and before.round == self._round):
+        if is_current and report.is_over and not (was_current and before.is_over):
             self._calls.put(lambda: self._ended(report))
 
     def tick(self) -> None:

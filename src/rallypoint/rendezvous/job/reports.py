@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.job.round import Member, Seat
 
@@ -81,6 +82,10 @@ class NodeReport(Record, kw_only=True):
     because: str = ""
     stop_asked: str = ""
     leaves: str = ""
+
+    def __post_init__(self) -> None:
+        if self.round < -1 or min(self.ready, self.survivors, self.unkillable) < 0:
+            raise InvalidArgumentError(f"a node reports a negative number: {self!r:.200}.")
 
     @property
     def running(self) -> int:

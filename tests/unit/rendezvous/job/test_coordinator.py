@@ -370,7 +370,7 @@ def happen(job: Coordinator, event: str, *, wishes: bool = True) -> JobDecision:
             over = end(job.round, succeeded=not how, causes=causes, unkillable="stuck" in how)
             return job.reported(number, over, 0.0)
         case "old":
-            return job.reported(number, end(job.round - 1, succeeded=True), 0.0)
+            return job.reported(number, end(max(job.round - 1, -1), succeeded=True), 0.0)
         case "leave":
             return job.reported(number, NodeReport(leaves="SIGTERM stopped it"), 0.0)
         case "lost":
