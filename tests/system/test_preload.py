@@ -243,11 +243,16 @@ if number == "0":
 # Kills the forked process of that number.
 KILLS = """
 import os
+depth = 0
 def count():
-    with open("forks", "ab") as file:
-        file.write(b"x")
-    if os.path.getsize("forks") == int(os.environ["KILL_AT"]):
+    global depth
+    depth += 1
+    fd = os.open(f"forks.{depth}", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+    os.write(fd, b"x")
+    number = os.lseek(fd, 0, os.SEEK_CUR)  # the end of its own write
+    if os.environ["KILL_AT"] == f"{depth}.{number}":
         os.kill(os.getpid(), 9)
+    os.close(fd)
 os.register_at_fork(after_in_child=count)
 """
 
@@ -323,13 +328,13 @@ class TestDeaths:
             assert "rank 1 was killed by SIGKILL" in launch.err
 
     @pytest.mark.alone
-    @pytest.mark.parametrize(("number", "status"), [(2, 0), (3, 1)])
+    @pytest.mark.parametrize(("fork", "status"), [("1.2", 0), ("2.1", 1)])
     def test_a_death_in_the_middle_of_a_fork(
-        self, launch: Launch, tmp_path: Path, number: int, status: int
+        self, launch: Launch, tmp_path: Path, fork: str, status: int
     ) -> None:
-        """The first fork is the probe, the second the process in between, the third the worker."""
+        """The template forks the probe, then processes in between, each of which forks a worker."""
         modules(tmp_path, kills=KILLS)
-        environ = {"PYTHONPATH": path_with(tmp_path / "modules"), "KILL_AT": str(number)}
+        environ = {"PYTHONPATH": path_with(tmp_path / "modules"), "KILL_AT": fork}
         script = launch.script(ROUNDS.replace('"0"', '"none"'))
         words = ("--nproc-per-node", "2", "--preload", "kills", script)
         assert launch.run(*words, environ=environ) == status
@@ -337,7 +342,7 @@ class TestDeaths:
             assert [words[4] for words in lines_of(launch, 0)] == ["False", "True"]
             assert launch.err == ""
         else:
-            assert "job failed: rank 0 was killed by SIGKILL" in launch.err
+            assert re.search(r"job failed: rank [01] was killed by SIGKILL", launch.err)
 
     def test_a_signal_while_it_imports(self, launch: Launch, tmp_path: Path) -> None:
         modules(tmp_path, odd="import time, os\nopen('importing', 'w')\ntime.sleep(60)")
