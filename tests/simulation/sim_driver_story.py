@@ -65,12 +65,27 @@ def _play(job: SimJob, random: Random) -> None:
         _befall(job, random)
         job.run(random.choice([0.003, 0.03, 0.3, 3.0, 3.0, 40.0]) * random.uniform(0.5, 1.5))
     job.mend()
-    for worker in job.training.workers:
-        worker.signal(signal.SIGCONT)
+    if job.seed % 2:
+        _stop_for_good(job, random)
+    else:
+        for worker in job.training.workers:
+            worker.signal(signal.SIGCONT)
     if _is_over(job):
         _end(job)
     elif not set(job.ended) - job.left:  # as it may, if nobody was left
         _recover(job, random)
+
+
+def _stop_for_good(job: SimJob, random: Random) -> None:
+    """Let no signal continue a worker, which is stopped before or after the others lose one."""
+    workers = [each for each in job.training.workers if each.can_run and each.has_state]
+    if len(workers) > 2:  # one is left
+        for each in random.sample(workers, 2):
+            if random.random() < 0.5:
+                each.kill()
+                job.run(random.uniform(0.05, 1.0))
+            else:
+                each.signal(signal.SIGSTOP)
 
 
 def _is_over(job: SimJob) -> bool:
@@ -160,11 +175,17 @@ def _befall(job: SimJob, random: Random) -> None:  # noqa: PLR0912 - one case fo
                 node.start()
         case "freeze" if may_disturb and whole:
             random.choice(whole).freeze(
-                random.choice([0.3, 3.0, 9.0]) * random.uniform(0.5, 1.5),
+                random.choice([0.3, 3.0, 9.0, 15.0]) * random.uniform(0.5, 1.5),
                 all_of_it=random.random() < 0.5,
             )
         case "cut" if may_disturb and whole:
-            job.cut(random.choice(whole), random.choice([0.5, 5.0, 9.0]) * random.uniform(0.5, 1.5))
+            seconds = random.choice([0.5, 5.0, 9.0, 15.0]) * random.uniform(0.5, 1.5)
+            job.cut(random.choice(whole), seconds)
+        case "part" if len(whole) > 1:  # only their workers notice
+            one, other = random.sample(whole, 2)
+            one.say(f"its workers do not reach those of {other.name}")
+            job.cuts.add(frozenset((one.name, other.name)))
+            job.loop.after(random.choice([5.0, 60.0]), job.mend)
         case "load":
             for _ in range(random.randrange(8)):
                 random.choice(job.nodes).freeze(
@@ -195,7 +216,8 @@ _EVENTS = (
     *["kill"] * 8,
     *["fail", "succeed", "all fail", "start", "leave"],
     *["stop"] * 3,
-    *["kill a node", "freeze", "cut"] * 2,
+    *["kill a node", "cut", "freeze", "freeze"] * 2,
+    "part",
 )
 
 

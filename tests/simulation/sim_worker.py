@@ -117,6 +117,7 @@ class SimTraining:
                 self._stall(group, members, self._form)  # as soon as they are
             return
         group.is_formed, group.stalled_since = True, None
+        self._check_alone(group)
         having = [each for each in members if each.has_state]
         if having:
             newest = max(having, key=lambda each: each.step)
@@ -144,6 +145,14 @@ class SimTraining:
             each.step, each.digest = step, digest
             each.joined()
         self._step_later(group)
+
+    def _check_alone(self, group: SimGroup) -> None:
+        """Nodes that have no place in a round run nothing of one before."""
+        nodes = {each.node.name for each in group.members.values()}
+        others = [each for each in self.workers if each.node.name not in nodes]
+        beside = [each for each in others if each.has_state and each.can_run and not each.is_saving]
+        if beside:
+            raise ViolationError(f"{beside} run beside round {group.round}")
 
     def _step_later(self, group: SimGroup) -> None:
         self.loop.after(self.random.uniform(0.05, 0.1), lambda: self._step(group))
@@ -488,7 +497,7 @@ class SimWorker:
         self.later(REMEDY_S, lambda: self._give_up(group))
 
     def _give_up(self, group: SimGroup) -> None:
-        if not self._waits_for(group):
+        if not self._waits_for(group) or self.is_saving:  # it ends anyway
             return
         if self._kept < group.round:
             raise ViolationError(f"{self} gives up, with all that it has")

@@ -18,8 +18,10 @@ from tests.simulation.sim_witness import ViolationError
 from rallypoint.base.control_message import Stage, WorkerReport
 from rallypoint.launch.agent.in_place_recovery import InPlaceRecovery
 from rallypoint.launch.agent.local_workers import LocalWorkers
+from rallypoint.launch.agent.loop import Agent
 from rallypoint.launch.agent.node import NodeDecision, NodeState, ResumeEverything
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
+from rallypoint.rendezvous.consensus.follower import Follower
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.job.reports import Stop
 
@@ -303,11 +305,16 @@ def test_what_is_needed(what: str) -> None:
 
 
 # What random stories notice the absence of: what is put in its place.
-NEEDED: dict[str, tuple[type, str, Callable[..., object]]] = {
+NEEDED: dict[str, tuple[type, str, object]] = {
     "NoWordThatAWorkerIsKept": (LocalWorkers, "keep", lambda *_: None),
     "NoWorkersOnStandby": (LocalWorkers, "stand_by", lambda *_: None),
     "LostStandbysStayLost": (InPlaceRecovery, "lost_standby", lambda *_: None),
     "OneVoterIsAQuorum": (Rules, "is_quorum", lambda _self, _agreement, keys: bool(keys)),
+    "NoDeadlineForAnAnswer": (LocalWorkers, "_expect", lambda *_: None),
+    "NoDeadlineForTheStopped": (LocalWorkers, "stopped", lambda *_: None),
+    "NoComplaints": (StuckRanks, "complains", lambda *_: None),
+    "NoLease": (Follower, "fence_at", property(lambda _: None)),
+    "TheGuardianKnowsNoLease": (Agent, "_renew_fence", lambda *_: None),
 }
 
 
@@ -319,4 +326,4 @@ def test_what_random_stories_notice(what: str) -> None:
         with mock.patch.object(owner, name, otherwise):
             story(seed)
 
-    assert is_needed(what, range(100), without, story)
+    assert is_needed(what, range(60), without, story)
