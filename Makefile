@@ -98,7 +98,7 @@ check-long: $(VENV)/.installed
 	@RALLYPOINT_TEST_TIMES=50 $(VENV)/bin/python -m pytest -m repeated tests/system
 	@for kind in peers etcd store ideal; do \
 	  $(VENV)/bin/python -m tests.simulation.sim_story 0 20000 1 $$kind || exit 1; done
-	@for kind in peers etcd; do \
+	@for kind in peers etcd static plug-in; do \
 	  $(VENV)/bin/python -m tests.simulation.sim_driver_story 0 20000 $$kind || exit 1; done
 	@RALLYPOINT_TEST_EACH_WAY=1 $(VENV)/bin/python -m pytest tests/system/test_launched.py \
 	  tests/system/test_backends.py tests/system/test_refusals.py
