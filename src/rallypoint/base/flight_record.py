@@ -333,7 +333,7 @@ def _foreign_counts(pages: bytes) -> GroupCounts | None:
         if word >> 2
     }
     return GroupCounts(
-        calls=max(0, enqueued - transfers),  # the backend counts both
+        calls=enqueued,
         transfers=transfers,
         bytes=0,
         waited_ns=waited_ns,

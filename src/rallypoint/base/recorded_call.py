@@ -55,7 +55,7 @@ class GroupCounts(Record, kw_only=True):
     Two of them tell what was done in between, however much that was.
 
     Attributes:
-        calls: collectives begun.
+        calls: collectives begun; other backends count their sends and receives as well.
         transfers: sends and receives begun.
         bytes: of the blocks of these; 0 for other backends, which do not tell.
         waited_ns: for how long calls could not continue without others, up to the last call that

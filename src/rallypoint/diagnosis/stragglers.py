@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import log, sqrt
 from statistics import median
 
-from rallypoint.base.recorded_call import GroupCounts, RecordedGroup
+from rallypoint.base.recorded_call import GroupCounts, RecordedGroup, current_groups
 from rallypoint.diagnosis.facts import Facts
 
 # Never name anybody in a healthy job, in which ranks take turns at being last. So a rank is slow
@@ -183,12 +183,12 @@ class _Waits:
 
     @classmethod
     def between(cls, first: RankReading, second: RankReading) -> _Waits:
-        before = {group.key: group for group in first.groups}
+        before = {group.key: group for group in current_groups(first.groups)}
         waited = squared = 0.0
         calls: dict[str, int] = {}
         partners: set[int] = set()
         is_unknown = False
-        for group in second.groups:
+        for group in current_groups(second.groups):
             counts, earlier = group.counts, before.get(group.key)
             if counts is None:
                 is_unknown |= not group.has_left

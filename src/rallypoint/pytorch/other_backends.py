@@ -39,6 +39,8 @@ class _Watched(NamedTuple):
     reference: weakref.ref[Any]  # removes this when the group is freed
 
 
+# The number of the group in which all waits are counted, as a Work does not tell its own.
+_waits_of = -1
 _groups: dict[int, _Watched] = {}  # by id of a process group
 # By id of a Work: its group's number, its own, and what forgets it when it is freed.
 _transfers: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
@@ -70,6 +72,7 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
         ranks: the members' global ranks; empty for all.
         title: its name for people; by default, its name and description.
     """
+    global _waits_of  # noqa: PLW0603 - a process has one
     import torch.distributed as dist
 
     from rallypoint import _native
@@ -100,7 +103,9 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
     if not numbers:
         return
     if not hasattr(dist.Work.wait, "__wrapped__"):
-        _wrap_transfers(dist, min(numbers.values()))
+        _wrap_transfers(dist)
+    if _waits_of < 0:
+        _waits_of = min(numbers.values())
     left = functools.partial(_leave, _native.leave_foreign_group, id(group))
     _groups[id(group)] = _Watched(
         min(numbers.values()) if len(set(backends.values())) == 1 else _BY_DEVICE,
@@ -117,9 +122,13 @@ def _has_recording_hook(group: Any) -> bool:
 
 
 def _leave(leave: Callable[[int], None], key: int, _: object) -> None:
+    global _waits_of  # noqa: PLW0603 - a process has one
     with contextlib.suppress(Exception):  # the interpreter may be shutting down
         for number in set(_groups.pop(key).by_device.values()):
             leave(number)
+        kept = [number for each in _groups.values() for number in each.by_device.values()]
+        if _waits_of not in kept:
+            _waits_of = min(kept, default=-1)
 
 
 def _title(name: str, description: str) -> str:
@@ -128,12 +137,12 @@ def _title(name: str, description: str) -> str:
     return f"group {name if description in ('', 'undefined') else description}"
 
 
-def _wrap_transfers(dist: Any, number: int) -> None:
+def _wrap_transfers(dist: Any) -> None:
     """Observe the sends, receives and waits of all groups that Python calls."""
     forget = _forgetting()
     for name in ("send", "recv", "recv_anysource"):
         setattr(dist.ProcessGroup, name, _beginning(dist.ProcessGroup, name, forget))
-    dist.Work.wait = _ending(dist.Work.wait, forget, number)
+    dist.Work.wait = _ending(dist.Work.wait, forget)
 
 
 def _forgetting() -> _Forget:
@@ -183,8 +192,7 @@ def _beginning(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
     return transfer
 
 
-def _ending(original: Callable[..., Any], forget: _Forget, number: int) -> Callable[..., Any]:
-    """`number`: the group in which all waits are counted; a Work does not tell its own."""
+def _ending(original: Callable[..., Any], forget: _Forget) -> Callable[..., Any]:
     from rallypoint._native import add_foreign_wait
 
     now_ns = time.monotonic_ns
@@ -199,8 +207,8 @@ def _ending(original: Callable[..., Any], forget: _Forget, number: int) -> Calla
                 forget(key, has_failed=True)
             raise
         waited_ns = now_ns() - began_ns
-        if waited_ns > _LEAST_WAIT_NS:
-            add_foreign_wait(number, waited_ns)
+        if waited_ns > _LEAST_WAIT_NS and _waits_of >= 0:
+            add_foreign_wait(_waits_of, waited_ns)
         if key in _transfers:
             forget(key)
         return done
