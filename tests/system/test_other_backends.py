@@ -14,8 +14,8 @@ from tests.system.conftest import Launch
 from tests.system.everyday import wait_until
 from tests.system.test_flight_record import record_of
 
-from rallypoint.base.flight_record import ask_for_more, has_told_more, read_groups
-from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
+from rallypoint.base.flight_record import ask_for_more, has_told_more, read_counts, read_groups
+from rallypoint.base.recorded_call import GroupCounts, RecordedCall, RecordedGroup
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.launch.inspection.python_stacks import ask_for_stacks
 
@@ -139,6 +139,34 @@ def test_a_stuck_job(launch: Launch) -> None:
     assert "rank 0 in all_reduce #40 (14 x bfloat16)" in launch.err
     assert "rank 1 in recv from rank 2 (5 x float32, tag 77)" in launch.err
     os.close(record)
+
+
+def test_what_python_waits_for_is_counted(launch: Launch) -> None:
+    """In the first group, whichever is waited for; who comes last waits for nobody."""
+    code = (
+        "pair = dist.new_group([0, 1])\n"
+        "for group in (None, pair):\n"
+        "    if rank == 1: time.sleep(1)\n"
+        "    dist.all_reduce(array, group=group)\n"
+        "if rank == 1: time.sleep(1)\n"
+        "if rank == 1: dist.send(array, 0)\n"
+        "if rank == 0: dist.recv(array, 1)\n"
+        "ready()\n"
+        "time.sleep(1000)\n"
+    )
+    record = start(launch, code, 2)
+
+    def counts(rank: int) -> list[GroupCounts]:
+        groups = read_counts(record, rank * FLIGHT_RECORD_BYTES)
+        return [group.counts for group in groups if group.counts is not None]
+
+    wait_until(lambda: all(counts(rank)[0].calls == 41 for rank in range(2)))
+    default, pair = counts(0)
+    assert (default.transfers, default.peers, default.bytes) == (1, (1,), 0)
+    assert (pair.calls, pair.waited_ns) == (1, 0)
+    assert default.waited_ns > 2.5e9
+    assert default.waited_ns > counts(1)[0].waited_ns + 2e9
+    assert default.waited_squared_ns2 > 2e18
 
 
 def test_what_is_behind_is_written_without_being_asked(launch: Launch) -> None:

@@ -19,6 +19,7 @@ from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import Explanation, Verdict
+from rallypoint.diagnosis.stragglers import is_open, lateness, readings
 from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.entries import shown_command
 from rallypoint.launch.inspection.saved_job import latest_kept
@@ -26,6 +27,7 @@ from rallypoint.launch.inspection.saved_job import latest_kept
 PROGRAM = "rallypoint explain"
 _PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")
 _MOST_SOURCE = 100  # characters
+_MOST_SAMPLES = 8
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
@@ -52,7 +54,16 @@ def explain(words: Sequence[str]) -> int:
 
 def _explain_running(job: RunningJob, options: _ExplainOptions) -> int:
     looks = look_everywhere(job.agents)
-    found = explanation_of(looks.first, looks.second)
+    samples = [looks.first, looks.second]
+    found = explanation_of(*samples)
+    while (
+        found.kind is Verdict.NO_HANG
+        and len(samples) < _MOST_SAMPLES
+        and is_open(lateness(readings(samples[0]), readings(samples[-1])))
+    ):  # a rank seems to be slow: a longer time will tell
+        looks = look_everywhere(job.agents)
+        samples += [looks.first, looks.second]
+        found = explanation_of(*samples)
     return _tell(found, looks.second.run_id, looks.notes, options)
 
 

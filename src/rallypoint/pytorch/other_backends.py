@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ _OURS = "rallypoint"
 _RECORD_THEMSELVES = ("gloo", "nccl")
 _DEFAULT = "default_pg"
 _ANY = -1
+_LEAST_WAIT_NS = 20_000  # shorter ones are not worth a call to count them
 _BY_DEVICE = -1  # querying each tensor takes 0.4 us, which only groups of several backends need
 
 
@@ -37,6 +39,8 @@ class _Watched(NamedTuple):
     reference: weakref.ref[Any]  # removes this when the group is freed
 
 
+# The number of the group in which all waits are counted, as a Work does not tell its own.
+_waits_of = -1
 _groups: dict[int, _Watched] = {}  # by id of a process group
 # By id of a Work: its group's number, its own, and what forgets it when it is freed.
 _transfers: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
@@ -68,6 +72,7 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
         ranks: the members' global ranks; empty for all.
         title: its name for people; by default, its name and description.
     """
+    global _waits_of  # noqa: PLW0603 - a process has one
     import torch.distributed as dist
 
     from rallypoint import _native
@@ -99,6 +104,8 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
         return
     if not hasattr(dist.Work.wait, "__wrapped__"):
         _wrap_transfers(dist)
+    if _waits_of < 0:
+        _waits_of = min(numbers.values())
     left = functools.partial(_leave, _native.leave_foreign_group, id(group))
     _groups[id(group)] = _Watched(
         min(numbers.values()) if len(set(backends.values())) == 1 else _BY_DEVICE,
@@ -115,9 +122,13 @@ def _has_recording_hook(group: Any) -> bool:
 
 
 def _leave(leave: Callable[[int], None], key: int, _: object) -> None:
+    global _waits_of  # noqa: PLW0603 - a process has one
     with contextlib.suppress(Exception):  # the interpreter may be shutting down
         for number in set(_groups.pop(key).by_device.values()):
             leave(number)
+        kept = [number for each in _groups.values() for number in each.by_device.values()]
+        if _waits_of not in kept:
+            _waits_of = min(kept, default=-1)
 
 
 def _title(name: str, description: str) -> str:
@@ -182,17 +193,24 @@ def _beginning(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
 
 
 def _ending(original: Callable[..., Any], forget: _Forget) -> Callable[..., Any]:
+    from rallypoint._native import add_foreign_wait
+
+    now_ns = time.monotonic_ns
+
     @functools.wraps(original)
     def wait(work: Any, *arguments: Any, **named: Any) -> Any:
-        key = id(work)
-        if key not in _transfers:
-            return original(work, *arguments, **named)
+        key, began_ns = id(work), now_ns()
         try:
             done = original(work, *arguments, **named)
         except BaseException:
-            forget(key, has_failed=True)
+            if key in _transfers:
+                forget(key, has_failed=True)
             raise
-        forget(key)
+        waited_ns = now_ns() - began_ns
+        if waited_ns > _LEAST_WAIT_NS and _waits_of >= 0:
+            add_foreign_wait(_waits_of, waited_ns)
+        if key in _transfers:
+            forget(key)
         return done
 
     return wait
