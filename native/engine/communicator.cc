@@ -291,14 +291,15 @@ Trouble Communicator::run(const Call& call, Host& host) {
       lock.lock();
     }
     if (queue_.is_empty() && call.agreement == nullptr) {
-      record_.begin(call.what.bits(), call.count, 1);
+      record_.begin(call.what.bits(), call.count, call.count * item_bytes(call.what.dtype), 1);
       if (collective_.run(call, host, waiter) != Step::blocked) {
         const bool has_waited = waiter && waiter->has_waited();
-        record_.end(collective_.trouble(), !has_waited && call.count <= kQuickItems);
+        record_.end(collective_.trouble(), !has_waited && call.count <= kQuickItems,
+                    has_waited ? waiter->waited_ns() : 0);
         return collective_.trouble();
       }
       work = std::make_shared<Work>();
-      queue_.adopt(call, work);
+      queue_.adopt(call, work, waiter ? waiter->waited_ns() : 0);
     } else {
       work = std::make_shared<Work>();
       queue_.push(call, work);
@@ -342,7 +343,7 @@ bool Communicator::submit(const Call& call, std::shared_ptr<Work> work, bool imm
 RecordedTransfer Communicator::record(const Transfer& transfer) {
   if (!record_.is_kept()) return {};
   const TransferWords words(transfer);
-  return record_.post(words.what, words.items, words.peer);
+  return record_.post(words.what, words.items, transfer.bytes, words.peer);
 }
 
 void Communicator::serve() {
@@ -406,16 +407,17 @@ bool Communicator::carry_out(Mailbox::Item& item, Host& host) {
     return step == Mailbox::Step::done;
   }
   Waiter waiter(region_, policy_, host, nullptr);
-  for (;;) {
+  bool must_sleep = false;
+  while (!must_sleep && step != Mailbox::Step::done && step != Mailbox::Step::others) {
     if (step == Mailbox::Step::moved) {
       waiter.reset();
-    } else if (waiter.pause(item.transfer->asked)) {
-      return false;
+    } else {
+      must_sleep = waiter.pause(item.transfer->asked);
     }
-    step = mailbox_.step(item);
-    if (step == Mailbox::Step::done) return true;
-    if (step == Mailbox::Step::others) return false;
+    if (!must_sleep) step = mailbox_.step(item);
   }
+  if (waiter.has_waited()) record_.has_waited(waiter.waited_ns());
+  return step == Mailbox::Step::done;
 }
 
 bool Communicator::wait(const Transfer& transfer, const Work& work, double timeout_s, Host& host) {
@@ -451,6 +453,7 @@ bool Communicator::wait(const Transfer& transfer, const Work& work, double timeo
         }
       }
     }
+    if (waiter.has_waited()) record_.has_waited(waiter.waited_ns());
   }
   if (is_said) mailbox_.set_waiting(nullptr);
   if (!is_helped) mail_waiters_.fetch_sub(1);

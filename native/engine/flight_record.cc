@@ -33,6 +33,9 @@ struct Record {
   GroupPage* page(unsigned number) const {
     return reinterpret_cast<GroupPage*>(header + 1) + number;
   }
+  // The first of so many unused pages in a row, emptied; null if there are none. `groups` does not
+  // count them yet.
+  GroupPage* take(unsigned pages) const;
 };
 
 Record& record() {
@@ -63,6 +66,18 @@ std::uint64_t word(std::uint64_t number_plus_one, CallState state) {
 bool is_traced() {
   const RecordHeader* const header = kept.load(std::memory_order_relaxed);
   return header != nullptr && header->trace_until.load(std::memory_order_relaxed) != 0;
+}
+
+GroupPage* Record::take(unsigned pages) const {
+  if (header == nullptr) return nullptr;
+  const std::uint32_t used = header->groups.load(std::memory_order_relaxed);
+  const bool is_of_trace = used + pages >= kTracePage;
+  if (used + pages > kRecordPages - 1 || (is_of_trace && is_traced())) {
+    header->unrecorded.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  if (is_of_trace) std::memset(static_cast<void*>(page(used)), 0, pages * kRecordPage);
+  return page(used);
 }
 
 // Traces a call that ends, before its entry may be reused.
@@ -173,6 +188,7 @@ GroupRecord::GroupRecord(std::string_view description) : page_(nullptr) {
                 kRecordPage - offsetof(GroupPage, description));
   }
   page_->queued.store(0, std::memory_order_relaxed);
+  page_->counts_version = kCountsVersion;
   put(page_->description, description);
   page_->presence.store(GroupPresence::here, std::memory_order_release);
   if (!reuses) state.header->groups.store(used + 1, std::memory_order_release);
@@ -189,19 +205,23 @@ GroupRecord::~GroupRecord() {
 ForeignPage* open_foreign_page(std::string_view description) {
   Record& state = record();
   const std::lock_guard lock(state.mutex);
-  if (state.header == nullptr) return nullptr;
-  const std::uint32_t used = state.header->groups.load(std::memory_order_relaxed);
-  const bool is_of_trace = used + 2 >= kTracePage;
-  if (used + 2 > kRecordPages - 1 || (is_of_trace && is_traced())) {
-    state.header->unrecorded.fetch_add(1, std::memory_order_relaxed);
-    return nullptr;
-  }
-  auto* const page = reinterpret_cast<ForeignPage*>(state.page(used));
-  if (is_of_trace) std::memset(static_cast<void*>(page), 0, sizeof *page);
+  auto* const page = reinterpret_cast<ForeignPage*>(state.take(2));
+  if (page == nullptr) return nullptr;
   put(page->description, description);
+  page->counts_version = kCountsVersion;
   page->presence.store(GroupPresence::foreign, std::memory_order_release);
-  state.header->groups.store(used + 2, std::memory_order_release);
+  state.header->groups.fetch_add(2, std::memory_order_release);
   return page;
+}
+
+std::byte* open_steps_page() {
+  Record& state = record();
+  const std::lock_guard lock(state.mutex);
+  GroupPage* const page = state.take(1);
+  if (page == nullptr) return nullptr;
+  page->presence.store(GroupPresence::steps, std::memory_order_release);
+  state.header->groups.fetch_add(1, std::memory_order_release);
+  return reinterpret_cast<std::byte*>(page);
 }
 
 bool is_asked_for_more() {
@@ -254,8 +274,22 @@ void GroupRecord::finish(RecordedCall& call, std::uint64_t number_plus_one, Trou
   call.word.store(ended, std::memory_order_release);
 }
 
-RecordedTransfer GroupRecord::post(std::uint64_t what, std::uint64_t count, std::uint32_t peer) {
+void GroupRecord::add_wait(std::uint64_t waited_ns) {
+  waited_ns_ += waited_ns;
+  current_->counts[1].store(waited_ns_, std::memory_order_relaxed);
+  page_->waited_squared().fetch_add(squared_wait(waited_ns), std::memory_order_relaxed);
+}
+
+void GroupRecord::has_waited(std::uint64_t waited_ns) {
+  if (page_ == nullptr || waited_ns == 0) return;
+  page_->transfers_waited_ns().fetch_add(waited_ns, std::memory_order_relaxed);
+  page_->waited_squared().fetch_add(squared_wait(waited_ns), std::memory_order_relaxed);
+}
+
+RecordedTransfer GroupRecord::post(std::uint64_t what, std::uint64_t count, std::uint64_t bytes,
+                                   std::uint32_t peer) {
   if (page_ == nullptr) return {};
+  page_->transferred_bytes().fetch_add(bytes, std::memory_order_relaxed);
   const std::uint64_t number = transfers_.fetch_add(1, std::memory_order_relaxed);
   for (unsigned i = 0; i < kRecordedTransfers; ++i) {
     RecordedCall& call = page_->transfers[(number + i) % kRecordedTransfers];

@@ -44,6 +44,10 @@ struct alignas(64) RecordedCall {
   Relaxed<std::uint32_t> peer;      // of a send or receive: a rank in the group, or ~0 for any
   Relaxed<std::uint32_t> trouble;   // why it failed
   Relaxed<std::uint64_t> ended_ns;  // valid once the word says that it has ended
+  // What the group has done in all (kCounts); older readers skip these bytes. A collective's entry:
+  // the bytes of blocks up to this call, and the time waited up to its beginning or, once it has
+  // ended, its end. Those of sends and receives are no part of their entries: GroupPage.
+  std::atomic<std::uint64_t> counts[2];
 };
 static_assert(sizeof(RecordedCall) == 64);
 inline constexpr std::uint64_t kChanging = static_cast<std::uint64_t>(CallState::running);
@@ -69,20 +73,36 @@ enum class GroupPresence : std::uint32_t {
   here,
   left,
   foreign,
-  foreign_left
-};  // foreign_page.h
+  foreign_left,
+  steps
+};  // foreign_page.h; steps: engine/step_record.py, and no group
 
 struct alignas(kRecordPage) GroupPage {
   std::atomic<GroupPresence> presence;
-  std::uint32_t unused;
+  std::uint32_t counts_version;       // kCountsVersion; 0: this writer counts nothing
   std::atomic<std::uint64_t> queued;  // collectives begun in the background that have not ended
   char description[1024 - 2 * sizeof(CallSite) - 16];  // JSON, padded with NULs
   CallSite call_site;
   CallSite transfer_site;
   RecordedCall calls[kRecordedCalls];  // by number
   RecordedCall transfers[kRecordedTransfers];
+
+  std::atomic<std::uint64_t>& transferred_bytes() { return transfers[0].counts[0]; }
+  std::atomic<std::uint64_t>& transfers_waited_ns() { return transfers[0].counts[1]; }
+  // The sum of the squares of all waits, of collectives as well: shows whether they are many that
+  // are alike, or a few long ones.
+  std::atomic<std::uint64_t>& waited_squared() { return transfers[1].counts[0]; }
 };
 static_assert(sizeof(GroupPage) == kRecordPage);
+
+// Counters only grow: from two readings follows what was done in between, whenever they are taken.
+// A wait is time in which a call could not continue without others; spins do not count.
+inline constexpr std::uint32_t kCountsVersion = 1;
+// In units of 2^15 ns, squared: an hour is 2^53 of them.
+inline std::uint64_t squared_wait(std::uint64_t waited_ns) {
+  const std::uint64_t units = waited_ns >> 15;
+  return units * units;
+}
 
 struct alignas(64) TracedCall {
   std::atomic<std::uint64_t> stamp;  // calls traced before it, plus one; 0 while it changes
@@ -120,6 +140,9 @@ static_assert(offsetof(RecordHeader, life_word) == kLifeWordAt);
 // afterwards. `names` explains the numbers in it; "{}" means not yet known, to be called again.
 // Returns whether it does: only one process does, and the file must be large enough.
 bool open_flight_record(int fd, std::uint64_t offset, std::string_view names);
+// A page in which this process writes the steps of its program; null without a record, or if there
+// is no page left.
+std::byte* open_steps_page();
 
 // One group's page, as its communicator writes it. Without a record, all methods do nothing.
 class GroupRecord {
@@ -133,18 +156,22 @@ class GroupRecord {
   bool is_kept() const { return page_ != nullptr; }
   const GroupPage* page() const { return page_; }
 
-  // A collective begins, or ends; one after the other. `numbers`: how many calls it counts as for
-  // the executor.
-  void begin(std::uint64_t what, std::uint64_t count, unsigned numbers) {
+  // A collective begins, or ends; one after the other. `bytes`: of a block. `numbers`: how many
+  // calls it counts as for the executor.
+  void begin(std::uint64_t what, std::uint64_t count, std::uint64_t bytes, unsigned numbers) {
     if (page_ == nullptr || has_failed_) return;
     RecordedCall& call = page_->calls[number_ % kRecordedCalls];
+    bytes_ += bytes;
     write(call, ++number_, what, count, 0);
+    call.counts[0].store(bytes_, std::memory_order_relaxed);
+    call.counts[1].store(waited_ns_, std::memory_order_relaxed);
     current_ = &call;
     number_ += numbers - 1;
   }
   // `is_quick`: it took far less than a tick of the coarse clock, which need not be read again.
-  void end(Trouble trouble, bool is_quick) {
+  void end(Trouble trouble, bool is_quick, std::uint64_t waited_ns) {
     if (current_ == nullptr) return;
+    if (waited_ns != 0) add_wait(waited_ns);
     current_->ended_ns = is_quick ? current_->since_ns : coarse_now_ns();
     finish(*current_, current_->word.load(std::memory_order_relaxed) >> 2, trouble);
     has_failed_ = trouble != Trouble::none;
@@ -161,13 +188,16 @@ class GroupRecord {
 
   // Sends and receives: any number at a time, on any thread. If too many are in progress, there is
   // no place, except for one that a thread waits for, from `take_place` to `leave_place`.
-  RecordedTransfer post(std::uint64_t what, std::uint64_t count, std::uint32_t peer);
+  RecordedTransfer post(std::uint64_t what, std::uint64_t count, std::uint64_t bytes,
+                        std::uint32_t peer);
   RecordedTransfer take_place(std::uint64_t what, std::uint64_t count, std::uint32_t peer);
   static void leave_place(const RecordedTransfer& transfer);
   static void finish(const RecordedTransfer& transfer, Trouble trouble);
   // Threads that wait for the transfer keep its place, counted from `await` to `await_no_more`.
   void await(const RecordedTransfer& transfer) { awaited(transfer).fetch_add(1); }
   void await_no_more(const RecordedTransfer& transfer) { awaited(transfer).fetch_sub(1); }
+  // A thread has waited for one of them.
+  void has_waited(std::uint64_t waited_ns);
 
   void set_call_site(std::string_view site) { page_->call_site.write(running(), site); }
   void set_site(const RecordedTransfer& transfer, std::string_view site) {
@@ -175,6 +205,7 @@ class GroupRecord {
   }
 
  private:
+  [[gnu::cold]] void add_wait(std::uint64_t waited_ns);
   static void write(RecordedCall& call, std::uint64_t number_plus_one, std::uint64_t what,
                     std::uint64_t count, std::uint32_t peer);
   static void finish(RecordedCall& call, std::uint64_t number_plus_one, Trouble trouble);
@@ -185,6 +216,8 @@ class GroupRecord {
   GroupPage* page_;
   RecordedCall* current_ = nullptr;
   std::uint64_t number_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t waited_ns_ = 0;
   bool has_failed_ = false;  // later calls fail too, and are not recorded
   std::atomic<std::uint64_t> transfers_{0};
   std::atomic<std::uint32_t> awaited_[kRecordedTransfers] = {};  // by threads, by place

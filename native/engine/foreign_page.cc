@@ -75,6 +75,11 @@ void end_transfer(ForeignPage& page, unsigned which, CallState how) {
   entry.word.store(word(number_plus_one, how), std::memory_order_release);
 }
 
+void add_wait(ForeignPage& page, std::uint64_t waited_ns) {
+  page.waited_ns().fetch_add(waited_ns, std::memory_order_relaxed);
+  page.waited_squared().fetch_add(squared_wait(waited_ns), std::memory_order_relaxed);
+}
+
 void withdraw_transfer(ForeignPage& page, unsigned which) {
   page.transfers_begun.fetch_sub(1, std::memory_order_relaxed);
   end_transfer(page, which, CallState::done);

@@ -28,6 +28,8 @@ struct alignas(64) ForeignCall {
   char dtype[16];      // the same
   std::int64_t shape[8];
   std::uint32_t dimensions;  // ~0: not known
+  std::uint32_t unused;
+  std::atomic<std::uint64_t> counts[2];  // of the group, in its first entry: ForeignPage
 };
 static_assert(sizeof(ForeignCall) == 192);
 
@@ -44,15 +46,19 @@ static_assert(sizeof(ForeignTransfer) == 64);
 
 struct alignas(kRecordPage) ForeignPage {
   std::atomic<GroupPresence> presence;  // foreign, foreign_left
-  std::uint32_t unused;
-  Relaxed<std::uint64_t> looked_ns;   // when the scribe last looked; 0: never
-  Relaxed<std::uint64_t> changed_ns;  // when it first saw the present number of the last call
-  Relaxed<std::uint64_t> enqueued;    // the backend's count of its last call,
-  Relaxed<std::uint64_t> completed;   // and of the last completed one
+  std::uint32_t counts_version;         // as a GroupPage's
+  Relaxed<std::uint64_t> looked_ns;     // when the scribe last looked; 0: never
+  Relaxed<std::uint64_t> changed_ns;    // when it first saw the present number of the last call
+  Relaxed<std::uint64_t> enqueued;      // the backend's count of its last call,
+  Relaxed<std::uint64_t> completed;     // and of the last completed one
   std::atomic<std::uint64_t> transfers_begun;
   char description[1024 - 6 * sizeof(std::uint64_t)];  // JSON, filled up with NULs
   ForeignCall calls[kForeignCalls];                    // by number
   ForeignTransfer transfers[kForeignTransfers];
+
+  // For how long Python has waited for works, and the sum of the squares (flight_record.h).
+  std::atomic<std::uint64_t>& waited_ns() { return calls[0].counts[0]; }
+  std::atomic<std::uint64_t>& waited_squared() { return calls[0].counts[1]; }
 };
 static_assert(sizeof(ForeignPage) == 2 * kRecordPage);
 
@@ -78,6 +84,7 @@ void write(ForeignPage& page, const CallOfBackend& call);
 int begin_transfer(ForeignPage& page, bool sends, std::uint32_t peer, std::int32_t tag,
                    std::uint64_t count, std::string_view dtype);
 void end_transfer(ForeignPage& page, unsigned which, CallState how);
+void add_wait(ForeignPage& page, std::uint64_t waited_ns);
 // The backend refused the transfer, so it has not counted it either.
 void withdraw_transfer(ForeignPage& page, unsigned which);
 

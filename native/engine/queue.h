@@ -23,9 +23,9 @@ class Queue {
   std::size_t size() const { return waiting_.load(std::memory_order_acquire); }
   // The call must stay where it is until the work is done.
   void push(const Call& call, std::shared_ptr<Work> work);
-  // The same for a call that the executor runs already, while there is no other. The caller holds
-  // the executor's mutex.
-  void adopt(const Call& call, std::shared_ptr<Work> work);
+  // The same for a call that the executor runs already, while there is no other, and that has
+  // waited for this long. The caller holds the executor's mutex.
+  void adopt(const Call& call, std::shared_ptr<Work> work, std::uint64_t waited_ns);
   std::shared_ptr<Work> first();  // null if there is none
   // Makes all possible progress with the first call. The caller holds the executor's mutex.
   Step advance(bool has_slept, Host& host);
@@ -38,13 +38,17 @@ class Queue {
   };
 
   void pop(Trouble trouble);
+  void count_wait(bool is_blocked);
 
   Executor& executor_;
   GroupRecord& record_;  // written under the executor's mutex
   std::mutex mutex_;     // of calls_
   std::deque<Item> calls_;
   std::atomic<std::size_t> waiting_{0};
-  bool has_begun_ = false;  // the first one; under the executor's mutex
+  // The first one; under the executor's mutex.
+  bool has_begun_ = false;
+  std::uint64_t idle_since_ns_ = 0;  // 0: it moves
+  std::uint64_t waited_ns_ = 0;
 };
 
 }  // namespace rallypoint

@@ -65,6 +65,7 @@ bool Waiter::pause(std::uint32_t blocker) {
 // single accident costs little, and at most half of the time is lost.
 void Waiter::yield() {
   const double began_s = now_s();
+  if (idle_since_s_ == 0) idle_since_s_ = began_s;
   if (began_s < slow_until_s) {
     count_ = spins_ + policy_.yields;
     return;
@@ -74,8 +75,14 @@ void Waiter::yield() {
   if (now - began_s > kSlowYieldS) slow_until_s = now + (now - began_s);
 }
 
+void Waiter::end_idle() {
+  waited_s_ += now_s() - idle_since_s_;
+  idle_since_s_ = 0;
+}
+
 // Announce the sleep and let the caller check once more; only then sleep.
 bool Waiter::sleep() {
+  if (idle_since_s_ == 0) idle_since_s_ = now_s();
   auto& state = region_.state(region_.rank());
   if (alarm_ != nullptr) alarm_->arm();
   if (!armed_) {

@@ -92,12 +92,19 @@ class Waiter {
   void reset() {
     count_ = 0;
     sleep_us_ = 0;
+    if (idle_since_s_ > 0) end_idle();
     disarm();
+  }
+  // For how long nothing has moved, in all, without the spins before each time.
+  std::uint64_t waited_ns() {
+    if (idle_since_s_ > 0) end_idle();
+    return static_cast<std::uint64_t>(1e9 * waited_s_);
   }
 
  private:
   void yield();
   bool sleep();
+  void end_idle();
   void disarm() {
     if (armed_) region_.state(region_.rank()).sleeping.fetch_sub(1);
     armed_ = false;
@@ -113,6 +120,8 @@ class Waiter {
   bool armed_ = false;
   std::uint32_t bell_ = 0;
   long sleep_us_ = 0;
+  double idle_since_s_ = 0;
+  double waited_s_ = 0;
 };
 
 }  // namespace rallypoint

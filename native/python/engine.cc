@@ -18,6 +18,12 @@ void bind_engine(nb::module_& module) {
   module.def("open_flight_record", [](int fd, std::uint64_t offset, const std::string& names) {
     return open_flight_record(fd, offset, names);
   });
+  module.def("open_steps_page", []() -> nb::object {
+    std::byte* const page = open_steps_page();
+    if (page == nullptr) return nb::none();
+    return nb::steal(
+        PyMemoryView_FromMemory(reinterpret_cast<char*>(page), kRecordPage, PyBUF_WRITE));
+  });
   module.def("tell_long_waits", &tell_long_waits);
   module.def("next_done", &next_done, nb::call_guard<WithoutGil>());
   module.def("close_work", &close_work);

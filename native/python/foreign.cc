@@ -69,6 +69,11 @@ void withdraw_foreign_transfer(std::size_t group, unsigned which) {
   if (page != nullptr) withdraw_transfer(*page, which);
 }
 
+void add_foreign_wait(std::size_t group, std::uint64_t waited_ns) {
+  ForeignPage* const page = pages().find(group);
+  if (page != nullptr) add_wait(*page, waited_ns);
+}
+
 void leave_foreign_group(std::size_t group) {
   ForeignPage* const page = pages().find(group);
   if (page != nullptr) page->presence = GroupPresence::foreign_left;
@@ -112,6 +117,7 @@ void bind_foreign(nb::module_& module) {
   module.def("begin_foreign_transfer", &begin_foreign_transfer);
   module.def("end_foreign_transfer", &end_foreign_transfer);
   module.def("withdraw_foreign_transfer", &withdraw_foreign_transfer);
+  module.def("add_foreign_wait", &add_foreign_wait);
   module.def("read_trace", &read_trace);
 }
 

@@ -35,6 +35,9 @@ LateMesh: TypeAlias = tuple[
 def open_flight_record(fd: int, offset: int, names: str, /) -> bool:
     """Have this process write its flight record there; whether it does (flight_record.h)."""
 
+def open_steps_page() -> memoryview | None:
+    """A page of the flight record for this process's steps; None: there is none."""
+
 def tell_long_waits(fd: int, after_s: float, times_usual: float, /) -> None:
     """Report to the launcher, over the control socket, calls that are waited for this long.
 
@@ -60,6 +63,9 @@ def begin_foreign_transfer(
 
 def end_foreign_transfer(group: int, transfer: int, has_failed: bool, /) -> None:
     """It is done, or has failed, or no caller waits for it any more."""
+
+def add_foreign_wait(group: int, waited_ns: int, /) -> None:
+    """The program has waited for this long for calls of such a group."""
 
 def withdraw_foreign_transfer(group: int, transfer: int, /) -> None:
     """It was refused."""

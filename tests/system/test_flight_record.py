@@ -20,7 +20,7 @@ import pytest
 from tests.system.conftest import Launch
 from tests.system.everyday import wait_until
 
-from rallypoint.base.flight_record import read_groups, read_pages
+from rallypoint.base.flight_record import read_counts, read_groups, read_pages
 from rallypoint.base.worker_hook import FLIGHT_RECORD, FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 from rallypoint.launch.inspection.tracing import CallTrace
 
@@ -193,6 +193,44 @@ def test_ends_of_calls(launch: Launch) -> None:
         latest = max(first.since_ns, second.since_ns)
         # The end of a call that was not seen to wait is its beginning, give or take a time slice.
         assert min(first.ended_ns, second.ended_ns) >= latest - 0.3e9
+
+
+def test_counts_of_a_group(launch: Launch) -> None:
+    """The bytes are those of the program; only who came first has waited."""
+    script = launch.script(
+        f"{BEGIN}"
+        "for _ in range(4):\n"
+        "    if rank == 1: time.sleep(0.25)\n"
+        "    dist.all_reduce(array)\n"
+        "    if rank == 1: time.sleep(0.25)\n"
+        "    (dist.send if rank else dist.recv)(np.ones(100), 1 - rank)\n"
+        "dist.all_reduce(array, async_op=True)\n"
+        "if rank == 1: time.sleep(1)\n"
+        "dist.all_reduce(array, async_op=True).wait()\n"
+        "open(f'ready.{rank}', 'w').close()\n"
+        "time.sleep(1000)\n"
+    )
+    launch.start("--nproc-per-node", "2", script)
+    launch.wait_for("ready.*", 2)
+    record = record_of(launch)
+    counts = []
+    for local_rank in range(2):
+        offset = local_rank * FLIGHT_RECORD_BYTES
+        (group,) = read_groups(record, offset)
+        (counted,) = read_counts(record, offset)
+        assert counted == group.__replace__(calls=(), transfers=(), transfers_begun=0)
+        assert group.counts is not None
+        counts.append(group.counts)
+    os.close(record)
+    for rank, each in enumerate(counts):
+        assert each.calls == 17 + 4 + 2
+        assert (each.transfers, each.peers) == (4, (1 - rank,))
+        assert each.bytes == 23 * 4000 + 4 * 800
+        assert each.running_since_ns == 0
+    assert counts[0].waited_ns > 2.5e9
+    assert counts[1].waited_ns < counts[0].waited_ns - 2e9
+    # Eight waits of 0.25 s, and one of a second.
+    assert counts[0].waited_squared_ns2 > 1.2e18
 
 
 WRITER = """

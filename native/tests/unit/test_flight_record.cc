@@ -75,17 +75,51 @@ CASE(a_transfer_that_a_thread_waits_for_has_a_place) {
     bool is_right = open_flight_record(memory.fd(), 0, "{}");
     GroupRecord group("{}");
     for (unsigned i = 0; i < kRecordedTransfers; ++i) {
-      const RecordedTransfer posted = group.post(i, 1, 0);
+      const RecordedTransfer posted = group.post(i, 1, 8, 0);
       is_right &= posted.call != nullptr;
       if (i != 3) group.await(posted);
     }
-    is_right &= group.post(99, 1, 0).call == nullptr;
+    is_right &= group.post(99, 1, 8, 0).call == nullptr;
     const RecordedTransfer taken = group.take_place(99, 1, 0);
     is_right &= taken.call == &group.page()->transfers[3] && taken.call->what == 99;
     group.await(taken);
     is_right &= group.take_place(100, 1, 0).call == nullptr;
     GroupRecord::leave_place(taken);
-    is_right &= group.post(101, 1, 0).call == taken.call;
+    is_right &= group.post(101, 1, 8, 0).call == taken.call;
+    _exit(is_right ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(pid, &status, 0);
+  CHECK_EQUAL(status, 0);
+}
+
+// A writer that counted a call twice, or lost a wait, would make a healthy rank look slow.
+CASE(counters_of_a_group_only_grow) {
+  const Memory memory;
+  const pid_t pid = fork();
+  if (pid == 0) {
+    bool is_right = open_flight_record(memory.fd(), 0, "{}");
+    GroupRecord group("{}");
+    const auto latest = [&group](unsigned number) {
+      return &group.page()->calls[number % kRecordedCalls];
+    };
+    is_right &= group.page()->counts_version == kCountsVersion;
+    for (unsigned number = 0; number < 100; ++number) {
+      group.begin(0, 2, 8, 1);
+      is_right &= latest(number)->counts[0] == 8 * (number + 1);
+      is_right &= latest(number)->counts[1] == number / 2 * 1000000;  // of the calls before
+      group.end(Trouble::none, true, number % 2 * 1000000);
+      is_right &= latest(number)->counts[1] == (number + 1) / 2 * 1000000;
+    }
+    GroupPage& page = *const_cast<GroupPage*>(group.page());
+    is_right &= page.waited_squared() == 50 * squared_wait(1000000);
+    for (unsigned i = 0; i < 40; ++i) {  // also those for which there is no place
+      group.post(0, 1, 4, 0);
+      group.has_waited(3000000);
+    }
+    is_right &= page.transferred_bytes() == 160;
+    is_right &= page.transfers_waited_ns() == 120000000;
+    is_right &= page.waited_squared() == 50 * squared_wait(1000000) + 40 * squared_wait(3000000);
     _exit(is_right ? 0 : 1);
   }
   int status = -1;

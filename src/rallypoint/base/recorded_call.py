@@ -49,6 +49,33 @@ class RecordedCall(Record, kw_only=True):
         return (self.ended_ns - self.since_ns) / 1e9 if self.ended_ns else 0.0
 
 
+class GroupCounts(Record, kw_only=True):
+    """What a worker has done in one group in all: numbers that only grow.
+
+    Two of them tell what was done in between, however much that was.
+
+    Attributes:
+        calls: collectives begun.
+        transfers: sends and receives begun.
+        bytes: of the blocks of these; 0 for other backends, which do not tell.
+        waited_ns: for how long calls could not continue without others, up to the last call that
+            has ended. Of other backends: for how long Python has waited for works, in all groups of
+            such backends together, counted in the first one.
+        waited_squared_ns2: the sum of the squares of these waits; it tells many that are alike from
+            a few long ones.
+        running_since_ns: when the collective began that is running; 0: none is, or not known.
+        peers: ranks in the group with which it has lately exchanged messages.
+    """
+
+    calls: int
+    transfers: int
+    bytes: int
+    waited_ns: int
+    waited_squared_ns2: int
+    running_since_ns: int = 0
+    peers: tuple[int, ...] = ()
+
+
 class RecordedGroup(Record, kw_only=True):
     """What a worker was in, in one group.
 
@@ -63,6 +90,7 @@ class RecordedGroup(Record, kw_only=True):
         backend: the library that carries the calls out, e.g. ``"gloo"``.
         is_complete: whether sends and receives are recorded as well.
         transfers_begun: how many sends and receives there have been, also those that are done.
+        counts: what it has done in all; None: its writer counts nothing.
     """
 
     name: str
@@ -75,6 +103,7 @@ class RecordedGroup(Record, kw_only=True):
     backend: str = "rallypoint"
     is_complete: bool = True
     transfers_begun: int = 0
+    counts: GroupCounts | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:

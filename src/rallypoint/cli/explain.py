@@ -19,6 +19,7 @@ from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, JSON, Flag, Options
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import Explanation, Verdict
+from rallypoint.diagnosis.stragglers import is_open, lateness, readings
 from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.entries import shown_command
 from rallypoint.launch.inspection.saved_job import latest_kept
@@ -52,7 +53,12 @@ def explain(words: Sequence[str]) -> int:
 
 def _explain_running(job: RunningJob, options: _ExplainOptions) -> int:
     looks = look_everywhere(job.agents)
-    found = explanation_of(looks.first, looks.second)
+    samples = [looks.first, looks.second]
+    found = explanation_of(*samples)
+    if found.kind is Verdict.NO_HANG and is_open(lateness(*map(readings, samples))):
+        looks = look_everywhere(job.agents)
+        samples += [looks.first, looks.second]
+        found = explanation_of(*samples)
     return _tell(found, looks.second.run_id, looks.notes, options)
 
 

@@ -8,37 +8,42 @@ Causes are given only for roots, never for ranks that wait (docs/decisions/080-e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from collections import Counter
+from collections.abc import Sequence
 
-from rallypoint.base.collective import JOINT_OPERATIONS
-from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
+from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.diagnosis import answer_text
-from rallypoint.diagnosis.activity import ActivityKind
+from rallypoint.diagnosis.activity import ActivityKind, activity
 from rallypoint.diagnosis.answer_text import evidence, for_longest
 from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Root, Strength, Verdict
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.diagnosis.findings import find
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank, job_state
 from rallypoint.diagnosis.phrases import does, numbered, seconds, some_ranks
+from rallypoint.diagnosis.stragglers import (
+    Lateness,
+    begun,
+    is_open,
+    lateness,
+    readings,
+    slow_ranks,
+)
 from rallypoint.diagnosis.waits import Wait, find_waits
 
 _MOST_ACTIVITIES = 2
-_LEAST_S = 0.012  # three ticks of the coarse clock that is used for times
-_LEAST_CALLS = 8
-_OFTEN = 0.75  # 24 of 32
-_OF_A_STEP = 0.1
+_MOST_SLOW = 2
+_STARVED = 0.3
 
 
-def explanation_of(first: Facts, second: Facts) -> Explanation:
+def explanation_of(*samples: Facts) -> Explanation:
     """The answer.
 
     Args:
-        first, second: taken about half a second apart. The same one twice if there was only one
-            sample, or the job is over: then only times show what lasts.
+        samples: taken about half a second apart, the earliest first. Two are enough; further ones
+            show more of what is slow. The same one twice if there was only one sample, or the job
+            is over: then only times show what lasts.
     """
-    job = job_state(first, second)
+    job = job_state(samples[0], samples[-1])
     waits = find_waits(job)
     findings = find(job, waits)
     lines = evidence(job, waits, findings)
@@ -88,9 +93,10 @@ def explanation_of(first: Facts, second: Facts) -> Explanation:
         )
     return Explanation(
         kind=Verdict.NO_HANG,
-        sentence=answer_text.joined(_no_hang(job, waits)),
+        sentence=answer_text.joined(_no_hang(job, waits, samples)),
         evidence=lines,
         edges=_edges(waits),
+        slow=tuple(slow_in(samples)),
     )
 
 
@@ -143,20 +149,32 @@ def _edges_of(alike: Sequence[Wait]) -> list[Edge]:
     ]
 
 
-def _no_hang(job: JobState, waits: Sequence[Wait]) -> list[str]:
-    """``no hang: all ranks left all_reduce #9001 200 ms ago``, ``the step takes 2.1 s ...``."""
+def _no_hang(job: JobState, waits: Sequence[Wait], samples: Sequence[Facts]) -> list[str]:
+    """``no hang: slow rank 2: ...``, ``all ranks left all_reduce #9001 200 ms ago``."""
     if all(rank.condition is Condition.ENDED for rank in job):
         return ["no hang: all ranks have ended (code 0)"]
-    groups = _largest(job)
-    found = pace(groups)
-    slow = _pace_text(found, job) if found else ""
-    state = _last_call(job, groups)
+    slow = [_slow_text(each, job, samples) for each in slow_in(samples)[:_MOST_SLOW]]
+    state = _last_call(job, _largest(job))
     waiting = _waiting(waits, job)
-    parts = [state, waiting, slow]
+    parts = [*slow, state, waiting]
     if waiting.startswith("no rank"):
-        parts = [state, slow] if state and slow else [*parts, *_doing(job)]
+        parts = [*slow, state] if state and slow else [*parts, *_doing(job)]
     first, *rest = filter(None, parts)
     return [f"no hang: {first}", *rest]
+
+
+def slow_in(samples: Sequence[Facts]) -> list[Lateness]:
+    """The ranks that keep the others waiting, the worst first; over the whole job if the time
+    between the samples is too short to tell.
+    """
+    first, last = samples[0], samples[-1]
+    if first.round != last.round or first is last:
+        return []
+    late = lateness(readings(first), readings(last))
+    slow = slow_ranks(late)
+    if slow or (late and not is_open(late)):
+        return slow
+    return slow_ranks(lateness(begun(last), readings(last)))
 
 
 def _last_call(job: JobState, groups: dict[int, RecordedGroup]) -> str:
@@ -200,22 +218,26 @@ def _waiting(waits: Sequence[Wait], job: JobState) -> str:
     return f"{some_ranks(ranks)} {verb}{for_s} in {waiting[0].words}{whom}{what}"
 
 
-def _pace_text(found: Pace, job: JobState) -> str:
-    step = ""
-    if found.step_s is not None:
-        step = f"the step takes {seconds(found.step_s)} (median of {found.steps})"
-    if found.last is None:
-        return step if found.step_s and found.step_s >= 1.0 else ""
-    rank = job.ranks[found.last]
-    late = (
-        f"rank {found.last} is slow: it comes last in {found.times} of {found.calls}, "
-        f"{seconds(found.late_s)} after the others"
-    )
-    if rank.starved >= 0.3:
-        late += f" (it gets no core for {rank.starved * 100:.0f} % of the time)"
-    elif rank.activity.site and not rank.activity.kind.communicates:
-        late += f" (it {rank.activity})"
-    return f"{step}, {late}" if step else late
+def _slow_text(late: Lateness, job: JobState, samples: Sequence[Facts]) -> str:
+    """``slow rank 2: others wait for it 45 ms of each 82 ms step; it is in ...``."""
+    if late.step_s is not None:
+        when = f"{seconds(late.late_s_per_step)} of each {seconds(late.step_s)} step"
+    else:
+        when = f"{late.share * 100:.0f} % of the time"
+    text = f"slow rank {late.rank}: others wait for it {when}"
+    starved = job.ranks[late.rank].starved
+    if starved >= _STARVED:
+        return f"{text}; it gets no core for {starved * 100:.0f} % of the time"
+    own, others = Counter[str](), Counter[str]()
+    for worker in (each for sample in samples for node in sample.nodes for each in node.workers):
+        does_it = activity(worker)
+        if does_it.site and not does_it.kind.communicates:
+            (own if worker.rank == late.rank else others)[str(does_it)] += 1
+    if not own:
+        return text
+    # Where the others are as often is not what makes it late.
+    does_most = max(own, key=lambda each: own[each] - others[each] / max(1, len(job.ranks) - 1))
+    return f"{text}; it {does_most} in {own[does_most]} of {len(samples)} samples"
 
 
 def _largest(job: JobState) -> dict[int, RecordedGroup]:
@@ -230,79 +252,3 @@ def _largest(job: JobState) -> dict[int, RecordedGroup]:
         key=lambda groups: (len(groups), max(len(group.calls) for group in groups.values())),
         default={},
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Statistics of a group's last collectives.
-
-    Attributes:
-        step_s: the time of a step; None if no period is visible.
-        steps: the number of steps in that median.
-        last: the rank that comes last in at least three of four collectives; None if there is none.
-        times, calls: in how many collectives of how many.
-        late_s: the median of its delay.
-    """
-
-    step_s: float | None = None
-    steps: int = 0
-    last: int | None = None
-    times: int = 0
-    calls: int = 0
-    late_s: float = 0.0
-
-
-def pace(groups: Mapping[int, RecordedGroup]) -> Pace | None:
-    """What the members' records (by rank) show together; None if nothing.
-
-    All leave a collective at nearly the same time, so the rank that was in it for the shortest time
-    came last: no clocks are compared.
-    """
-    ended = {
-        rank: {call.number: call for call in group.calls if call.state == "done" and call.ended_ns}
-        for rank, group in groups.items()
-    }
-    if not ended or not all(ended.values()):
-        return None
-    step_s, steps, period = _step(list(next(iter(ended.values())).values()))
-    best = Pace(step_s=step_s, steps=steps)
-    together = [
-        number
-        for number in sorted(set.intersection(*map(set, ended.values())))
-        if all(calls[number].operation in JOINT_OPERATIONS for calls in ended.values())
-    ]
-    for phase in range(period if len(groups) > 1 else 0):
-        found = _late(ended, together[phase::period])
-        if found and found.late_s > best.late_s and found.late_s >= _OF_A_STEP * (step_s or 0.0):
-            best = replace(found, step_s=step_s, steps=steps)
-    return best
-
-
-def _late(ended: Mapping[int, Mapping[int, RecordedCall]], numbers: Sequence[int]) -> Pace | None:
-    """Which rank comes last in these collectives; None if none does in most of them."""
-    if len(numbers) < _LEAST_CALLS:
-        return None
-    lateness: dict[int, list[float]] = {}
-    for number in numbers:
-        took = {rank: calls[number].took_s for rank, calls in ended.items()}
-        last = min(took, key=lambda rank: took[rank])
-        late_s = median(each for rank, each in took.items() if rank != last) - took[last]
-        if late_s >= _LEAST_S:
-            lateness.setdefault(last, []).append(late_s)
-    rank, late = max(lateness.items(), key=lambda each: len(each[1]), default=(0, []))
-    if len(late) < _OFTEN * len(numbers):
-        return None
-    return Pace(last=rank, times=len(late), calls=len(numbers), late_s=median(late))
-
-
-def _step(calls: Sequence[RecordedCall]) -> tuple[float | None, int, int]:
-    """The time of a step, the number of steps in that median, and the number of calls in a step."""
-    kinds = [(call.operation, call.dtype, call.count, call.shape) for call in calls]
-    for period in range(1, len(calls) // 2 + 1):
-        if all(kinds[i] == kinds[i - period] for i in range(period, len(kinds))):
-            took = [
-                (calls[i].ended_ns - calls[i - period].ended_ns) / 1e9
-                for i in range(period, len(calls))
-            ]
-            return median(took), len(took), period
-    return None, 0, 1

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from rallypoint.diagnosis.stragglers import Lateness
+
 MOST_CHARACTERS = 240  # limit for the sentence
 MOST_EVIDENCE = 12  # lines
 
@@ -104,6 +106,8 @@ class Explanation:
         roots: the first one is the subject of the sentence.
         knot: ranks that wait for each other in a cycle: each for the next, the last one for the
             first.
+        slow: the ranks that keep the others waiting in each step, if nothing hangs; the worst
+            first.
     """
 
     kind: Verdict
@@ -112,6 +116,7 @@ class Explanation:
     roots: tuple[Root, ...] = ()
     edges: tuple[Edge, ...] = ()
     knot: tuple[int, ...] = ()
+    slow: tuple[Lateness, ...] = ()
 
     @property
     def exit_status(self) -> int:
@@ -151,4 +156,13 @@ class Explanation:
                 for edge in self.edges
             ],
             "knot": list(self.knot),
+            "slow": [
+                {
+                    "rank": each.rank,
+                    "share": round(each.share, 3),
+                    "late_s": round(each.late_s_per_step, 6),
+                    "step_s": None if each.step_s is None else round(each.step_s, 6),
+                }
+                for each in self.slow
+            ],
         }

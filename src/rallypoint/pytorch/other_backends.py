@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ _OURS = "rallypoint"
 _RECORD_THEMSELVES = ("gloo", "nccl")
 _DEFAULT = "default_pg"
 _ANY = -1
+_LEAST_WAIT_NS = 20_000  # shorter ones are not worth a call to count them
 _BY_DEVICE = -1  # querying each tensor takes 0.4 us, which only groups of several backends need
 
 
@@ -98,7 +100,7 @@ def watch(group: Any, ranks: Sequence[int], title: str = "") -> None:
     if not numbers:
         return
     if not hasattr(dist.Work.wait, "__wrapped__"):
-        _wrap_transfers(dist)
+        _wrap_transfers(dist, min(numbers.values()))
     left = functools.partial(_leave, _native.leave_foreign_group, id(group))
     _groups[id(group)] = _Watched(
         min(numbers.values()) if len(set(backends.values())) == 1 else _BY_DEVICE,
@@ -126,12 +128,12 @@ def _title(name: str, description: str) -> str:
     return f"group {name if description in ('', 'undefined') else description}"
 
 
-def _wrap_transfers(dist: Any) -> None:
+def _wrap_transfers(dist: Any, number: int) -> None:
     """Observe the sends, receives and waits of all groups that Python calls."""
     forget = _forgetting()
     for name in ("send", "recv", "recv_anysource"):
         setattr(dist.ProcessGroup, name, _beginning(dist.ProcessGroup, name, forget))
-    dist.Work.wait = _ending(dist.Work.wait, forget)
+    dist.Work.wait = _ending(dist.Work.wait, forget, number)
 
 
 def _forgetting() -> _Forget:
@@ -181,18 +183,26 @@ def _beginning(kind: Any, name: str, forget: _Forget) -> Callable[..., Any]:
     return transfer
 
 
-def _ending(original: Callable[..., Any], forget: _Forget) -> Callable[..., Any]:
+def _ending(original: Callable[..., Any], forget: _Forget, number: int) -> Callable[..., Any]:
+    """`number`: the group in which all waits are counted; a Work does not tell its own."""
+    from rallypoint._native import add_foreign_wait
+
+    now_ns = time.monotonic_ns
+
     @functools.wraps(original)
     def wait(work: Any, *arguments: Any, **named: Any) -> Any:
-        key = id(work)
-        if key not in _transfers:
-            return original(work, *arguments, **named)
+        key, began_ns = id(work), now_ns()
         try:
             done = original(work, *arguments, **named)
         except BaseException:
-            forget(key, has_failed=True)
+            if key in _transfers:
+                forget(key, has_failed=True)
             raise
-        forget(key)
+        waited_ns = now_ns() - began_ns
+        if waited_ns > _LEAST_WAIT_NS:
+            add_foreign_wait(number, waited_ns)
+        if key in _transfers:
+            forget(key)
         return done
 
     return wait

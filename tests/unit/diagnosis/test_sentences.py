@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.recorded_call import RecordedGroup
+from rallypoint.base.recorded_call import GroupCounts, RecordedGroup
 from rallypoint.base.wording import name_ranks
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import (
@@ -329,38 +329,48 @@ def test_a_node_is_silent(c: int) -> None:
     )
 
 
-def test_a_slow_rank_is_no_hang(c: int) -> None:
-    def calls(late_s: float) -> RecordedGroup:
-        ends = [2.1 * (32 - n) - 1.9 for n in range(32)]
+def slow_job(c: int, at_s: float, late_s: float, calls: int = 0) -> Facts:
+    """At that time: for each of so many calls, the others have waited for the culprit."""
+
+    def counted(rank: int) -> RecordedGroup:
+        waits = calls if rank != c else 0
         return group(
-            *(
-                done(8970 + n, for_s=ends[n], took_s=0.005 if n % 11 == 5 else 0.005 + late_s)
-                for n in range(32)
-            )
+            done(8960 + calls, for_s=0.2 - at_s),
+            counts=GroupCounts(
+                calls=8961 + calls,
+                transfers=0,
+                bytes=0,
+                waited_ns=ns(waits * late_s),
+                waited_squared_ns2=round(waits * late_s**2 * 1e18),
+            ),
         )
 
-    facts = job(worker(c, calls(0.0)), *(worker(rank, calls(0.4)) for rank in others(c)))
-    told(
-        facts,
-        "no hang: all ranks left all_reduce #9001 200 ms ago; the step takes 2.1 s (median of 31), "
-        f"rank {c} is slow: it comes last in 29 of 32, 400 ms after the others",
-        kind=Verdict.NO_HANG,
+    facts = job(sleeping(c, counted(c)), *(worker(rank, counted(rank)) for rank in others(c)))
+    (node,) = facts.nodes
+    return replace(facts, nodes=(replace(node, now_ns=ns(NOW_S + at_s)),))
+
+
+def test_a_slow_rank_is_no_hang(c: int) -> None:
+    samples = [slow_job(c, at_s, 0.4, calls) for at_s, calls in ((0, 0), (11, 11), (20, 20))]
+    found = explanation_of(*samples)
+    assert found.sentence == (
+        f"no hang: slow rank {c}: others wait for it 40 % of the time; it is in time.sleep at "
+        "train.py:31 in 3 of 3 samples; all ranks left all_reduce #8980 200 ms ago."
     )
+    assert (found.kind, [each.rank for each in found.slow]) == (Verdict.NO_HANG, [c])
+    (told_slow,) = json.loads(json.dumps(found.to_json()))["slow"]
+    assert told_slow == {"rank": c, "share": 0.4, "late_s": 0.4, "step_s": None}
+    assert explanation_of(samples[0], replace(samples[-1], round=2)).slow == ()  # other processes
 
 
-def test_the_line_of_a_slow_rank_is_told(c: int) -> None:
-    def calls(late_s: float) -> RecordedGroup:
-        ends = [0.02 * (32 - n) for n in range(32)]
-        return group(*(done(n, for_s=ends[n], took_s=0.001 + late_s) for n in range(32)))
-
-    facts = job(sleeping(c, calls(0.0)), *(worker(rank, calls(0.015)) for rank in others(c)))
-    told(
-        facts,
-        "the step takes 20 ms (median of 31), ",
-        f"rank {c} is slow: it comes last in 32 of 32, 15 ms after the others (it is in time.sleep"
-        " at train.py:31).",
-        kind=Verdict.NO_HANG,
-    )
+def test_a_step_longer_than_the_look_is_judged_by_the_whole_job(c: int) -> None:
+    """The processes are a minute old."""
+    first, second = slow_job(c, 0.0, 0.9, 40), slow_job(c, 0.5, 0.9, 40)
+    (found,) = explanation_of(first, second).slow
+    assert found.rank == c
+    assert found.share == pytest.approx(0.6, abs=0.01)
+    rare = slow_job(c, 0.0, 12.0, 3), slow_job(c, 0.5, 12.0, 3)
+    assert explanation_of(*rare).slow == ()
 
 
 def raised(
@@ -676,7 +686,6 @@ def test_all_compute(c: int) -> None:
     told(
         job(*computing),
         "no hang: all ranks left all_reduce #9 9.0 s ago",
-        "the step takes 20.0 s",
         kind=Verdict.NO_HANG,
     )
 

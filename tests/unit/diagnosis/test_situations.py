@@ -10,6 +10,7 @@ import pytest
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import MOST_CHARACTERS, MOST_EVIDENCE, Cause, Verdict
 from rallypoint.diagnosis.facts import Facts, Node, Thread
+from rallypoint.diagnosis.findings import is_usual
 from tests.unit.diagnosis.jobs import (
     TORCH,
     call,
@@ -384,3 +385,10 @@ def test_a_rank_does_not_wait_for_itself() -> None:
     assert not found.knot
     assert all(edge.ranks != edge.waits_for for edge in found.edges)
     assert found.sentence.startswith("rank 0 has ended (code 1)")
+
+
+def test_what_is_usual() -> None:
+    slow = [done(n, for_s=30.0 - n, took_s=10.0) for n in range(3)]
+    assert is_usual(group(*slow), 12.0)
+    assert not is_usual(group(*slow), 16.0)
+    assert not is_usual(group(*slow[:2]), 12.0)
