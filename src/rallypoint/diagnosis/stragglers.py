@@ -127,6 +127,12 @@ def begun(facts: Facts) -> dict[int, Reading]:
     }
 
 
+def waited_s(reading: Reading) -> float:
+    """For how long a rank has waited for others in all, so far."""
+    counted = (group.counts for group in reading.groups if group.counts is not None)
+    return sum(_waited_s(counts, reading.now_ns) for counts in counted)
+
+
 def lateness(first: Mapping[int, Reading], second: Mapping[int, Reading]) -> dict[int, Lateness]:
     """By rank, its greatest lateness among the groups in which it can be compared.
 

@@ -1,0 +1,132 @@
+"""What a node tells of its ranks once a second, for those who follow a job: data, and as a line.
+
+It is what costs little to read: no stacks and no threads. Counters only grow, so whoever compares
+two updates knows what was done in between. Times are of the node's own monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.json_records import from_row, to_row
+from rallypoint.base.record import Record
+from rallypoint.base.recorded_call import GroupCounts, RecordedGroup
+from rallypoint.diagnosis.stragglers import Reading
+
+_KEY = "update"
+
+
+class GroupNames(Record, kw_only=True):
+    """A group of a node's ranks, as RecordedGroup."""
+
+    name: str
+    key: str
+    members: str
+    backend: str
+
+
+class RankUpdate(Record, kw_only=True):
+    """A rank.
+
+    Attributes:
+        pid: its process; 0: not started yet.
+        state: that of its main thread, as in `facts.Thread`; empty: there is none.
+        end: how it has ended: ``"killed by SIGKILL"``; empty: it has not.
+        cpu_ms: how long it has run on a core in all.
+        starved_ms: how long its main thread was ready and had no core in all; -1: not known.
+        group: of the current call, or else the last one, among the node's `groups`; -1: there is
+            no call.
+        number: of that call.
+        is_running: it is in that call.
+        for_ms: since it began that call or, if that is over, left it.
+        site: the line of its program; empty if that is not known.
+        counts: what it has done in all, for some of the node's `groups`, by their places there.
+        step, total: the step that it is in, and how many there will be; None: not known.
+        values: what the program tells of itself, by name.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    end: str
+    cpu_ms: int
+    starved_ms: int
+    rss_kb: int
+    group: int
+    operation: str
+    number: int
+    is_running: bool
+    for_ms: int
+    site: str
+    counts: tuple[tuple[int, GroupCounts | None], ...]
+    step: int | None
+    total: int | None
+    values: Mapping[str, str]
+
+
+class NodeUpdate(Record, kw_only=True):
+    """A node, at one moment.
+
+    Attributes:
+        now_ms: the moment.
+        phase, round, nodes, world_size: as `requests.AgentStatus`.
+        uptime_ms: of its agent.
+        groups: those of its ranks.
+    """
+
+    node_rank: int
+    host: str
+    now_ms: int
+    uptime_ms: int
+    phase: str
+    news: str
+    round: int
+    nodes: int
+    world_size: int
+    groups: tuple[GroupNames, ...]
+    ranks: tuple[RankUpdate, ...]
+
+    def reading(self, rank: RankUpdate) -> Reading:
+        """A rank's counters."""
+        return Reading(
+            now_ns=self.now_ms * 1_000_000,
+            groups=tuple(_group(self.groups[at], counts) for at, counts in rank.counts),
+            step=rank.step,
+        )
+
+
+def to_line(update: NodeUpdate) -> str:
+    """The line, of ASCII."""
+    return json.dumps({_KEY: to_row(update)}, separators=(",", ":"))
+
+
+def from_line(line: Mapping[str, object]) -> NodeUpdate | None:
+    """Read a line's object; None: it is another kind of line, or not valid."""
+    if _KEY not in line:
+        return None
+    try:
+        update = from_row(NodeUpdate, line[_KEY])
+    except ControlMessageError:
+        return None
+    places = range(-1, len(update.groups))
+    is_valid = all(
+        rank.group in places and all(at in places and at >= 0 for at, _ in rank.counts)
+        for rank in update.ranks
+    )
+    return update if is_valid else None
+
+
+def _group(names: GroupNames, counts: GroupCounts | None) -> RecordedGroup:
+    return RecordedGroup(
+        name=names.name,
+        key=names.key,
+        members=names.members,
+        backend=names.backend,
+        has_left=False,
+        queued=0,
+        calls=(),
+        transfers=(),
+        counts=counts,
+    )
