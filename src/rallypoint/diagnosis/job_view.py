@@ -42,7 +42,7 @@ class NodeHistory:
     Attributes:
         ranks: the ranks there.
         updates: the latest one last; empty: none has come yet.
-        age_s: the time since the latest one came; if none has, since the job is followed.
+        age_s: the time since the latest one came; if none has, since the first was due.
     """
 
     node_rank: int

@@ -28,7 +28,7 @@ from rallypoint.diagnosis.job_view import (
     RankState,
     view_of,
 )
-from rallypoint.launch.inspection.job_follower import follow
+from rallypoint.launch.inspection.job_follower import START_S, follow
 
 PROGRAM = "rallypoint top"
 _USAGE = f"""\
@@ -40,7 +40,8 @@ changed in the job, and it costs its machines some milliseconds a second, only w
 
 Without a terminal, or with --once, it prints one screen after about two seconds.
 """
-_ONCE_S = SILENT_S + 0.5  # until then it is known which nodes are
+_ONCE_S = START_S + SILENT_S + 0.5  # until then it is known which nodes tell nothing
+_MOST_S = 15.0  # this machine may be busy
 _BRIEF_S = 0.1
 _WIDE = 160  # columns where no terminal says how many there are
 
@@ -87,7 +88,8 @@ def _is_terminal() -> bool:
 def _print_once(job: RunningJob, *, is_json: bool) -> int:
     began, view = time.monotonic(), None
     for history in follow(job.agents, _briefly):
-        is_late = time.monotonic() > began + _ONCE_S
+        past_s = time.monotonic() - began
+        is_late = past_s > (_ONCE_S if any(node.updates for node in history.nodes) else _MOST_S)
         if not (is_late or _is_enough(history)):
             continue
         view = view_of(history)
@@ -97,7 +99,7 @@ def _print_once(job: RunningJob, *, is_json: bool) -> int:
         if is_late or (view is not None and not view.is_open):
             break
     if view is None:
-        raise HostError(f"{job} has told nothing for {_ONCE_S:g} s; it may have ended.")
+        raise HostError(f"{job} has told nothing for {_MOST_S:g} s; it may have ended.")
     if is_json:
         print(_json(job, view))
         return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from unicodedata import combining, east_asian_width
 
 from rallypoint.base.wording import one_line
-from rallypoint.diagnosis.job_view import JobView, RankState, RankView
+from rallypoint.diagnosis.job_view import STALLED_S, JobView, RankState, RankView
 from rallypoint.launch.output.progress import duration
 
 MOST_IN_TABLE = 40  # ranks; of more, each is a letter
@@ -63,6 +63,7 @@ _LETTERS = {
 }
 _LEGEND = ". runs  w waits  L late  ! at fault  k kernel  t stopped  x ended  s starts  ? silent"
 _RANKS_TOGETHER = 8
+_LEAST_SHARE = 0.05  # of the time: less lateness is chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,17 @@ def _first(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
+def _lateness(rank: RankView) -> tuple[float, ...]:
+    """Who keeps others waiting comes first; ranks that differ by chance stay where they are."""
+    is_away = not rank.is_in_call and (rank.for_s or 0.0) > STALLED_S
+    share = rank.late_share or 0.0
+    late = share if share >= _LEAST_SHARE else 0.0
+    is_bad = rank.state not in (RankState.RUNS, RankState.WAITS)
+    return (-rank.is_at_fault, -rank.is_slow, -is_away, -is_bad, -late)
+
+
 SORTS: dict[str, Callable[[RankView], tuple[float, ...]]] = {
-    "late": lambda rank: (-rank.is_at_fault, -rank.is_slow, -_first(rank.late_share)),
+    "late": _lateness,
     "rank": lambda _: (),
     "for": lambda rank: (-_first(rank.for_s),),
     "waits": lambda rank: (-_first(rank.waited),),
@@ -152,7 +162,7 @@ def frame(
         rows: 0: as many as there are to tell, without keys.
     """
     lines = _top(name, view, choices, columns)
-    bottom = _bottom(view, choices, columns) if rows else []
+    bottom = _bottom(view, choices, columns)[-rows:] if rows else []
     room = max(0, rows - len(lines) - len(bottom)) if rows else 1 << 30
     if choices.page is not None:
         lines += _page(choices.page, choices.first, columns, room)

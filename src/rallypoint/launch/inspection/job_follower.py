@@ -21,6 +21,7 @@ from rallypoint.launch.inspection.following import RENEW_S
 from rallypoint.launch.inspection.requests import ExpectedNode, Line
 
 _KEPT = 11  # updates of a node: ten seconds
+START_S = 2.0  # what a node may take to begin
 _AGAIN_S = 1.0  # after an agent was lost, until it is looked for again
 
 Wait = Callable[[Sequence[int], float], object]
@@ -101,7 +102,7 @@ class JobFollower:
         nodes = []
         for node_rank in sorted(expected or self._nodes):
             told = self._nodes.get(node_rank, ())
-            at = told[-1][0] if told else self._began
+            at = told[-1][0] if told else min(now, self._began + START_S)
             if told:
                 host, ranks = told[-1][1].host, tuple(each.rank for each in told[-1][1].ranks)
             else:
