@@ -8,7 +8,7 @@ SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
-	@echo "make test    the tests that a change must pass, in four to eight minutes; TESTS=... runs others;"
+	@echo "make test    the tests that a change must pass, in four to ten minutes; TESTS=... runs others;"
 	@echo "             a test that fails runs once more, alone, and is named"
 	@echo "make test-all  the other tests, in about fifteen minutes"
 	@echo "make test-torch  the tests that need PyTorch, with the newest one (VERSION=2.14.1: with that one),"

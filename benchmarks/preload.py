@@ -40,6 +40,7 @@ if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < kills:
 time.sleep(1)  # a group of gloo fails if another rank ends too soon
 os._exit(0)
 """
+LIMIT_S = 120.0
 # The launcher and its flags, and the backend.
 WAYS = {
     "torchrun, gloo": (("torchrun",), "gloo"),
@@ -50,8 +51,11 @@ WAYS = {
 }
 
 
-def run(way: str, workers: int, kills: int) -> tuple[float, float, list[float]]:
-    """Seconds to the first all_reduce, CPU seconds of the job, and seconds after each kill."""
+def run(way: str, workers: int, kills: int) -> tuple[float, float, list[float]] | None:
+    """Seconds to the first all_reduce, CPU seconds of the job, and seconds after each kill.
+
+    None: the job failed, or hung: with gloo, restarted ranks do so now and then.
+    """
     (program, *flags), backend = WAYS[way]
     start = ["-m", "torch.distributed.run"] if program == "torchrun" else ["-m", program]
     with tempfile.TemporaryDirectory() as directory:
@@ -61,12 +65,16 @@ def run(way: str, workers: int, kills: int) -> tuple[float, float, list[float]]:
         numbers = ["--nproc-per-node", str(workers), "--max-restarts", str(kills + 3)]
         words = ["--standalone", *numbers, str(script), backend, str(times), str(kills)]
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
-        subprocess.run(
-            [sys.executable, *start, *flags, *words],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = [sys.executable, *start, *flags, *words]
+        job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            status = job.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            job.terminate()
+            job.wait()
+            return None
+        if status:
+            return None
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         events = [line.split() for line in times.read_text().splitlines()]
@@ -86,15 +94,19 @@ def main() -> None:
     for workers in given.workers:
         starts: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
         gaps: dict[str, list[float]] = {way: [] for way in WAYS}
+        failed = dict.fromkeys(WAYS, 0)
         for turn in range(given.rounds):
             for way in WAYS if turn % 2 == 0 else reversed(WAYS):
-                start_s, cpu_s, _ = run(way, workers, 0)
-                starts[way].append((start_s, cpu_s))
-                gaps[way] += run(way, workers, given.kills)[2] if given.kills else []
+                if started := run(way, workers, 0):
+                    starts[way].append(started[:2])
+                restarted = run(way, workers, given.kills) if given.kills else started
+                gaps[way] += restarted[2] if restarted else []
+                failed[way] += (not started) + (not restarted)
         for way in WAYS:
             walls, cpus = zip(*starts[way], strict=True)
             row = {"way": way, "workers": workers, "start_s": statistics.median(walls)}
             row |= {"cpu_s": statistics.median(cpus), "start_min_s": min(walls)}
+            row |= {"failed": failed[way]}
             if gaps[way]:
                 row |= {"restart_s": statistics.median(gaps[way]), "restart_min_s": min(gaps[way])}
             rows.append(row)
@@ -103,9 +115,19 @@ def main() -> None:
     table = [
         [str(row["way"]), str(row["workers"])]
         + [f"{row[name]:.3f}" if name in row else "-" for name in names]
+        + [str(row["failed"])]
         for row in rows
     ]
-    columns = ("launcher, backend", "ranks", "start s", "min", "CPU s", "after a kill s", "min")
+    columns = (
+        "launcher, backend",
+        "ranks",
+        "start s",
+        "min",
+        "CPU s",
+        "after a kill s",
+        "min",
+        "failed",
+    )
     print_table(columns, table)
     save("preload", rows)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -172,8 +173,13 @@ def _is_in_a_call(innermost: FrameType) -> bool:
     return False
 
 
-# Exit handlers run in reverse order: groups, which are formed later, have been left by then.
-atexit.register(_await_other_threads)
+@cache
+def _await_other_threads_at_exit() -> None:
+    """Register it once, before the first group, and not while a template imports this module.
+
+    Exit handlers run in reverse order: groups, which are formed later, have been left by then.
+    """
+    atexit.register(_await_other_threads)
 
 
 def form(
@@ -190,6 +196,7 @@ def form(
     Args:
         global_ranks: the members' ranks in the default group; empty for that group itself.
     """
+    _await_other_threads_at_exit()
     shared = TorchStore(store)
     members = global_ranks or list(range(size))
     is_beside = not global_ranks and dist.is_initialized()  # made by PyTorch's own helper
