@@ -23,6 +23,7 @@ from pathlib import Path
 import pyte  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import pytest
 from tests.hosts import Hosts
+from tests.pages import blocks_tested_by
 from tests.system.conftest import Launch, parent_of
 from tests.system.everyday import wait_until
 from tests.system.test_jobs import rallypoint, start_waiting_job
@@ -88,6 +89,20 @@ def test_a_slow_rank_is_named(launch: Launch) -> None:
     text = rallypoint("top", str(pid)).stdout  # there is no terminal: a screen as text
     assert re.search(r"^ ! +2 (runs|waits) +(after )?all_reduce #\d+ ", text, re.MULTILINE), text
     assert "\x1b" not in text
+
+
+def test_the_guides_commands(launch: Launch) -> None:
+    """Other jobs may run here, so each command is given its job."""
+    pid = start_slow_job(launch)
+    for block in blocks_tested_by("tests/system/test_top.py::test_the_guides_commands"):
+        for program, *words in block.commands():
+            assert program == "rallypoint"
+            done = rallypoint(*words, str(pid))
+            assert done.returncode == 0, done.stderr
+            if "--json" in words:
+                assert len(ranks_of(json.loads(done.stdout))) == 4
+            else:
+                assert re.search(r"^.. +3 (runs|waits) ", done.stdout, re.MULTILINE)
 
 
 def test_a_job_that_hangs_has_the_sentence_of_explain(launch: Launch) -> None:

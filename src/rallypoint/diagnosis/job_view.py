@@ -128,7 +128,7 @@ class JobView:
 
     Attributes:
         headline: what matters most, as a sentence.
-        is_open: some rank may turn out to be slow after more updates.
+        is_undecided: some rank may turn out to be slow after more updates.
         is_stalled: no rank has begun or left a call or a step for STALLED_S.
         step, total: the step that its ranks are in, and how many there will be.
         steps_per_s, calls_per_s, bytes_per_s: of the middle one of its ranks.
@@ -143,7 +143,7 @@ class JobView:
     node_count: int
     uptime_s: float
     headline: str
-    is_open: bool
+    is_undecided: bool
     is_stalled: bool
     ranks: tuple[RankView, ...]
     nodes: tuple[NodeView, ...]
@@ -216,7 +216,7 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
         node_count=latest.nodes,
         uptime_s=latest.uptime_ms / 1000,
         headline=_headline(latest, ranks, nodes, explanation, is_stalled=is_stalled),
-        is_open=is_open(late),
+        is_undecided=is_open(late),
         is_stalled=is_stalled,
         ranks=ranks,
         nodes=nodes,

@@ -96,7 +96,7 @@ def _print_once(job: RunningJob, *, is_json: bool) -> int:
         if view is not None and view.is_stalled:
             view = view_of(history, inspect(job.agents))
             break
-        if is_late or (view is not None and not view.is_open):
+        if is_late or (view is not None and not view.is_undecided):
             break
     if view is None:
         raise HostError(f"{job} has told nothing for {_MOST_S:g} s; it may have ended.")
