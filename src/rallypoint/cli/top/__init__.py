@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from io import TextIOWrapper
 from shutil import get_terminal_size
 
 from rallypoint.base.errors import HostError
@@ -104,6 +105,8 @@ def _print_once(job: RunningJob, *, is_json: bool) -> int:
         print(_json(job, view))
         return 0
     columns = get_terminal_size((_WIDE, 0)).columns
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     print(*frame(job.name, view, Choices(), columns, 0, has_colours=False), sep="\n")
     return 0
 

@@ -166,7 +166,7 @@ def frame(
     room = max(0, rows - len(lines) - len(bottom)) if rows else 1 << 30
     if choices.page is not None:
         lines += _page(choices.page, choices.first, columns, room)
-    elif view is not None:
+    elif view is not None and view.ranks:
         lines += _ranks(view, choices, columns, room)
     if rows:
         lines = lines[: rows - len(bottom)]
@@ -234,7 +234,8 @@ def _top(name: str, view: JobView | None, choices: Choices, columns: int) -> lis
         [("> " if not at else "  ", style), (text, style)]
         for at, text in enumerate(wrapped(view.headline, columns - 2)[:_MOST_OF_HEADLINE])
     ]
-    return [line, *headline, [(_rates(view, choices), "")]]
+    rates = _rates(view, choices)
+    return [line, *headline, *([[(rates, "")]] if rates else [])]
 
 
 def wrapped(text: str, columns: int) -> list[str]:

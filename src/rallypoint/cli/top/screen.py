@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import termios
 import tty
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._input, self._output = 0, 1
+        self._encoding = sys.stdout.encoding
         self._lines: list[str] = []
         self._before: list[object] = []
         self._signals: set[int] = set()  # that have come, and are to be obeyed
@@ -148,6 +150,6 @@ class Screen:
         termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
 
     def _write(self, text: str) -> None:
-        data = text.encode("utf-8", errors="replace")
+        data = text.encode(self._encoding, errors="replace")
         while data:
             data = data[os.write(self._output, data) :]

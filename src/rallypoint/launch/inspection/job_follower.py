@@ -98,7 +98,8 @@ class JobFollower:
     def history(self) -> JobHistory:
         """What is known now."""
         now = time.monotonic()
-        expected = {each.node_rank: each for each in self._expected}
+        # Before the first round nodes have no rank.
+        expected = {each.node_rank: each for each in self._expected if each.node_rank >= 0}
         nodes = []
         for node_rank in sorted(expected or self._nodes):
             told = self._nodes.get(node_rank, ())
