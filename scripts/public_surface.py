@@ -206,12 +206,15 @@ def keys_in(node: ast.AST) -> Iterator[str]:
 
 def layouts() -> Iterator[str]:
     """What processes of other versions read and write."""
-    from rallypoint.base import flight_record
+    from rallypoint.base import flight_record, recorded_steps
 
     for name, value in vars(flight_record).items():
         if hasattr(value, "format") and hasattr(value, "size") and not isinstance(value, str):
             yield f"flight record {name}: {value.format}"
     yield f"flight record versions: {flight_record._VERSIONS}"
+    for name, value in vars(recorded_steps).items():
+        if name.isupper() and not name.startswith("_"):
+            yield f"flight record steps {name}: {value}"
     hook: ModuleType = importlib.import_module("rallypoint.base.worker_hook")
     yield f"worker hook: {hook.__name__}"
 

@@ -24,6 +24,7 @@ from rallypoint.base.errors import WorkersFailedError as WorkersFailedError
 from rallypoint.base.preemption import preempted as preempted
 from rallypoint.base.preemption import time_left as time_left
 from rallypoint.engine.communicator import ReduceOp as ReduceOp
+from rallypoint.engine.step_record import progress as progress
 from rallypoint.launch.api.spawn import spawn as spawn
 from rallypoint.process_group.arrays import empty as empty
 from rallypoint.process_group.calls.collectives import _coalescing_manager as _coalescing_manager

@@ -223,6 +223,21 @@ def test_the_status_line_never_mixes_with_output(launch: Launch) -> None:
     assert any("round 0 failed: rank 1 exited with code 1" in line for line in last)
 
 
+def test_the_status_line_shows_the_steps(launch: Launch) -> None:
+    script = launch.script(
+        "import os, time, rallypoint\n"
+        "rallypoint.progress(12345, 50000)\n"
+        "while not os.path.exists('seen'): time.sleep(0.05)\n"
+    )
+
+    def note(screen: list[str]) -> None:
+        if screen[-1].endswith("s | step 12,345 of 50,000, 25 %"):
+            (launch.directory / "seen").touch()
+
+    status, _ = run_at_a_terminal(launch, "--tee", "3", "--log-dir", "l", script, sees=note)
+    assert status == 0
+
+
 def test_no_status_line_where_nothing_is_hidden_or_wanted(launch: Launch) -> None:
     script = launch.script("import time; time.sleep(1.2); print('done')")
     for flags in ([], ["--tee", "3", "--quiet"]):

@@ -8,6 +8,8 @@ Pages of groups of other backends (native/engine/foreign_page.h) have their own 
 are recorded as PyTorch's Flight Recorder reports them, and are read alternately with its counters.
 The counters are newer: a call that they count as finished is finished, and a call that only they
 count has no name yet.
+
+A page of steps (recorded_steps.py) has a word that is odd while the page is being written.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import struct
 from functools import lru_cache
 from math import prod
 
+from rallypoint.base import recorded_steps as layout
 from rallypoint.base.recorded_call import GroupCounts, RecordedCall, RecordedGroup
+from rallypoint.base.recorded_steps import RecordedSteps
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ _HERE, _LEFT, _FOREIGN, _FOREIGN_LEFT = 1, 2, 3, 4
 _ASKED = struct.Struct("=II")  # at the end of the header
 _NAMES_END = _PAGE - 40  # followed by words of inspection/tracing.py, and of readers' questions
 STATES = {1: "running", 2: "done", 3: "failed"}
+_STEPS_KIND = struct.pack("=II", layout.PRESENCE, layout.VERSION)
+_ATTEMPTS = 5  # to read a page of steps that is being written
 _RUNNING, _DONE, _FAILED = 1, 2, 3
 _COUNTS_VERSION = 1
 _SQUARE_BITS = 30  # a unit of the sum of squares is (2^15 ns)^2
@@ -80,10 +86,8 @@ def read_pages(descriptor: int, offset: int) -> tuple[Names, dict[int, RecordedG
 def copy_record(descriptor: int, offset: int) -> Copied:
     """The record as it is now, which `groups_in` takes 0.2 ms to read for each group."""
     header = os.pread(descriptor, _PAGE, offset)
-    if len(header) < _PAGE:
-        return b"", []
-    magic, version, _, count, _ = _HEADER.unpack_from(header)
-    if magic != _MAGIC or version not in _VERSIONS or count >= _PAGES:
+    count = _pages_used(descriptor, offset)
+    if count == 0:
         return b"", []
     return header, [os.pread(descriptor, count * _PAGE, offset + _PAGE) for _ in range(3)]
 
@@ -137,6 +141,26 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
     parsed: dict[str, Any] = json.loads(text.rstrip(b"\0"))
     return parsed
+
+
+def read_steps(descriptor: int, offset: int) -> RecordedSteps | None:
+    """The steps of the worker whose record begins there; None if it recorded none."""
+    for at in range(offset + _PAGE, offset + (_pages_used(descriptor, offset) + 1) * _PAGE, _PAGE):
+        if os.pread(descriptor, 8, at) == _STEPS_KIND:
+            for _ in range(_ATTEMPTS):
+                page = os.pread(descriptor, _PAGE, at)
+                if page[8:16] == os.pread(descriptor, 8, at + 8) and page[8] % 2 == 0:
+                    break  # otherwise it is being written, or its writer was killed meanwhile
+            return _steps_in(page)
+    return None
+
+
+def _pages_used(descriptor: int, offset: int) -> int:
+    head = os.pread(descriptor, _HEADER.size, offset)
+    if len(head) < _HEADER.size:
+        return 0
+    magic, version, _, count, _ = _HEADER.unpack(head)
+    return count if magic == _MAGIC and version in _VERSIONS and count < _PAGES else 0
 
 
 def name_operation(operation: int, names: Names) -> str:
@@ -394,3 +418,38 @@ def _foreign_transfers(looks: list[bytes]) -> tuple[RecordedCall, ...]:
 
 def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="replace")
+
+
+# Steps.
+
+
+def _steps_in(page: bytes) -> RecordedSteps | None:
+    view = memoryview(page)
+    words, numbers, floats = view.cast("I"), view.cast("q"), view.cast("d")
+    values, logged = words[layout.VALUES_AT], words[layout.LOGGED_AT]
+    source, total = words[layout.SOURCE_AT], numbers[layout.TOTAL_AT]
+    is_valid = values <= layout.MOST_VALUES and logged <= layout.MOST_LOGGED
+    if not is_valid or not 0 < source < len(layout.SOURCES):
+        return None
+    names = [
+        _text(page[at : at + layout.NAME_BYTES])
+        for at in range(
+            layout.FIRST_NAME, layout.FIRST_NAME + values * layout.NAME_BYTES, layout.NAME_BYTES
+        )
+    ]
+    times = view.cast("f")[layout.FIRST_LOGGED_S : layout.FIRST_LOGGED_S + logged]
+    steps = numbers[layout.FIRST_LOGGED_STEP : layout.FIRST_LOGGED_STEP + logged]
+    began_s, step = floats[layout.BEGAN_AT], numbers[layout.STEP_AT]
+    log = [(began_s + time_s, done) for time_s, done in zip(times, steps, strict=True)]
+    return RecordedSteps(
+        step=step,
+        total=total if total > 0 else None,
+        at_ns=numbers[layout.TIME_AT],
+        source=layout.SOURCES[source],
+        values=dict(
+            zip(names, floats[layout.FIRST_VALUE : layout.FIRST_VALUE + values], strict=True)
+        ),
+        step_s=layout.step_time_s(log),
+        remaining_s=layout.remaining_s(log, step, total) if total > 0 else None,
+        log=tuple(log),
+    )

@@ -27,6 +27,7 @@ from rallypoint.launch.inspection.saved_job import latest_kept
 PROGRAM = "rallypoint explain"
 _PLACE = re.compile(r"^rank \d+ is in [^(]*\((/[^()]+):(\d+)\)")
 _MOST_SOURCE = 100  # characters
+_MOST_SAMPLES = 8
 _USAGE = f"""\
 usage: {PROGRAM} [JOB] [FLAGS]
 
@@ -55,7 +56,11 @@ def _explain_running(job: RunningJob, options: _ExplainOptions) -> int:
     looks = look_everywhere(job.agents)
     samples = [looks.first, looks.second]
     found = explanation_of(*samples)
-    if found.kind is Verdict.NO_HANG and is_open(lateness(*map(readings, samples))):
+    while (
+        found.kind is Verdict.NO_HANG
+        and len(samples) < _MOST_SAMPLES
+        and is_open(lateness(readings(samples[0]), readings(samples[-1])))
+    ):  # a rank seems to be slow: a longer time will tell
         looks = look_everywhere(job.agents)
         samples += [looks.first, looks.second]
         found = explanation_of(*samples)

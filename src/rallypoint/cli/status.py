@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint.base.recorded_call import RecordedCall
+from rallypoint.base.recorded_steps import steps_of_job
 from rallypoint.base.wording import brief, name_ranks, printable, table
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Options
@@ -12,7 +13,7 @@ from rallypoint.diagnosis.activity import current_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts
 from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.requests import AgentStatus
-from rallypoint.launch.output.progress import duration
+from rallypoint.launch.output.progress import duration, step_text
 
 PROGRAM = "rallypoint status"
 _USAGE = f"""\
@@ -45,6 +46,10 @@ def _tell(job: RunningJob, _: _StatusOptions) -> int:
     looks = look_everywhere(job.agents)
     print(printable(_title(job.name, looks.status)))
     nodes = looks.second.nodes
+    steps = steps_of_job(worker.steps for node in nodes for worker in node.workers)
+    if steps is not None:
+        pace = f", {brief(steps.step_s)} for each step" if steps.step_s is not None else ""
+        print(f"{step_text(steps)}{pace}")
     rows = [_row(worker, node) for node in nodes for worker in node.workers]
     if rows:
         print(*table(_HEAD, rows, right="r r rr"), sep="\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rallypoint.base.recorded_call import RecordedGroup
+from rallypoint.base.recorded_steps import RecordedSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,7 @@ class WorkerFacts:
         raised_ns: when it reported that, by the monotonic clock of its machine.
         groups: its calls, by group.
         has_record: whether it keeps a flight record.
+        steps: how far its program is, without the log and the values; None if it recorded none.
         stacks: its Python threads; if empty, `no_stacks_because` says why.
         library: the file whose code its main thread runs, if known.
         gil: the thread that holds the GIL, as in `Stack`, or one with number 0; empty if unknown.
@@ -137,6 +139,7 @@ class WorkerFacts:
     raised_ns: int = 0
     groups: tuple[RecordedGroup, ...] = ()
     has_record: bool = True
+    steps: RecordedSteps | None = None
     stacks: tuple[Stack, ...] = ()
     no_stacks_because: str = ""
     library: str = ""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
 
+from rallypoint.base.recorded_steps import SOURCES
 from rallypoint.base.wording import brief
 from rallypoint.diagnosis.explanation import Explanation
-from rallypoint.diagnosis.node_update import NodeUpdate, RankUpdate
+from rallypoint.diagnosis.node_update import NodeUpdate, RankUpdate, StepsUpdate
 from rallypoint.diagnosis.phrases import seconds
 from rallypoint.diagnosis.stragglers import Lateness, is_open, lateness, waited_s
 
@@ -130,7 +131,8 @@ class JobView:
         headline: what matters most, as a sentence.
         is_undecided: some rank may turn out to be slow after more updates.
         is_stalled: no rank has begun or left a call or a step for STALLED_S.
-        step, total: the step that its ranks are in, and how many there will be.
+        step, total: its last step, and how many there will be.
+        left_s: how long the rest will take, without what has passed since that step.
         steps_per_s, calls_per_s, bytes_per_s: of the middle one of its ranks.
         speed: steps (if they are not known: calls) a second, in the last second.
         values: what its program tells of itself.
@@ -151,6 +153,7 @@ class JobView:
     values: Mapping[str, str]
     step: int | None = None
     total: int | None = None
+    left_s: int | None = None
     steps_per_s: float | None = None
     calls_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -208,7 +211,7 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
         for node in history.nodes
     )
     now = samples.values()
-    steps = [each.now.step for each in now if each.now.step is not None]
+    steps = max((each for each in map(_steps, told) if each), key=_knowledge, default=None)
     return JobView(
         round=latest.round,
         phase=latest.phase,
@@ -221,13 +224,14 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
         ranks=ranks,
         nodes=nodes,
         age_s=min(node.age_s for node in told),
-        step=round(median(steps)) if steps else None,
-        total=next((each.now.total for each in now if each.now.total is not None), None),
+        step=steps.step if steps else None,
+        total=steps.total if steps else None,
+        left_s=steps.left_s if steps else None,
         steps_per_s=_median(each.steps_per_s for each in now),
         calls_per_s=_median(each.calls_per_s for each in now),
         bytes_per_s=_median(each.bytes_per_s for each in now),
         speed=_median(each.speed for each in now),
-        values=next((each.now.values for each in now if each.now.values), {}),
+        values=steps.values if steps else {},
     )
 
 
@@ -258,6 +262,8 @@ class _Sample:
         if self.now.step != self.before.step or _calls(self.now) != _calls(self.before):
             return True
         quiet_ms = self.now.for_ms if self.now.group >= 0 else self.now_of.uptime_ms
+        if self.now.step is not None:
+            quiet_ms = min(quiet_ms, self.now.step_ms_ago)
         return quiet_ms < STALLED_S * 1000
 
     @property
@@ -292,6 +298,15 @@ class _Sample:
         first, now = self.first_of.reading(self.first), self.now_of.reading(self.now)
         waited = self.per_s(waited_s(first), waited_s(now))
         return None if waited is None else min(1.0, waited)
+
+
+def _steps(node: NodeHistory) -> StepsUpdate | None:
+    return node.updates[-1].steps
+
+
+def _knowledge(steps: StepsUpdate) -> tuple[int, int]:
+    """As `steps_of_job` chooses."""
+    return SOURCES.index(steps.source) if steps.source in SOURCES else 0, steps.total or 0
 
 
 def _calls(rank: RankUpdate) -> int:

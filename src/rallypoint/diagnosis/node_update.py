@@ -13,7 +13,7 @@ from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.json_records import from_row, to_row
 from rallypoint.base.record import Record
 from rallypoint.base.recorded_call import GroupCounts, RecordedGroup
-from rallypoint.diagnosis.stragglers import Reading
+from rallypoint.diagnosis.stragglers import RankReading
 
 _KEY = "update"
 
@@ -43,8 +43,8 @@ class RankUpdate(Record, kw_only=True):
         for_ms: since it began that call or, if that is over, left it.
         site: the line of its program; empty if that is not known.
         counts: what it has done in all, for some of the node's `groups`, by their places there.
-        step, total: the step that it is in, and how many there will be; None: not known.
-        values: what the program tells of itself, by name.
+        step: its last step; None: not known.
+        step_ms_ago: the time since that step.
     """
 
     rank: int
@@ -62,7 +62,20 @@ class RankUpdate(Record, kw_only=True):
     site: str
     counts: tuple[tuple[int, GroupCounts | None], ...]
     step: int | None
+    step_ms_ago: int
+
+
+class StepsUpdate(Record, kw_only=True):
+    """The steps of those of a node's ranks that know most of them, as RecordedSteps.
+
+    Attributes:
+        left_s: how long the rest will take; None: not known.
+    """
+
+    step: int
     total: int | None
+    left_s: int | None
+    source: str
     values: Mapping[str, str]
 
 
@@ -85,12 +98,13 @@ class NodeUpdate(Record, kw_only=True):
     round: int
     nodes: int
     world_size: int
+    steps: StepsUpdate | None
     groups: tuple[GroupNames, ...]
     ranks: tuple[RankUpdate, ...]
 
-    def reading(self, rank: RankUpdate) -> Reading:
+    def reading(self, rank: RankUpdate) -> RankReading:
         """A rank's counters."""
-        return Reading(
+        return RankReading(
             now_ns=self.now_ms * 1_000_000,
             groups=tuple(_group(self.groups[at], counts) for at, counts in rank.counts),
             step=rank.step,

@@ -40,7 +40,7 @@ _LEAST_WAITS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class RankReading:
     """A rank's counters at one moment.
 
     Attributes:
@@ -107,33 +107,39 @@ class Lateness:
         return self.is_worth_a_look and waits >= needed and self.share >= share
 
 
-def readings(facts: Facts) -> dict[int, Reading]:
+def readings(facts: Facts) -> dict[int, RankReading]:
     """The counters of all ranks that are alive, by rank."""
     return {
-        worker.rank: Reading(now_ns=node.now_ns, groups=worker.groups)
+        worker.rank: RankReading(
+            now_ns=node.now_ns,
+            groups=worker.groups,
+            step=worker.steps.step if worker.steps else None,
+        )
         for node in facts.nodes
         for worker in node.workers
         if worker.process is not None and worker.end is None
     }
 
 
-def begun(facts: Facts) -> dict[int, Reading]:
+def begun(facts: Facts) -> dict[int, RankReading]:
     """The counters when these processes began: no call had been made."""
     return {
-        worker.rank: Reading(now_ns=node.now_ns - round(worker.process.age_s * 1e9), groups=())
+        worker.rank: RankReading(now_ns=node.now_ns - round(worker.process.age_s * 1e9), groups=())
         for node in facts.nodes
         for worker in node.workers
         if worker.process is not None and worker.end is None
     }
 
 
-def waited_s(reading: Reading) -> float:
+def waited_s(reading: RankReading) -> float:
     """For how long a rank has waited for others in all, so far."""
     counted = (group.counts for group in reading.groups if group.counts is not None)
     return sum(_waited_s(counts, reading.now_ns) for counts in counted)
 
 
-def lateness(first: Mapping[int, Reading], second: Mapping[int, Reading]) -> dict[int, Lateness]:
+def lateness(
+    first: Mapping[int, RankReading], second: Mapping[int, RankReading]
+) -> dict[int, Lateness]:
     """By rank, its greatest lateness among the groups in which it can be compared.
 
     Args:
@@ -182,7 +188,7 @@ class _Waits:
     is_unknown: bool
 
     @classmethod
-    def between(cls, first: Reading, second: Reading) -> _Waits:
+    def between(cls, first: RankReading, second: RankReading) -> _Waits:
         before = {group.key: group for group in first.groups}
         waited = squared = 0.0
         calls: dict[str, int] = {}
@@ -230,7 +236,7 @@ def _running_ns(counts: GroupCounts, now_ns: int) -> int:
 
 
 def _comparable(
-    waits: Mapping[int, _Waits], second: Mapping[int, Reading]
+    waits: Mapping[int, _Waits], second: Mapping[int, RankReading]
 ) -> dict[str, tuple[int, ...]]:
     """The groups in which ranks do the same work, by key: their ranks."""
     found: dict[str, set[int]] = {}
@@ -268,6 +274,6 @@ def _late(rank: int, others: list[_Waits], own: _Waits, key: str) -> Lateness:
         waits=late_s**2 / squared if squared > 0 else 0.0,
         wait_s=squared / waited if waited > 0 else 0.0,
         ranks=len(others) + 1,
-        steps=own.steps,
+        steps=max(each.steps for each in (own, *others)),  # a single rank may tell them
         calls=own.calls[key],
     )

@@ -14,6 +14,7 @@ from rallypoint.elastic.membership import LOSSES, View, membership
 from rallypoint.elastic.transfer import synchronize
 from rallypoint.elastic.values import UpdateParticipant, copied, read, restore
 from rallypoint.engine.communicator import ReduceOp
+from rallypoint.engine.step_record import ELASTIC, record_step
 from rallypoint.process_group.calls.collectives import all_reduce
 from rallypoint.process_group.groups.default import resolve
 from rallypoint.process_group.groups.group import ProcessGroup
@@ -352,6 +353,8 @@ class _Update:
         if kind is None:
             for each in self._participants:
                 each.commit()
+            step = self._own.get("step")
+            record_step(ELASTIC, step if isinstance(step, int) else self._own["_committed"])
         else:
             self._own["_is_member"] = False
             self._why_not = _HALF_DONE.format(kind.__name__)

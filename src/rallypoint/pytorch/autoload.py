@@ -53,17 +53,18 @@ def register() -> None:
         launched.install()
     template = sys.modules.get("rallypoint.base.template")
     if template is not None and template.is_template:
-        template.in_worker.append(_record_other_backends)
+        template.in_worker.append(_record_in_worker)
     else:
-        _record_other_backends()
+        _record_in_worker()
 
 
-def _record_other_backends() -> None:
+def _record_in_worker() -> None:
     hook = sys.modules.get("rallypoint.base.worker_hook")  # only in workers
     if hook is not None and hook.flight_record:
-        from rallypoint.pytorch import other_backends
+        from rallypoint.pytorch import optimizer_steps, other_backends
 
         other_backends.install()
+        optimizer_steps.install()
 
 
 def _create(options: object, backend_options: object) -> object:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rallypoint.base.recorded_call import GroupCounts
 from rallypoint.diagnosis.job_view import JobHistory, NodeHistory
-from rallypoint.diagnosis.node_update import GroupNames, NodeUpdate, RankUpdate
+from rallypoint.diagnosis.node_update import GroupNames, NodeUpdate, RankUpdate, StepsUpdate
 
 
 @dataclass
@@ -77,7 +77,24 @@ class FollowedJob:
                 ),
             ),
             ranks=tuple(self._rank(rank, at_s) for rank in self._here(node)),
+            steps=self._steps(at_s),
         )
+
+    def _steps(self, at_s: float) -> StepsUpdate | None:
+        if not self.steps:
+            return None
+        step = self._step(at_s)
+        return StepsUpdate(
+            step=step,
+            total=50_000,
+            left_s=round((50_000 - step) * self.step_s),
+            source="program",
+            values=self.values,
+        )
+
+    def _step(self, at_s: float) -> int:
+        worked_s = at_s if self.stuck is None else min(at_s, self.stuck[1])
+        return int(worked_s / self.step_s)
 
     def _here(self, node: int) -> range:
         each = self.ranks // self.nodes
@@ -85,7 +102,7 @@ class FollowedJob:
 
     def _rank(self, rank: int, at_s: float) -> RankUpdate:
         worked_s = at_s if self.stuck is None else min(at_s, self.stuck[1])
-        steps = int(worked_s / self.step_s)
+        steps = self._step(at_s)
         waits = max(self.late_s.values(), default=0.0) - self.late_s.get(rank, 0.0) + 0.0005
         stuck_s = at_s - worked_s
         is_stuck = self.stuck is not None and stuck_s > 0
@@ -115,6 +132,5 @@ class FollowedJob:
             site=self.site if is_waiting else "",
             counts=((0, counts),),
             step=steps if self.steps else None,
-            total=50_000 if self.steps else None,
-            values=self.values,
+            step_ms_ago=round((at_s - steps * self.step_s) * 1000) if self.steps else 0,
         )

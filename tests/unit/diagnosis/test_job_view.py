@@ -31,7 +31,7 @@ def test_a_line_is_read_back_and_short() -> None:
     update = job.update(0, 86400.0)  # a day
     line = to_line(update)
     assert from_line(json.loads(line)) == update
-    assert len(line) < 200 + 8 * 175, line
+    assert len(line) < 200 + 8 * 155, line
     assert line.isascii()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rallypoint.base.recorded_call import GroupCounts, RecordedGroup
-from rallypoint.diagnosis.stragglers import Reading, is_open, lateness, slow_ranks
+from rallypoint.diagnosis.stragglers import RankReading, is_open, lateness, slow_ranks
 
 MS = 0.001
 
@@ -70,7 +70,7 @@ class Job:
             self.tally(target, members).wait(self.at[source] - self.at[target])
             self.at[target] = self.at[source]
 
-    def read(self) -> dict[int, Reading]:
+    def read(self) -> dict[int, RankReading]:
         """All counters, when the last rank has come so far; the others wait until then."""
         now_s = max(self.at)
         readings = {}
@@ -92,7 +92,7 @@ class Job:
                     )
                 )  # fmt: skip
             ahead_ns = rank % 3 * 3600 * 10**9  # each machine's clock has a beginning of its own
-            readings[rank] = Reading(
+            readings[rank] = RankReading(
                 now_ns=round(now_s * 1e9) + ahead_ns, groups=tuple(groups), step=self.steps[rank]
             )
         return readings
@@ -260,7 +260,7 @@ def test_calls_whose_waits_are_not_counted_leave_all_unknown() -> None:
     assert slow_ranks(lateness(first, second))
     (counted,) = second[1].groups
     other = counted.__replace__(key="of an older version", counts=None)
-    second[1] = Reading(now_ns=second[1].now_ns, groups=(counted, other))
+    second[1] = RankReading(now_ns=second[1].now_ns, groups=(counted, other))
     assert lateness(first, second) == {}
 
 

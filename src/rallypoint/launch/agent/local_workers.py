@@ -42,6 +42,10 @@ from rallypoint.launch.rounds.source import RoundSource
 from rallypoint.launch.worker_group import WorkerExit
 from rallypoint.rendezvous.job.round import Placement, Seat
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.base.recorded_steps import RecordedSteps
+
 _NUMBERS = (
     1 << 32
 ) - 1  # the guardian knows each worker by one of so many; template_process.py has one
@@ -123,6 +127,13 @@ class LocalWorkers:
     def empty(self) -> int:
         """How many of the node's places are empty in this round."""
         return self._job.local_world_size - len(self.by_rank)
+
+    def steps(self) -> RecordedSteps | None:
+        """How far the program is; None if that is not known."""
+        if self.evidence is None:
+            return None
+        ranks = sorted(self.by_rank)
+        return self.evidence.records.steps(self.by_rank[rank].record_slot for rank in ranks)
 
     def of(self, number: int) -> Worker | None:
         """The worker that the guardian knows by that number; None: it is of a round before."""

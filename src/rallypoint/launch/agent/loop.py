@@ -211,7 +211,7 @@ class Agent:
         wake_at = self._rounds.wake_at
         if wake_at is not None and time.monotonic() >= wake_at:
             self._rounds.tick()
-        self._progress.tick(time.monotonic(), len(self._state.group.running))
+        self._progress.tick(time.monotonic(), len(self._state.group.running), self._workers.steps)
 
     @property
     def wake_at(self) -> float | None:

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rallypoint.base.flight_record import read_groups
+from rallypoint.base.flight_record import read_groups, read_steps
 from rallypoint.base.recorded_call import RecordedGroup
+from rallypoint.base.recorded_steps import RecordedSteps
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.facts import Node, Process, WorkerEnd, WorkerFacts
 from rallypoint.launch.inspection.agent_client import AgentConnection, read_status
@@ -106,8 +107,11 @@ def _worker(
     rank: RankStatus, descriptors: Sequence[int], seen: ProcessSnapshot, now_ns: int
 ) -> WorkerFacts:
     groups: tuple[RecordedGroup, ...] = ()
+    steps: RecordedSteps | None = None
     if descriptors:
-        groups = read_groups(descriptors[0], rank.record_slot * FLIGHT_RECORD_BYTES)
+        offset = rank.record_slot * FLIGHT_RECORD_BYTES
+        groups = read_groups(descriptors[0], offset)
+        steps = read_steps(descriptors[0], offset)
     ago_s = max(0.0, time.time() - rank.ended_at)
     end = WorkerEnd(
         code=rank.code,
@@ -119,7 +123,10 @@ def _worker(
     if rank.has_ended:
         return worker_facts(rank.rank, rank.local_rank, groups, seen, end=end)
     facts = worker_facts(rank.rank, rank.local_rank, groups, seen)
-    return replace(facts, error=rank.error, raised_ns=end.ended_ns if rank.error else 0)
+    if steps is not None:
+        steps = steps.__replace__(values={}, log=())
+    raised_ns = end.ended_ns if rank.error else 0
+    return replace(facts, error=rank.error, raised_ns=raised_ns, steps=steps)
 
 
 def worker_facts(

@@ -12,10 +12,17 @@ import signal
 import time
 from collections.abc import Sequence
 
-from rallypoint.base.flight_record import read_counts
+from rallypoint.base.flight_record import read_counts, read_steps
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup, current_groups
+from rallypoint.base.recorded_steps import RecordedSteps, steps_of_job
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
-from rallypoint.diagnosis.node_update import GroupNames, NodeUpdate, RankUpdate, to_line
+from rallypoint.diagnosis.node_update import (
+    GroupNames,
+    NodeUpdate,
+    RankUpdate,
+    StepsUpdate,
+    to_line,
+)
 from rallypoint.launch.inspection.agent_client import AgentConnection, NoAnswerError, read_status
 from rallypoint.launch.inspection.following import LEASE_S
 from rallypoint.launch.inspection.processes import read_task
@@ -59,7 +66,14 @@ def read_node(status: AgentStatus, descriptors: Sequence[int]) -> NodeUpdate:
     """
     now_ns = time.monotonic_ns()
     places: dict[GroupNames, int] = {}
-    ranks = [_read_rank(each, descriptors, now_ns, places) for each in status.workers]
+    steps = [
+        read_steps(descriptors[0], _offset(each)) if descriptors else None
+        for each in status.workers
+    ]
+    ranks = [
+        _read_rank(worker, descriptors, each, now_ns, places)
+        for worker, each in zip(status.workers, steps, strict=True)
+    ]
     return NodeUpdate(
         node_rank=status.node_rank,
         host=status.host,
@@ -70,13 +84,35 @@ def read_node(status: AgentStatus, descriptors: Sequence[int]) -> NodeUpdate:
         round=status.round,
         nodes=status.nodes,
         world_size=status.world_size,
+        steps=_steps(steps_of_job(steps)),
         groups=tuple(places),
         ranks=tuple(ranks),
     )
 
 
+def _offset(worker: RankStatus) -> int:
+    """Where its flight record begins."""
+    return worker.record_slot * FLIGHT_RECORD_BYTES
+
+
+def _steps(steps: RecordedSteps | None) -> StepsUpdate | None:
+    if steps is None:
+        return None
+    return StepsUpdate(
+        step=steps.step,
+        total=steps.total,
+        left_s=None if steps.remaining_s is None else round(steps.remaining_s),
+        source=steps.source,
+        values={name: f"{value:.6g}" for name, value in steps.values.items()},
+    )
+
+
 def _read_rank(
-    worker: RankStatus, descriptors: Sequence[int], now_ns: int, places: dict[GroupNames, int]
+    worker: RankStatus,
+    descriptors: Sequence[int],
+    steps: RecordedSteps | None,
+    now_ns: int,
+    places: dict[GroupNames, int],
 ) -> RankUpdate:
     """A worker's state.
 
@@ -88,8 +124,7 @@ def _read_rank(
         task = read_task(f"/proc/{worker.pid}", with_times=True)
     groups: list[RecordedGroup] = []
     if descriptors:
-        offset = worker.record_slot * FLIGHT_RECORD_BYTES
-        groups = current_groups(read_counts(descriptors[0], offset))
+        groups = current_groups(read_counts(descriptors[0], _offset(worker)))
     of_call, call = _call(groups)
     counted = sorted((each for each in groups if not each.has_left), key=_weight, reverse=True)
 
@@ -114,9 +149,8 @@ def _read_rank(
         for_ms=0 if call is None else max(0, now_ns - _moved_ns(call)) // 1_000_000,
         site="" if call is None else call.site[-_MOST_SITE:],
         counts=tuple((place(each), each.counts) for each in counted[:_MOST_GROUPS]),
-        step=None,
-        total=None,
-        values={},
+        step=steps.step if steps else None,
+        step_ms_ago=max(0, now_ns - steps.at_ns) // 1_000_000 if steps else 0,
     )
 
 

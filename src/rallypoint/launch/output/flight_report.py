@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rallypoint.base.wording import brief, name_ranks
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
@@ -18,6 +18,7 @@ TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.base.flight_record import Copied
     from rallypoint.base.recorded_call import RecordedCall, RecordedGroup
+    from rallypoint.base.recorded_steps import RecordedSteps
 
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2  # a Python of old headers has no names
 _MOST_PARTS = 12  # the most parts of a line
@@ -162,6 +163,17 @@ class FlightRecords:
             if not group.has_left or _under_way(group, self.seen_ns)
             for call in (*group.calls[-1:], *group.transfers)
         ]
+
+    def steps(self, slots: Iterable[int]) -> RecordedSteps | None:
+        """How far the program is that writes these slots; None if that is not known."""
+        if self._descriptor < 0:
+            return None
+        from rallypoint.base.flight_record import read_steps
+        from rallypoint.base.recorded_steps import steps_of_job
+
+        return steps_of_job(
+            read_steps(self._descriptor, slot * FLIGHT_RECORD_BYTES) for slot in slots
+        )
 
     def close(self) -> None:
         """Free the memory."""

@@ -19,6 +19,7 @@ _STATUS_EVERY_S = 1.0
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.base.recorded_steps import RecordedSteps
     from rallypoint.cluster.interface_choice import NetworkChoice
     from rallypoint.launch.output.journal import Journal
 
@@ -169,7 +170,7 @@ class ProgressReporter:
         if self._journal is not None:
             self._journal.close()
 
-    def tick(self, now: float, running: int) -> None:
+    def tick(self, now: float, running: int, steps: Callable[[], RecordedSteps | None]) -> None:
         """Renew the status line."""
         if self.wake_at is None or now < self.wake_at:
             return
@@ -177,6 +178,7 @@ class ProgressReporter:
         STATUS.show(
             f"round {self._round} | {running}/{self._round_size} ranks running |"
             f" {self._restarts} restarts | {duration(now - self._began)}"
+            + (f" | {step_text(done)}" if (done := steps()) is not None else "")
         )
 
     def _record(self, event: str, **fields: object) -> None:
@@ -191,6 +193,16 @@ def _has_terminal(job: Job) -> bool:
         for local_rank in range(job.local_world_size)
         for stream in NAMES
     )
+
+
+def step_text(steps: RecordedSteps) -> str:
+    """``"step 18,204 of 50,000, 36 %, 3:51:10 left"``; what is not known is left out."""
+    parts = [f"step {steps.step:,}"]
+    if steps.total is not None and steps.share is not None:
+        parts = [f"step {steps.step:,} of {steps.total:,}", f"{steps.share * 100:.0f} %"]
+    if steps.remaining_s is not None:
+        parts.append(f"{duration(steps.remaining_s)} left")
+    return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:

@@ -104,6 +104,7 @@ def test_hostile_text_leaves_no_sequence(seed: int) -> None:
             stuck=(1, 5.0),
             dead=(3,),
             silent={1: 4.0},
+            steps=True,
             values={text: text},
         )
         explanation = Explanation(kind=Verdict.UNEXPLAINED, sentence=text)
