@@ -143,15 +143,18 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return parsed
 
 
-def read_steps(descriptor: int, offset: int) -> RecordedSteps | None:
-    """The steps of the worker whose record begins there; None if it recorded none."""
+def read_steps(descriptor: int, offset: int, *, with_log: bool = True) -> RecordedSteps | None:
+    """The steps of the worker whose record begins there; None if it recorded none.
+
+    Without the log, and what is derived from it, it takes a tenth of the time.
+    """
     for at in range(offset + _PAGE, offset + (_pages_used(descriptor, offset) + 1) * _PAGE, _PAGE):
         if os.pread(descriptor, 8, at) == _STEPS_KIND:
             for _ in range(_ATTEMPTS):
                 page = os.pread(descriptor, _PAGE, at)
                 if page[8:16] == os.pread(descriptor, 8, at + 8) and page[8] % 2 == 0:
                     break  # otherwise it is being written, or its writer was killed meanwhile
-            return _steps_in(page)
+            return _steps_in(page, with_log=with_log)
     return None
 
 
@@ -423,10 +426,10 @@ def _text(field: bytes) -> str:
 # Steps.
 
 
-def _steps_in(page: bytes) -> RecordedSteps | None:
+def _steps_in(page: bytes, *, with_log: bool = True) -> RecordedSteps | None:
     view = memoryview(page)
     words, numbers, floats = view.cast("I"), view.cast("q"), view.cast("d")
-    values, logged = words[layout.VALUES_AT], words[layout.LOGGED_AT]
+    values, logged = words[layout.VALUES_AT], words[layout.LOGGED_AT] if with_log else 0
     source, total = words[layout.SOURCE_AT], numbers[layout.TOTAL_AT]
     is_valid = values <= layout.MOST_VALUES and logged <= layout.MOST_LOGGED
     if not is_valid or not 0 < source < len(layout.SOURCES):

@@ -67,9 +67,13 @@ def read_node(status: AgentStatus, descriptors: Sequence[int]) -> NodeUpdate:
     now_ns = time.monotonic_ns()
     places: dict[GroupNames, int] = {}
     steps = [
-        read_steps(descriptors[0], _offset(each)) if descriptors else None
+        read_steps(descriptors[0], _offset(each), with_log=False) if descriptors else None
         for each in status.workers
     ]
+    best = steps_of_job(steps)
+    if best is not None:
+        worker = status.workers[steps.index(best)]
+        best = read_steps(descriptors[0], _offset(worker))
     ranks = [
         _read_rank(worker, descriptors, each, now_ns, places)
         for worker, each in zip(status.workers, steps, strict=True)
@@ -84,7 +88,7 @@ def read_node(status: AgentStatus, descriptors: Sequence[int]) -> NodeUpdate:
         round=status.round,
         nodes=status.nodes,
         world_size=status.world_size,
-        steps=_steps(steps_of_job(steps)),
+        steps=_steps(best),
         groups=tuple(places),
         ranks=tuple(ranks),
     )
