@@ -28,7 +28,7 @@ WITH_TORCH = ("rallypoint.pytorch", "rallypoint.pytorch.elastic")  # only names:
 # Objects of these packages are pickled, or their paths written by programs.
 KEPT_PATHS = ("rallypoint.launch", "rallypoint.base.errors", "rallypoint.engine.communicator")
 # Classes that are no part of it: what they define counts as their subclasses' own.
-SHARED_CODE = ("LocalStore",)
+SHARED_CODE = ("LocalStore", "EphemeralStore")
 # What writes fields for programs: dictionaries in functions, and records.
 FIELDS = {
     "explain --json": "diagnosis/explanation.py Explanation.to_json",

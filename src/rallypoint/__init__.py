@@ -1,9 +1,8 @@
 """Rallypoint launches distributed training jobs, connects their processes, and explains why a job
 fails or hangs.
 
-The public face: torch.distributed's names, which __init__.pyi lists, each once. They are loaded on
-first use, so that the launcher, which imports this package too, pays for none of them. __version__
-is read from the installed package's metadata in the same way.
+The public face: torch.distributed's names, which __init__.pyi lists. They are loaded on first use;
+__version__ is read from the installed package's metadata in the same way.
 
     import rallypoint as dist
     dist.init_process_group()
@@ -12,8 +11,9 @@ is read from the installed package's metadata in the same way.
 
 from __future__ import annotations
 
-import importlib
 import sys
+
+from rallypoint.base.public_names import names_on_first_use
 
 _CONTAINER = (
     "docker build -t rallypoint -f examples/docker/Dockerfile . && docker run -it --rm rallypoint"
@@ -35,40 +35,13 @@ def _refusal() -> str:
 if _refused := _refusal():
     raise ImportError(_refused)
 
-_homes: dict[str, str] = {}  # public name -> its module
-
-
-def _public() -> dict[str, str]:
-    """All public names, as the stub imports them: ``from MODULE import NAME as NAME``."""
-    if not _homes:
-        module = ""
-        with open(__file__.removesuffix("py") + "pyi", encoding="utf-8") as stub:  # noqa: PTH123
-            for line in stub:
-                words = line.replace(",", "").split()
-                if words[:1] == ["from"]:
-                    module = words[1]
-                if "as" in words[:-1] and module:
-                    _homes[words[words.index("as") + 1]] = module
-    return _homes
+_load, __dir__ = names_on_first_use(globals())
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module on first use."""
-    if name == "__all__":
-        return sorted(_public())
-    value: object
     if name == "__version__":
         from importlib.metadata import version
 
-        value = version("rallypoint")
-    elif name in _public():
-        value = getattr(importlib.import_module(_homes[name]), name)
-    else:
-        raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, loaded or not."""
-    return sorted(_public())
+        globals()[name] = version("rallypoint")
+        return globals()[name]
+    return _load(name)

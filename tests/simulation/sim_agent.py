@@ -32,10 +32,10 @@ from rallypoint.rendezvous.job.reports import (
     Finish,
     NodeReport,
     Notice,
+    RankFailure,
     Start,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Endpoint, Seat
 from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRules
 from rallypoint.rendezvous.keyvalue.key_value_voter import Answer

@@ -23,15 +23,29 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
 from types import ModuleType
 from typing import Any, cast
 from unittest import mock
 
-from tests.simulation.sim_clock import SimClock, SimLoop
+from tests.simulation.sim_clock import SimLoop
 from tests.simulation.sim_keeper import SimKeeper
 from tests.simulation.sim_network import Process, SimNetwork
+from tests.simulation.sim_rounds import (
+    BREAKS_AFTER_S,
+    FORGETS_AFTER_S,
+    Inbox,
+    Kind,
+    SimMeeting,
+    SimPlugInRounds,
+    SimRounds,
+    SimStaticRounds,
+    place_of,
+    rounds_of,
+    without_network,
+)
 from tests.simulation.sim_worker import SimTraining, SimWorker
 
 import rallypoint.launch.agent
@@ -40,14 +54,10 @@ import rallypoint.rendezvous
 from rallypoint.launch.agent import loop as agent_loop
 from rallypoint.launch.agent.guardian import Guardian, GuardianReport, ReportKind
 from rallypoint.launch.agent.node import Phase
-from rallypoint.launch.job import Job, OnHang, Rendezvous, Verbosity
-from rallypoint.launch.rounds.elastic import ElasticRounds
-from rallypoint.rendezvous.consensus.messages import Message, Setup
-from rallypoint.rendezvous.consensus.participant import Participant
-from rallypoint.rendezvous.job.gathering import Limits
-from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister
-from rallypoint.rendezvous.keyvalue.key_value_voter import Answer
+from rallypoint.launch.job import Job, OnHang, Verbosity
+from rallypoint.launch.output import file_work
+from rallypoint.rendezvous.consensus.messages import Message
+from rallypoint.rendezvous.job.round import Endpoint
 from rallypoint.rendezvous.timeouts import Timeouts
 
 _SOON_S = 0.0005  # until a process that has been woken runs
@@ -95,7 +105,12 @@ def simulated(loop: SimLoop) -> Iterator[None]:
         for module in _modules():
             if getattr(module, "time", None) is time:
                 patches.enter_context(mock.patch.object(module, "time", SimTime(loop)))
+        patches.enter_context(without_network())
         patches.enter_context(mock.patch.object(agent_loop, "make_entry", lambda *_: None))
+        # No thread: directories are made at once.
+        patches.enter_context(
+            mock.patch.object(file_work, "start_new_thread", mock.Mock(side_effect=RuntimeError))
+        )
         yield
 
 
@@ -106,118 +121,7 @@ class SimSelector(selectors.DefaultSelector):
         return super().select(0)
 
 
-class _Inbox:
-    """Something readable for a selector."""
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def fill(self) -> None:
-        os.eventfd_write(self._fd, 1)
-
-    def drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
-
-    def close(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-
-class SimBoard(_Inbox):
-    """The connections of one agent: PeerConnections' interface."""
-
-    wake_at = None
-
-    def __init__(self, node: SimNode) -> None:
-        super().__init__()
-        self._node = node
-        self._events: list[Callable[[], None]] = []
-
-    def send(self, to: str, at: Endpoint | None, payload: bytes) -> None:
-        self._node.job.network.send(self._node, to, at, cast(Message, payload))
-
-    def call(self, at: Endpoint, payload: bytes) -> None:
-        self._node.job.network.call(self._node, at, cast(Message, payload))
-
-    def came(self, event: Callable[[], None]) -> None:
-        self._events.append(event)
-        self.fill()
-        self._node.turn_soon()
-
-    def poll(self) -> None:
-        if not self._events:
-            return
-        self.drain()
-        events, self._events = self._events, []
-        for event in events:
-            event()
-
-
-class SimKeeperEnd(_Inbox):
-    """One agent's connection to the keeper: KeyValueLink's interface."""
-
-    register = KeyValueRegister
-
-    def __init__(self, node: SimNode, keeper: SimKeeper, setup: Setup) -> None:
-        super().__init__()
-        self._node = node
-        self._answers: list[Answer] = []
-        self._link = keeper.link(setup, SimClock(node.job.loop), self._answered)
-        self.send, self.lost = self._link.send, self._link.lost
-
-    def take(self) -> list[Answer]:
-        self.drain()
-        answers, self._answers = self._answers, []
-        return answers
-
-    def close(self, *_: object) -> None:
-        self._link.close()
-        super().close()
-
-    def _answered(self, answers: list[Answer]) -> None:
-        if self.fileno() >= 0:
-            self._answers += answers
-            self.fill()
-            self._node.turn_soon()
-
-
-class SimRounds(ElasticRounds):
-    """Over simulated connections."""
-
-    def __init__(self, node: SimNode, setup: Setup) -> None:
-        keeper = node.job.keeper
-        self.keeper = None if keeper is None else SimKeeperEnd(node, keeper, setup)
-        super().__init__(
-            setup,
-            cast(Any, None),
-            b"",
-            is_verbose=True,
-            keeper=cast(Any, self.keeper),
-            speak=node.say,
-        )
-        self._connections.close(0.0)
-        self._connections = cast(Any, SimBoard(node))
-        self.board = cast(SimBoard, self._connections)
-        self._node = node
-
-    def _new_core(self) -> Participant:
-        return Participant(self._register(self._setup), Random(self._setup.me.key))
-
-    def open(self, selector: selectors.BaseSelector) -> None:
-        super().open(selector)
-        self._examine_at = math.inf  # with threads, for this machine's network
-
-    def _open_store(self, number: int, members: tuple[Member, ...]) -> Endpoint:
-        self._node.stores += 1
-        return Endpoint(host=self._node.address, port=30000 + self._node.stores)
-
-
-class SimGuardian(_Inbox):
+class SimGuardian(Inbox):
     """Starts and ends simulated workers: Guardian's interface."""
 
     pid = 1
@@ -355,31 +259,12 @@ class SimNode(Process):
             return
         job, self.starts = self.job, self.starts + 1
         self.key = f"{self.name}.{self.starts}"
-        slot = self.number if not job.keeper and self.number < len(job.endpoints) else None
-        port = 29400 if slot is not None else 20000 + self.starts
+        is_voter = job.kind is Kind.ELASTIC and not job.keeper and self.number < len(job.endpoints)
+        port = 29400 if is_voter else 20000 + self.starts
         self.at = Endpoint(host=self.address, port=port)
-        me = Member(
-            key=self.key,
-            host=self.name,
-            local_world_size=job.workers,
-            address=self.address,
-            port=port,
-        )
-        limits = Limits(
-            min_nodes=job.min_nodes, max_nodes=len(job.nodes), join_timeout_s=600.0, last_call_s=0.5
-        )
-        setup = Setup(
-            me=me,
-            run_id="job",
-            limits=limits,
-            endpoints=job.endpoints,
-            slot=slot,
-            max_restarts=job.restarts,
-            timeouts=job.timeouts,
-        )
-        self.rounds = SimRounds(self, setup)
         self.is_alive, self.is_frozen, self.is_leaving = True, False, False
-        job.network.attach(self)
+        if job.kind is not Kind.PLUG_IN:
+            job.network.attach(self)
         self.selector = SimSelector()
         self._spoken_to = select.epoll()  # the workers' sockets
         self._listeners: dict[int, SimWorker] = {}
@@ -390,14 +275,12 @@ class SimNode(Process):
             run_id="job",
             host=self.name,
             environ={"TMPDIR": job.directory},
-            rendezvous=Rendezvous(
-                backend="c10d", endpoints=job.endpoints, run_id="job", min_nodes=job.min_nodes,
-                max_nodes=len(job.nodes),
-            ),
+            **place_of(self),
             verbosity=Verbosity.QUIET,
             on_hang=OnHang.OFF,
             spares=job.spares,
-        )  # fmt: skip
+        )
+        self.rounds = rounds_of(self, spec)
         self.guardian = SimGuardian(self)
         self.agent = agent_loop.Agent(
             spec,
@@ -412,6 +295,11 @@ class SimNode(Process):
     def say(self, text: str) -> None:
         """A line of the story."""
         self.job.tell(f"{self.name}: {text}")
+
+    def new_store(self) -> Endpoint:
+        """An empty store for workers; no other has its address."""
+        self.stores += 1
+        return Endpoint(host=self.address, port=30000 + self.stores)
 
     def listens(self, worker: SimWorker) -> None:
         """It hears what its agent says, soon after that."""
@@ -452,6 +340,8 @@ class SimNode(Process):
         if not goes_on:
             self.say(f"the job is over, status {self.agent._state.status}")
             self.job.ended[self.name] = self.agent._state.status
+            if isinstance(self.rounds, SimPlugInRounds):
+                self.rounds.close()
             return self._bury()
         if (wake_at := self.agent.wake_at) is not None:
             alarm = max(wake_at, self.job.loop.now + _FINEST_S)
@@ -501,26 +391,37 @@ class SimNode(Process):
         if self.agent._output is not None:
             shutil.rmtree(self.agent._output.directory.path, ignore_errors=True)
             self.agent._output.close()
-        self.rounds.board.close()
+        if self.rounds.board is not None:
+            self.rounds.board.close()
+            self.job.network.died(self)
         if self.rounds.keeper is not None:
             self.rounds.keeper.close()
+        if isinstance(self.rounds, SimPlugInRounds):
+            self.rounds.forget()
+            self.job.loop.after(FORGETS_AFTER_S, partial(self.job.meeting.leave, self.key))
         self.selector.close()
         self._spoken_to.close()
-        self.job.network.died(self)
 
     # Process.
 
     def hear(self, sender: str, message: Message) -> None:
-        payload = cast(bytes, message)
-        self.rounds.board.came(lambda: self.rounds.heard(sender, payload))
+        rounds, payload = self._linked, cast(bytes, message)
+        rounds.board.came(lambda: rounds.heard(sender, payload))
 
     def hear_closed(self, key: str) -> None:
+        rounds = self._linked
         if self.is_alive:
-            self.rounds.board.came(lambda: self.rounds.gone(key, "its connection closed"))
+            rounds.board.came(lambda: rounds.gone(key, "its connection closed"))
 
     def hear_unreachable(self, at: Endpoint) -> None:
+        rounds = self._linked
         if self.is_alive:
-            self.rounds.board.came(lambda: self.rounds.unreachable(at, "connection refused"))
+            rounds.board.came(lambda: rounds.unreachable(at, "connection refused"))
+
+    @property
+    def _linked(self) -> SimRounds | SimStaticRounds:
+        """Its rounds: nodes of other kinds have no connections."""
+        return cast(SimRounds, self.rounds)
 
 
 class SimJob:
@@ -538,6 +439,7 @@ class SimJob:
         steps: int = 1_000_000,
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
         keeper: type[SimKeeper] | None = None,
+        kind: Kind = Kind.ELASTIC,
     ) -> None:
         self.random = Random(seed)
         self.loop = SimLoop()
@@ -549,7 +451,10 @@ class SimJob:
             min_nodes,
             restarts,
         )
-        self.timeouts = timeouts
+        self.timeouts, self.kind = timeouts, kind
+        self.meeting = SimMeeting(min_nodes, nodes)  # of a plug-in
+        if kind is Kind.STATIC:
+            self.network.breaks_after_s = BREAKS_AFTER_S
         self.nodes = [SimNode(self, number) for number in range(nodes)]
         voters = range(3 if nodes > 2 else 1)
         self.endpoints = (

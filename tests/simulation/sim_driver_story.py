@@ -3,6 +3,8 @@
 python -m tests.simulation.sim_driver_story 47        print that one, if something goes wrong
 python -m tests.simulation.sim_driver_story 0 1000    play those
 python -m tests.simulation.sim_driver_story 0 1000 etcd    where an etcd decides who coordinates
+python -m tests.simulation.sim_driver_story 0 1000 static    of nodes that are known from the start
+python -m tests.simulation.sim_driver_story 0 1000 plug-in   with a package's rendezvous
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from random import Random
 
 from tests.simulation.sim_driver import SimJob, SimNode
 from tests.simulation.sim_keeper import SimEtcd, SimKeeper
+from tests.simulation.sim_rounds import Kind
 from tests.simulation.sim_witness import ViolationError
 from tests.simulation.sim_worker import SimWorker
 
 from rallypoint.rendezvous.timeouts import Timeouts
 
+_JOIN_S = 600.0
 _FAULTS_S, _CALM_S = 40.0, 160.0
 _LINGER_S, _LINGERS = 35.0, 8  # after that, in each eighth story: longer than a survivor waits
 _TIMEOUTS = Timeouts(last_call_s=0.5)
 _FEW_HEARTBEATS = Timeouts(last_call_s=0.5, heartbeat_s=2.0, missed_heartbeats=2.5)
 
 
-def story(seed: int, keeper: type[SimKeeper] | None = None) -> SimJob:
+def story(seed: int, keeper: type[SimKeeper] | None = None, kind: Kind = Kind.ELASTIC) -> SimJob:
     """Play one to its end.
 
     Raises:
@@ -41,6 +45,7 @@ def story(seed: int, keeper: type[SimKeeper] | None = None) -> SimJob:
         min_nodes=random.choice([1, max(1, nodes // 2), nodes]),
         timeouts=_TIMEOUTS if loss else random.choice([_TIMEOUTS, _FEW_HEARTBEATS]),
         keeper=keeper,
+        kind=kind,
     )
     job.network.loss = loss
     with job:
@@ -62,8 +67,30 @@ def _play(job: SimJob, random: Random) -> None:
     job.mend()
     for worker in job.training.workers:
         worker.signal(signal.SIGCONT)
-    if set(job.ended) - job.left:  # as it may, if nobody was left
-        return
+    if _is_over(job):
+        _end(job)
+    elif not set(job.ended) - job.left:  # as it may, if nobody was left
+        _recover(job, random)
+
+
+def _is_over(job: SimJob) -> bool:
+    """Whether no node can replace another, or join."""
+    if job.kind is Kind.STATIC:
+        return not all(node.is_alive for node in job.nodes)
+    return job.kind is Kind.PLUG_IN and job.meeting.is_closed
+
+
+def _end(job: SimJob) -> None:
+    """All launchers end; one that was started again waits for the others before that."""
+    for seconds in (_CALM_S, _JOIN_S):
+        if any(node.is_alive for node in job.nodes):
+            job.run(seconds)
+    if any(node.is_alive for node in job.nodes):
+        raise ViolationError("some launchers do not end")
+
+
+def _recover(job: SimJob, random: Random) -> None:
+    """All nodes run, and train."""
     leaving = [node for node in job.nodes if node.is_leaving]
     for node in job.nodes:
         job.loop.after(random.uniform(0.0, 5.0), node.start)
@@ -75,7 +102,8 @@ def _play(job: SimJob, random: Random) -> None:
         for node in leaving:
             node.start()
         trains = (job.training.newest, job.training.began) != before
-    has_quorum = not any("too few to continue" in each.rounds.news for each in _whole(job))
+    news = [each.rounds.news for each in _whole(job)]
+    has_quorum = not any("too few to continue" in each for each in news)
     if has_quorum and not trains:
         raise ViolationError("nobody trains any more")
     if has_quorum and not job.is_whole:
@@ -101,8 +129,11 @@ def _befall(job: SimJob, random: Random) -> None:  # noqa: PLR0912 - one case fo
     workers = [worker for node in whole for worker in node.workers() if worker.can_run]
     training = [each for each in workers if each.has_state]
     events = _EVENTS if job.keeper is None else (*_EVENTS, "no keeper")
+    if job.kind is Kind.STATIC and job.seed % 3:  # others end with the first loss of a node
+        events = tuple(each for each in events if each not in _LOSE_A_NODE)
     what = random.choice((*events, "load", "load") if job.seed % 2 else events)
-    most = (len(job.nodes) - 1) // 2  # nodes that may be disturbed as a whole
+    # Nodes that may be disturbed as a whole: without a quorum there is no recovery.
+    most = (len(job.nodes) - 1) // 2 if job.kind is Kind.ELASTIC else len(job.nodes)
     may_disturb = len(job.nodes) - len(whole) < most
     match what:
         case "kill" if workers:
@@ -168,12 +199,16 @@ _EVENTS = (
 )
 
 
+_LOSE_A_NODE = ("kill a node", "leave", "cut", "start")
+
+
 def main() -> None:
     first, *rest = map(int, filter(str.isdigit, sys.argv[1:]))
     seeds = range(first, *rest) if rest else [first]
     keeper = SimEtcd if "etcd" in sys.argv else None
+    kind = next((each for each in Kind if each.value in sys.argv), Kind.ELASTIC)
     for seed in seeds:
-        story(seed, keeper)
+        story(seed, keeper, kind)
     print(f"{len(seeds)} stories")
 
 

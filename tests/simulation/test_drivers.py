@@ -12,6 +12,7 @@ from tests.simulation.known_seeds import is_needed
 from tests.simulation.sim_driver import SimJob
 from tests.simulation.sim_driver_story import story
 from tests.simulation.sim_keeper import SimEtcd, SimKeeper
+from tests.simulation.sim_rounds import Kind
 from tests.simulation.sim_witness import ViolationError
 
 from rallypoint.base.control_message import Stage, WorkerReport
@@ -32,6 +33,15 @@ LONG = pytest.mark.long
 def test_stories(first: int, keeper: type[SimKeeper] | None) -> None:
     for seed in range(first, first + 6):
         story(seed, keeper)
+
+
+@pytest.mark.parametrize("kind", [Kind.STATIC, Kind.PLUG_IN])
+@pytest.mark.parametrize(
+    "first", [0, *[pytest.param(each, marks=LONG) for each in range(12, 84, 12)]]
+)
+def test_stories_of_other_rounds(first: int, kind: Kind) -> None:
+    for seed in range(first, first + 12):
+        story(seed, kind=kind)
 
 
 def trains_within(job: SimJob, seconds: float) -> bool:
@@ -105,6 +115,24 @@ def test_survivors_wait_for_a_node_for_as_long_as_their_launchers_do() -> None:
             assert trains_within(job, 20.0), "\n".join(job.story)
             assert job.training.began == 1
             assert not any(each.is_dead for each in survivors)
+
+
+@pytest.mark.parametrize("has_broken_before", [False, True])
+def test_workers_of_a_plug_ins_round_do_not_wait_to_be_kept(has_broken_before: bool) -> None:
+    """When another node is lost, their round ends as soon as they complain."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=2, kind=Kind.PLUG_IN) as job:
+            job.start_all()
+            job.run(5.0)
+            if has_broken_before:
+                job.nodes[0].workers()[0].kill()
+                job.run(45.0)
+            began = job.training.began
+            assert (began, job.is_whole) == (1 + has_broken_before, True), "\n".join(job.story)
+            job.nodes[1].kill()
+            job.run(30.0)  # for two of them, and to save
+            assert job.training.size == 2, "\n".join(job.story)
+            assert job.training.began == began + 1
 
 
 def test_a_complaint_about_a_rank_that_the_next_round_lacks() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.hosts import Hosts
 
-from rallypoint.cluster.network import host_identity
+from rallypoint.base.files import host_identity
 
 pytestmark = pytest.mark.system
 
@@ -64,7 +64,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
 
 def test_processes_of_different_hosts_have_different_identities(three: Hosts) -> None:
     """By which ranks learn whether they can share memory."""
-    code = "from rallypoint.cluster.network import host_identity; print(host_identity())"
+    code = "from rallypoint.base.files import host_identity; print(host_identity())"
     told = [three[number].run(sys.executable, "-c", code) for number in (1, 1, 2, 3)]
     assert len({*told, f"{host_identity()}\n"}) == 4
 

@@ -1,4 +1,6 @@
-"""Opens and reads files that may be missing, or not be regular files, without ever waiting."""
+"""Opens and reads files that may be missing, or not be regular files, without ever waiting; and
+tells hosts and kernels apart by the system's files.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,21 @@ def kernel_identity(*namespaces: str) -> str:
         boot = file.read().strip()
     numbers = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in namespaces]  # noqa: PTH116
     return "/".join([boot, *map(str, numbers)])
+
+
+def host_identity() -> str:
+    """Equal for two processes exactly if they can share memory and see each other."""
+    try:
+        return kernel_identity("net", "pid")
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM):
+            return os.uname().nodename  # there is no /proc, or not that part of it
+        raise  # it is the same host, even if no descriptor is left to see it
+
+
+def machine_of(identity: str) -> str:
+    """The part of a host identity that is equal for all processes that run on one kernel."""
+    return identity.partition("/")[0]
 
 
 def read_text(path: str) -> str:

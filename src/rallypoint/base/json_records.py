@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+TOO_LARGE = 1 << 53  # what follows can still be packed in 64 bits
 _PLAIN = frozenset({str, int, float, bool, NoneType})
 _Reader = Callable[[object], object]
 _Hint = type | UnionType | GenericAlias  # of a field
@@ -66,7 +67,9 @@ def from_json(kind: type[T], data: object) -> T:
 
 
 def from_row(kind: type[T], data: object) -> T:
-    """Read what `to_row` gave, as `from_json`, but numbers must be exactly of their types."""
+    """Read what `to_row` gave, as `from_json`, but numbers must be exactly of their types, and
+    integers below `TOO_LARGE`, either way.
+    """
     return _read(kind, data, by_position=True)
 
 
@@ -119,9 +122,13 @@ def _reader(hint: _Hint, by_position: bool) -> _Reader:
 
 def _plain_reader(kind: type, *, by_position: bool) -> _Reader:
     names: Mapping[str, object] = getattr(kind, "__members__", {})  # of an enum
+    checks: dict[type, Callable[..., bool]] = {float: isfinite}
+    if by_position:
+        checks[int] = _is_small
+    is_fit = checks.get(kind)
 
     def read(data: object) -> object:
-        if type(data) is kind and (type(data) is not float or isfinite(data)):
+        if type(data) is kind and (is_fit is None or is_fit(data)):
             return data  # a bool is not an int here
         if kind is float and type(data) is int and not by_position:
             return float(data)
@@ -130,6 +137,10 @@ def _plain_reader(kind: type, *, by_position: bool) -> _Reader:
         raise _refusal(data, kind.__name__)
 
     return (lambda data: data) if kind is object else read
+
+
+def _is_small(number: int) -> bool:
+    return -TOO_LARGE < number < TOO_LARGE
 
 
 def _list_reader(readers: list[_Reader], *, is_open: bool) -> _Reader:

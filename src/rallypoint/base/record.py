@@ -1,9 +1,9 @@
-"""Frozen records: the part of dataclasses that the launcher needs, without their cost at start.
+"""Frozen records: the part of dataclasses that launcher and ranks need, without its cost at start.
 
 `dataclasses` imports a reader of source text, and generates and compiles code for each class: a
 fifth of the launcher's start (docs/decisions/015-records.md). Here all classes share the same
 methods. To type checkers a `Record` is a frozen dataclass with slots. Use real dataclasses where
-the launcher does not import the module.
+neither a launch nor every rank imports the module.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Where there is another way, the caller takes it (docs/support.md lists them), and needs nothing of
 this. Otherwise a refusal becomes a `SystemCallError` here, by one table: that of a call in Python,
 of one in native code (native/python/refusal.h), and what only shows that there was one ("can't
-start new thread"). Imported only after a failure, or by processes that have NumPy.
+start new thread"). Imported only after a failure.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ import re
 import resource
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from rallypoint.base.cgroup_limits import full_of_processes
 from rallypoint.base.errors import RallypointError, SystemCallError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 UNIX_SOCKET = "socket(AF_UNIX)"
 NO_THREAD = "can't start new thread"  # says threading, and not why
@@ -85,22 +80,6 @@ def refusal_in(
     if str(error) == NO_THREAD:
         return refused("clone", errno.EPERM if _is_clone3_forbidden() else errno.EAGAIN, who=who)
     return None
-
-
-def tells_refusals(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, in which a refusal is raised as a SystemCallError."""
-
-    @wraps(function)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except (OSError, RuntimeError) as error:
-            found = refusal_in(error)
-            if found is None:
-                raise
-            raise found from None
-
-    return told
 
 
 def _by(error: SystemCallError, who: str, need: str) -> SystemCallError:

@@ -32,12 +32,14 @@ _MOST_REQUEST = 8 << 20
 _MOST_OUTPUT = 1 << 20
 _SET_DEATH_SIGNAL, _KILL = 1, 9
 # What is imported later in any case, if it is installed: with PyTorch, what groups and
-# DistributedDataParallel need.
+# DistributedDataParallel need. Groups of one host need no mesh, and choose direct algorithms.
+_OF_GROUPS = ("rallypoint.schedule.algorithms.direct", "rallypoint.process_group.formation.mesh")
 _IMPLIED = {
-    "rallypoint": ("rallypoint.elastic", "rallypoint.process_group.groups.default"),
+    "rallypoint": ("rallypoint.elastic", "rallypoint.process_group.calls.collectives", *_OF_GROUPS),
     "torch": (
         *("numpy", "torch.nn.parallel", "torch.distributed", "rallypoint"),
-        *("rallypoint.pytorch.backend", "rallypoint.pytorch.other_backends"),
+        *("rallypoint.pytorch.backend", "rallypoint.pytorch.rallypoint_group", *_OF_GROUPS),
+        "rallypoint.pytorch.other_backends",
     ),
 }
 # The program of a template, as an argument of Python's -c.

@@ -29,6 +29,13 @@ MOST_SILENCE_S = 3600
 LOCAL_ADDR = "RALLYPOINT_LOCAL_ADDR"  # as --local-addr, if that was given and there are more nodes
 STANDBY = "RALLYPOINT_STANDBY"  # "1": the worker gets its place later (control_link.py)
 AS_GLOO = "RALLYPOINT_AS_GLOO"  # "1": PyTorch's groups of gloo are ours (pytorch/as_gloo.py)
+ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # without which `env://` fails
+
+
+def is_env_given(environ: Mapping[str, str], *, rank: int = -1, world_size: int = -1) -> bool:
+    """Whether ``env://`` has all it needs: variables, or the caller's arguments (-1: not given)."""
+    given = {"RANK": rank >= 0, "WORLD_SIZE": world_size >= 0}
+    return all(given.get(name) or environ.get(name) for name in ENV)
 
 
 def read_silence(environ: Mapping[str, str]) -> int:
@@ -54,8 +61,6 @@ class WorkerEnv(Record, kw_only=True):
 
     rank: int
     world_size: int
-    master_addr: str
-    master_port: int
     local_rank: int | None = None
     local_world_size: int | None = None
     group_rank: int | None = None
@@ -63,6 +68,8 @@ class WorkerEnv(Record, kw_only=True):
     role_name: str | None = None
     role_rank: int | None = None
     role_world_size: int | None = None
+    master_addr: str
+    master_port: int
     restart_count: int = 0
     max_restarts: int = 0
     run_id: str | None = None
@@ -90,7 +97,7 @@ class WorkerEnv(Record, kw_only=True):
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
         """Read the variables; an empty number counts as not set."""
-        missing = [name for name in _REQUIRED if not environ.get(name)]
+        missing = [name for name in ENV if not environ.get(name)]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             raise InvalidArgumentError(
@@ -106,28 +113,15 @@ class WorkerEnv(Record, kw_only=True):
         return cls(**values)
 
 
-_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-_FIELDS = {
-    "RANK": "rank",
-    "WORLD_SIZE": "world_size",
-    "LOCAL_RANK": "local_rank",
-    "LOCAL_WORLD_SIZE": "local_world_size",
-    "GROUP_RANK": "group_rank",
-    "GROUP_WORLD_SIZE": "group_world_size",
-    "ROLE_NAME": "role_name",
-    "ROLE_RANK": "role_rank",
-    "ROLE_WORLD_SIZE": "role_world_size",
-    "MASTER_ADDR": "master_addr",
-    "MASTER_PORT": "master_port",
-    "TORCHELASTIC_RESTART_COUNT": "restart_count",
-    "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
-    "TORCHELASTIC_RUN_ID": "run_id",
-    "TORCHELASTIC_USE_AGENT_STORE": "use_agent_store",
-    "TORCHELASTIC_ERROR_FILE": "error_file",
+# The variables with a prefix; the others are called like their fields: RANK.
+_TORCHELASTICS = {
+    "restart_count": "TORCHELASTIC_RESTART_COUNT",
+    "max_restarts": "TORCHELASTIC_MAX_RESTARTS",
+    "run_id": "TORCHELASTIC_RUN_ID",
+    "use_agent_store": "TORCHELASTIC_USE_AGENT_STORE",
+    "error_file": "TORCHELASTIC_ERROR_FILE",
 }
-
-
+_FIELDS = {_TORCHELASTICS.get(field, field.upper()): field for field in WorkerEnv._fields}
 VARIABLES = tuple(_FIELDS)
 
 

@@ -23,7 +23,7 @@ from rallypoint.cli.options import (
     text,
     whole,
 )
-from rallypoint.cluster.places import KINDS
+from rallypoint.cluster.environments import KINDS
 from rallypoint.launch.job import STOP_SIGNALS, TOKEN, OnHang
 from rallypoint.launch.log_spec import StreamMap
 

@@ -245,37 +245,37 @@ def worker_program(
     options: JobOptions, command: Sequence[str], environ: Mapping[str, str], *, is_run_once: bool
 ) -> tuple[str, ...]:
     """The complete command of a worker. `is_run_once`: one worker runs it, and never restarts."""
-    ways = [name for name in ("--run-path", "--module", "--no-python") if name in options]
-    if ways == ["--run-path", "--no-python"]:
-        ways = ["--run-path"]  # as torchrun documents it
-    if len(ways) > 1:
-        raise UsageError(f"{ways[0]} and {ways[1]} cannot be combined; choose one.")
-    way = ways[0] if ways else ""
+    flags = [name for name in ("--run-path", "--module", "--no-python") if name in options]
+    if flags == ["--run-path", "--no-python"]:
+        flags = ["--run-path"]  # as torchrun documents it
+    if len(flags) > 1:
+        raise UsageError(f"{flags[0]} and {flags[1]} cannot be combined; choose one.")
+    flag = flags[0] if flags else ""
     if not command:
         example = {"--module": "-m my_package.train", "--no-python": "--no-python ./train"}
         raise UsageError(
-            f"no {_NOUNS.get(way, 'script')} given; name one, as in:"
-            f" {PROGRAM} {example.get(way, 'train.py')}"
+            f"no {_NOUNS.get(flag, 'script')} given; name one, as in:"
+            f" {PROGRAM} {example.get(flag, 'train.py')}"
         )
-    _check_script(command, way, is_run_once=is_run_once)
-    if command[0].startswith("-") and command[0] != "-" and way in ("", "--run-path"):
+    _check_script(command, flag, is_run_once=is_run_once)
+    if command[0].startswith("-") and command[0] != "-" and flag in ("", "--run-path"):
         command = [f"./{command[0]}", *command[1:]]  # Python would take it as an option
-    if way == "--no-python":
+    if flag == "--no-python":
         return tuple(command)
     # -u as in torchrun, so that what a worker printed before it died is not lost.
     python = (environ.get("PYTHON_EXEC") or sys.executable, "-u")
-    if way == "--module":
+    if flag == "--module":
         return (*python, "-m", *command)
-    if way == "--run-path":
+    if flag == "--run-path":
         return (*python, "-c", _RUN_PATH, *command)
     return (*python, *command)
 
 
-def _cure(command: Sequence[str], way: str) -> str:
+def _cure(command: Sequence[str], flag: str) -> str:
     """What to do about a script that does not exist."""
     script = command[0]
     program, *words = script.split(" ")
-    if way == "" and program.rpartition("/")[2].startswith("python"):
+    if flag == "" and program.rpartition("/")[2].startswith("python"):
         rest = " ".join([*words, *command[1:]]) or "train.py"
         return f"; the launcher starts Python itself: leave that word out, as in: {PROGRAM} {rest}"
     if words and os.path.exists(program):
@@ -291,13 +291,13 @@ def _cure(command: Sequence[str], way: str) -> str:
     return f"; did you mean {os.path.join(directory, near[0])}?" if near else "; check its path."
 
 
-def _check_script(command: Sequence[str], way: str, *, is_run_once: bool) -> None:
+def _check_script(command: Sequence[str], flag: str, *, is_run_once: bool) -> None:
     script = command[0]
-    if way == "--module" or LOCAL_RANK_MACRO in script:
+    if flag == "--module" or LOCAL_RANK_MACRO in script:
         return
-    if way == "--no-python" and "/" not in script:  # looked up in PATH
+    if flag == "--no-python" and "/" not in script:  # looked up in PATH
         return
-    if way == "" and script == "-":
+    if flag == "" and script == "-":
         if not is_run_once:
             raise UsageError(
                 "'-' is standard input, which only one worker can read, and only once;"
@@ -306,9 +306,9 @@ def _check_script(command: Sequence[str], way: str, *, is_run_once: bool) -> Non
         return
     if not os.path.exists(script):
         raise UsageError(
-            f"{_NOUNS.get(way, 'script')} {script!r} does not exist{_cure(command, way)}"
+            f"{_NOUNS.get(flag, 'script')} {script!r} does not exist{_cure(command, flag)}"
         )
-    if way != "--no-python" and os.path.isdir(script):
+    if flag != "--no-python" and os.path.isdir(script):
         main = os.path.join(script, "__main__.py")
         if not os.path.exists(main):
             raise UsageError(f"{script!r} is a directory without a __main__.py; name a script.")

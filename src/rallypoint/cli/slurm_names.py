@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.cluster.environments import Reading
 from rallypoint.cluster.names import in_thread
 from rallypoint.cluster.network import UnknownHostError, addresses_of, is_own_name
-from rallypoint.cluster.places import Reading
 
 _PATIENCE_S = 20.0  # the controller of a large cluster may be slow
 _MEETING = "meeting at"

@@ -1,8 +1,8 @@
 """What a launch reads from its environment (a Slurm step, a pod) where no flag is given.
 
-What cluster/places recognises is turned into the corresponding flags. If flags (or PET_ variables)
-give the endpoint, or --nnodes 1, they are followed, and no environment is detected. Any other
-flag that contradicts the surroundings is refused, naming both sources.
+What cluster/environments recognises is turned into the corresponding flags. If flags (or PET_
+variables) give the endpoint, or --nnodes 1, they are followed, and no environment is detected. Any
+other flag that contradicts the surroundings is refused, naming both sources.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.files import read_text
 from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.options import UsageError
-from rallypoint.cluster.places import VARIABLE, HostFacts, Reading, recognize
+from rallypoint.cluster.environments import VARIABLE, HostFacts, Reading, recognize
 
 _MEETING = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-addr")
 

@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.wording import printable, table
+from rallypoint.base.worker_env import ENV
 from rallypoint.cli.flags import JobOptions
 from rallypoint.cli.options import HELP, Flag, Options, perform, refuse_words, text
 from rallypoint.cli.surroundings import as_flags, recognized
-from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
-from rallypoint.cluster.netlink import read_interfaces
-from rallypoint.cluster.network import choose_network, targets_of
-from rallypoint.cluster.places import (
-    ENV,
+from rallypoint.cluster.environments import (
     KINDS,
     VARIABLE,
     LaunchedProcess,
     Reading,
     recognize_process,
 )
+from rallypoint.cluster.interface_facts import Interface, InterfaceTarget
+from rallypoint.cluster.netlink import read_interfaces
+from rallypoint.cluster.network import choose_network, targets_of
 
 PROGRAM = "rallypoint where"
 _USAGE = f"""\
@@ -187,14 +187,14 @@ def interface_table(interfaces: Sequence[Interface]) -> str:
 def route_table(targets: Mapping[str, Sequence[InterfaceTarget]]) -> str:
     """One line for each address of each host; a host that cannot be resolved has none."""
     rows = []
-    for host, ways in targets.items():
-        for each in ways:
+    for host, routes in targets.items():
+        for each in routes:
             if each.route is None:
                 rows.append((host, each.address, "no route", each.why_not))
             else:
                 how = "this machine's own" if each.route.is_own else each.route.source
                 rows.append((host, each.address, each.route.interface or "?", how))
-        if not ways:
+        if not routes:
             rows.append((host, "not known", "", ""))
     return "\n".join(table(("towards", "address", "interface", "from"), rows))
 

@@ -9,14 +9,13 @@ A host that comes back with another address is found; the pauses between lookups
 
 from __future__ import annotations
 
-import os
 import time
 from _thread import allocate_lock, start_new_thread
-from collections import deque
 from collections.abc import Callable
 
 from rallypoint.base.address import numeric_family
 from rallypoint.base.errors import HostError
+from rallypoint.base.inbox import Inbox
 from rallypoint.cluster.network import addresses_of
 
 _FIRST_PAUSE_S = 1.0
@@ -61,13 +60,11 @@ class Names:
     def __init__(self, look_up: Callable[[str], list[str]] = addresses_of) -> None:
         self._look_up = look_up
         self._names: dict[str, _Name] = {}
-        self._answers: deque[tuple[str, list[str] | HostError]] = deque()
-        self._lock = allocate_lock()  # guards the descriptor, which `close` closes
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._answers: Inbox[tuple[str, list[str] | HostError]] = Inbox()
 
     def fileno(self) -> int:
         """A descriptor that is readable when `take` has results."""
-        return self._bell
+        return self._answers.fileno()
 
     def address_of(self, host: str) -> str | None:
         """The address to connect to now; None while it is being looked up."""
@@ -99,13 +96,8 @@ class Names:
 
     def take(self) -> list[str]:
         """The hosts whose names have been looked up since the last call."""
-        try:
-            os.eventfd_read(self._bell)
-        except BlockingIOError:
-            return []
         hosts = []
-        while self._answers:
-            host, answer = self._answers.popleft()
+        for host, answer in self._answers.take():
             hosts.append(host)
             name = self._names[host]
             name.is_asked, name.failures = False, 0
@@ -119,9 +111,7 @@ class Names:
 
     def close(self) -> None:
         """Stop; a thread that still waits is left alone."""
-        with self._lock:
-            os.close(self._bell)
-            self._bell = -1
+        self._answers.close()
 
     def _ask(self, host: str) -> None:
         answer: list[str] | HostError
@@ -129,7 +119,4 @@ class Names:
             answer = self._look_up(host)
         except HostError as error:
             answer = error
-        self._answers.append((host, answer))
-        with self._lock:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+        self._answers.put((host, answer))

@@ -13,14 +13,13 @@ to use ("^docker,lo"). Without one, it is the address from which this machine re
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.address import is_loopback, numeric_family
 from rallypoint.base.errors import HostError
-from rallypoint.base.files import kernel_identity, read_text
+from rallypoint.base.files import read_text
 from rallypoint.cluster.interface_choice import (
     AddressChoice,
     NameChoice,
@@ -163,21 +162,6 @@ def chosen_address(environ: Mapping[str, str]) -> str | None:
     """The address of the interface that a variable names; None if no variable is set."""
     wish = _wish_by_name(environ)
     return None if wish is None else choose(read_interfaces(), wish=wish).address
-
-
-def host_identity() -> str:
-    """Equal for two processes exactly if they can share memory and see each other."""
-    try:
-        return kernel_identity("net", "pid")
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM):
-            return os.uname().nodename  # there is no /proc, or not that part of it
-        raise  # it is the same host, even if no descriptor is left to see it
-
-
-def machine_of(identity: str) -> str:
-    """The part of a host identity that is equal for all processes that run on one kernel."""
-    return identity.partition("/")[0]
 
 
 def own_addresses() -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from rallypoint._native import open_flight_record, tell_long_waits
 from rallypoint.base import worker_hook
@@ -27,11 +26,10 @@ def _keep(names: str) -> None:
     if not (descriptor.isdecimal() and offset.isdecimal()):
         return
     try:  # a program in between may have closed it, and reused its number
-        is_ours = worker_hook.FLIGHT_RECORD_NAME in str(
-            Path(f"/proc/self/fd/{descriptor}").readlink()
-        )
+        link = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - imports less
     except OSError:
         return
+    is_ours = worker_hook.FLIGHT_RECORD_NAME in link
     if is_ours and open_flight_record(int(descriptor), int(offset), names):
         control = worker_hook.control
         if control is not None and control.is_open:

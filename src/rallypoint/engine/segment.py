@@ -16,19 +16,18 @@ import contextlib
 import errno
 import fcntl
 import functools
-import hmac
 import os
 import select
 import selectors
 import socket
 import time
+from _operator import _compare_digest  # hmac has it too, but loads OpenSSL, which takes 3 ms
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, PeerLostError
 from rallypoint.base.memory_file import memory_file
-from rallypoint.base.refusals import UNIX_SOCKET, refused
+from rallypoint.base.record import Record
 
 Mapped = TypeVar("Mapped")
 
@@ -41,8 +40,7 @@ _REACHES = bytes(range(8))
 _F_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # forbid further seals, shrinking, growing
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Record):
     """Where the first rank hands out the region, and the secret that a rank must present."""
 
     address: str
@@ -148,7 +146,7 @@ class SegmentOwner:
         """Give the region to a rank that has sent the secret."""
         rank = int.from_bytes(hello[SECRET_BYTES:], "little")
         try:
-            is_known = hmac.compare_digest(hello[:SECRET_BYTES], self.offer.secret)
+            is_known = _compare_digest(hello[:SECRET_BYTES], self.offer.secret)
             if not is_known or rank not in others or rank in self._members:
                 raise ConnectionError
             connection.setblocking(True)
@@ -212,6 +210,8 @@ def join_segment(
         if flags & socket.MSG_CTRUNC:  # it came, and there was no place for it
             for fd in fds:
                 os.close(fd)
+            from rallypoint.base.refusals import refused  # only then
+
             raise refused("recvmsg", errno.EMFILE)
         if not data or not fds:
             raise PeerLostError(
@@ -235,6 +235,8 @@ def _unix_socket() -> socket.socket:
     try:
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as error:
+        from rallypoint.base.refusals import UNIX_SOCKET, refused  # only then
+
         raise refused(UNIX_SOCKET, error.errno or 0) from None
 
 

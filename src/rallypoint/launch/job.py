@@ -50,34 +50,6 @@ _OF_STANDBYS = (*_OF_JOB, "TORCHELASTIC_ERROR_FILE")  # what a worker knows befo
 ELASTIC_BACKENDS = ("c10d", "etcd")  # of a Rendezvous; others are plug-ins
 
 
-class NodeWorkers(Record, kw_only=True):
-    """The workers of one node.
-
-    Attributes:
-        command: the program and its arguments; ``${local_rank}`` in an argument is replaced.
-        role: what the node's workers do; ranks are also counted within a role.
-        max_restarts: how many times the job may be restarted because workers failed.
-    """
-
-    command: tuple[str, ...]
-    local_world_size: int
-    role: str = "default"
-    max_restarts: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.command:
-            raise InvalidArgumentError("the job has no command; name a program to run.")
-        if not 1 <= self.local_world_size <= MAX_LOCAL_WORKERS:
-            raise InvalidArgumentError(
-                f"cannot run {self.local_world_size} workers on one machine;"
-                f" ask for 1 to {MAX_LOCAL_WORKERS}."
-            )
-        if self.max_restarts < 0:
-            raise InvalidArgumentError(
-                f"--max-restarts is {self.max_restarts}; it must be 0 or more."
-            )
-
-
 class Nodes(Record, kw_only=True, secret=("token",)):
     """The nodes of a job that are known from the start; by default only this one.
 
@@ -179,10 +151,13 @@ class OnHang(Enum):
     STOP = "stop"
 
 
-class Job(NodeWorkers, kw_only=True, secret=("environ",)):
+class Job(Record, kw_only=True, secret=("environ",)):
     """The job of one agent: its workers, the other nodes, and options.
 
     Attributes:
+        command: the program and its arguments; ``${local_rank}`` in an argument is replaced.
+        role: what the node's workers do; ranks are also counted within a role.
+        max_restarts: how many times the job may be restarted because workers failed.
         environ: what the workers inherit, except for the token.
         rendezvous: how the nodes find each other, if not as `nodes` says.
         shutdown_timeout_s: time for workers to end after the stop signal before they are killed.
@@ -198,9 +173,13 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
         preload: modules that one process imports, which forks the workers; empty: there is none.
     """
 
+    command: tuple[str, ...]
+    local_world_size: int
     run_id: str
     host: str
     environ: Mapping[str, str]
+    role: str = "default"
+    max_restarts: int = 0
     nodes: Nodes = Nodes()
     rendezvous: Rendezvous | None = None
     logs: LogSpec = LogSpec()
@@ -217,7 +196,17 @@ class Job(NodeWorkers, kw_only=True, secret=("environ",)):
     preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not self.command:
+            raise InvalidArgumentError("the job has no command; name a program to run.")
+        if not 1 <= self.local_world_size <= MAX_LOCAL_WORKERS:
+            raise InvalidArgumentError(
+                f"cannot run {self.local_world_size} workers on one machine;"
+                f" ask for 1 to {MAX_LOCAL_WORKERS}."
+            )
+        if self.max_restarts < 0:
+            raise InvalidArgumentError(
+                f"--max-restarts is {self.max_restarts}; it must be 0 or more."
+            )
         if not 0 <= self.spares <= MAX_LOCAL_WORKERS - self.local_world_size:
             raise InvalidArgumentError(
                 f"cannot run {self.local_world_size} workers and {self.spares} spares on one"

@@ -20,7 +20,6 @@ import numpy as np
 
 from rallypoint._native import allocate
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, OutOfMemoryError
-from rallypoint.base.refusals import refused
 from rallypoint.engine.communicator import DTYPES
 
 if TYPE_CHECKING:  # importing it takes as long as all of this package
@@ -96,6 +95,14 @@ def as_arrays(
             f"but has {len(values)}"
         )
     return [as_array(value, operation, writes=writes) for value in values]
+
+
+def check_count(tensors: Sequence[object], ranks: int, operation: str, side: str) -> None:
+    """Refuse a list that does not have one element for each rank."""
+    if len(tensors) != ranks:
+        raise InvalidArgumentError(
+            f"{operation}: {len(tensors)} {side} tensors for {ranks} ranks; pass one for each"
+        )
 
 
 def check_alike(arrays: Iterable[Array], model: Array, operation: str, name: str) -> None:
@@ -300,6 +307,8 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = flo
     nbytes = math.prod(lengths) * items.itemsize
     block = allocate(nbytes) if nbytes <= sys.maxsize else None
     if block is None:
+        from rallypoint.base.refusals import refused  # only then
+
         raise OutOfMemoryError(
             f"empty: the system could not provide {nbytes} bytes of shared memory for an array of "
             f"shape {lengths}: {refused('mmap', errno.ENOMEM)}"

@@ -8,16 +8,19 @@ message if ranks requested different ones (docs/decisions/045-asked-for.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
+from rallypoint.base.record import Record
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
-from rallypoint.schedule.choose import check_override, choose
-from rallypoint.schedule.cost.links import parse_model
-from rallypoint.schedule.custom import Custom, is_file, load
+from rallypoint.schedule.choose import check_override, choose, is_file
 from rallypoint.schedule.encode import encode
 from rallypoint.schedule.program import Collective, Program, ProgramError, widen
+
+if TYPE_CHECKING:
+    from rallypoint.schedule.cost.links import LinkModel
+    from rallypoint.schedule.custom import Custom
 
 # (collective and variant, root, bytes, whether blocks differ in length) -> this rank's encoded
 # program, and whether reductions of several operands combine the inputs of all ranks.
@@ -27,8 +30,7 @@ VARIANT = 1 << 8  # a collective's number is below it; higher bits say which alg
 _MOST_VARIANTS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class AlgorithmOptions:
+class AlgorithmOptions(Record):
     """How programs are chosen instead of by default; the same on all ranks of a group."""
 
     override: str = ""  # an algorithm's name, or the file of the user's own
@@ -47,7 +49,7 @@ class Algorithms:
     def __init__(self, options: AlgorithmOptions) -> None:
         self.options = options
         self.variants: dict[str, int] = {}
-        self._model = parse_model(options.model_text) if options.model_text else None
+        self._model = _parsed(options.model_text) if options.model_text else None
         self._requested: list[str | Custom] = [_found(options.override)]
 
     def variant(self, name: str | None) -> int:
@@ -69,7 +71,7 @@ class Algorithms:
     def in_words(self, variant: int) -> str:
         """The algorithm that a call requested, for reports of ranks' calls; empty by default."""
         requested = self._requested[variant // VARIANT]
-        if isinstance(requested, Custom):
+        if not isinstance(requested, str):
             return f"algorithm={requested.path} ({requested.name})"
         return f"algorithm={requested}" if variant else ""
 
@@ -94,18 +96,18 @@ class Algorithms:
             if variant:
                 made = _requested_program(requested, collective, team, uneven)
                 return encode(made, rank), made.reduces_at_once
-            if isinstance(requested, Custom) and not uneven:
+            if not isinstance(requested, str) and not uneven:
                 made = requested.build(team)
                 if made.collective is collective:
                     return encode(made, rank), made.reduces_at_once
             override = requested if isinstance(requested, str) else ""
             try:
-                made, ways = choose_and_build(collective, root, nbytes, uneven, override)
+                made, copies = choose_and_build(collective, root, nbytes, uneven, override)
             except ProgramError:  # the whole group's algorithm does not support this number
                 if not override:
                     raise
-                made, ways = choose_and_build(collective, root, nbytes, uneven, "")
-            return encode(widen(made, ways), rank), made.reduces_at_once
+                made, copies = choose_and_build(collective, root, nbytes, uneven, "")
+            return encode(widen(made, copies), rank), made.reduces_at_once
 
         def choose_and_build(
             collective: Collective, root: int, nbytes: int, uneven: bool, override: str
@@ -122,13 +124,21 @@ class Algorithms:
             )
             per_node = per_host or 1
             made = build(collective, choice.algorithm, ranks=ranks, root=root, per_node=per_node)
-            return made, choice.ways
+            return made, choice.copies
 
         return plan
 
 
+def _parsed(model_text: str) -> LinkModel:
+    from rallypoint.schedule.cost.links import parse_model  # few groups have a model
+
+    return parse_model(model_text)
+
+
 def _found(name: str) -> str | Custom:
     if is_file(name):
+        from rallypoint.schedule.custom import load  # few groups have an algorithm of their own
+
         return load(name)
     check_override(name)
     return name
@@ -139,7 +149,7 @@ def _requested_program(
 ) -> Program:
     """The program of the algorithm that a call requested, without a fallback."""
     operation = collective.operation
-    if isinstance(requested, Custom):
+    if not isinstance(requested, str):
         made = requested.build(team)
         name = requested.path
         if made.collective is not collective:

@@ -11,7 +11,7 @@ import os
 import sys
 
 BACKEND = "rallypoint"
-# Each process started by another launcher has one of these variables (cluster/places).
+# Each process started by another launcher has one of these variables (cluster/environments).
 STARTERS = (
     "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_RANK",

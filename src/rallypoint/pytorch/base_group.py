@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.calls.collectives import monitored_barrier
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.buckets import shared_buckets
 from rallypoint.pytorch.device_groups import BackendType, DeviceGroups
@@ -91,6 +90,8 @@ class BaseGroup(Operations):
         All ranks learn of all that are missing, whatever `wait_all_ranks` says. Before 2.14,
         torch.distributed.monitored_barrier supports only gloo; call this method instead.
         """
+        from rallypoint.process_group.calls.collectives import monitored_barrier  # only for this
+
         monitored_barrier(self.engine_group, timeout, wait_all_ranks)
 
     # Coalesced calls.

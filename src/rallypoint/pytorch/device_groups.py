@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.errors import StoreConnectionError
-from rallypoint.cluster.network import host_identity
+from rallypoint.base.files import host_identity
 from rallypoint.process_group.groups.group import ProcessGroup
 
 BackendType: TypeAlias = dist.ProcessGroup.BackendType
@@ -32,7 +32,7 @@ Adopt = Callable[[str, BackendType, c10d.Backend], dist.ProcessGroup]
 class RankDevices(NamedTuple):
     """What a rank reports about its GPUs."""
 
-    host: str  # differs between machines (cluster.network)
+    host: str  # differs between machines (host_identity)
     has_nccl: bool
     gpus: tuple[str, ...]  # the identifiers, on its host, of the GPUs that the process sees
 

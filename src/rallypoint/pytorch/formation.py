@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from types import FrameType
@@ -217,7 +216,7 @@ def form(
         # Each wait blocks the client that makes it, so signal handlers have another one.
         own = shared.clone() if is_cloned else shared
         prefix = fresh_round(own, "rallypoint", rank=rank, names=members, timeout=timeout)
-        found = replace(request, store=own, prefix=prefix)
+        found = request.__replace__(store=own, prefix=prefix)
         return GroupServices(found, *form_communicator(found))
 
     services = beside_handlers(meet)

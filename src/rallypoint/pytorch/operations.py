@@ -6,35 +6,28 @@ in the group. tools.py decides how a call reaches the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch._C import _distributed_c10d as c10d
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.arrays import check_divides, part_sizes
+from rallypoint.process_group.arrays import check_count, check_divides, part_sizes
 from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.process_group.work import ended_on_error
 from rallypoint.pytorch.device_groups import DeviceGroups
 from rallypoint.pytorch.tools import routed, routed_alone, untraced
-from rallypoint.pytorch.torch_calls import (
-    UNSET,
-    Options,
-    Tensor,
-    Tensors,
-    Work,
-    check_count,
-    check_pairs,
-    collective_of_arrays,
-    message_of_array,
-    only,
-    side_by_side,
-)
-from rallypoint.pytorch.torch_work import DoneWork, RunningWork
+from rallypoint.pytorch.torch_work import UNSET, DoneWork, RunningWork, joined
 from rallypoint.pytorch.versions import NAMES_BEFORE
 from rallypoint.store.store import seconds_of
+
+if TYPE_CHECKING:
+    from rallypoint.pytorch.torch_calls import Options, Tensor, Tensors, Work
+
+Only = TypeVar("Only")  # a tensor, or a list of tensors
 
 # Plain numbers, because operations on members of an enum are slow.
 _ALL_REDUCE, _BROADCAST = int(Collective.ALL_REDUCE), int(Collective.BROADCAST)
@@ -104,6 +97,10 @@ class Operations:
             if code > 0:
                 what = source if type(target) is not list or type(source) is list else target
                 raise CallDetails(operation, what, op, root).error(group, code)
+        from rallypoint.pytorch.torch_calls import (
+            collective_of_arrays,  # usual calls do not come here
+        )
+
         return collective_of_arrays(
             group,
             Collective(collective),
@@ -121,6 +118,8 @@ class Operations:
         group, sends = self.engine_group, operation == "isend"
         native = group.communicator.post(sends, peer, tag, tensor, -1, -1.0, True)
         if isinstance(native, int):
+            from rallypoint.pytorch.torch_calls import message_of_array  # as in _call
+
             return message_of_array(group, operation, tensor, peer, tag)
         called = CallDetails(operation, tensor)
         return RunningWork(native, group, called, () if sends else (tensor,))
@@ -366,3 +365,37 @@ def _parts(
     """The parts of a tensor along its first dimension, of the given sizes or evenly."""
     sizes = part_sizes(tensor, sizes, ranks, operation, side)
     return list(tensor.split(sizes)) if tensor.dim() else [tensor]
+
+
+def side_by_side(calls: Iterable[Work], opts: Options, results: Sequence[Any]) -> Work:
+    """Several calls with the same `opts` as one; `calls` makes each when it is asked for it.
+
+    They only begin, and are waited for together if `opts` asks for it.
+    """
+    is_async, opts.asyncOp = opts.asyncOp, True
+    works: list[Work] = []
+    try:
+        with ended_on_error(works):
+            works.extend(calls)  # keeps those before an error
+    finally:
+        opts.asyncOp = is_async
+    whole = joined(works, results)
+    if not is_async:
+        whole.wait()
+    return whole
+
+
+def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: str) -> None:
+    """Refuse lists of different lengths."""
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError(
+            f"{operation}: {len(outputs)} output tensors for {len(inputs)} input tensors; pass one "
+            "for each"
+        )
+
+
+def only(tensors: Sequence[Only], operation: str) -> Only:
+    """The only element of a list, which PyTorch passes from the days of several devices."""
+    if len(tensors) != 1:
+        raise InvalidArgumentError(f"{operation} takes one tensor of a rank, not {len(tensors)}")
+    return tensors[0]

@@ -7,25 +7,17 @@ them to hooks, recorders and dispatch modes, and calls the backend of the tensor
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partialmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from rallypoint.base.address import endpoint_of
-from rallypoint.base.errors import AlreadyInitializedError, InvalidArgumentError
-from rallypoint.process_group.calls.collectives import monitored_barrier
-from rallypoint.process_group.formation.host_network import network_of
-from rallypoint.process_group.formation.joining import reform_world
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.base_group import BaseGroup
 from rallypoint.pytorch.device_groups import BackendType, DeviceGroups
@@ -45,9 +37,9 @@ from rallypoint.pytorch.versions import (
     wants_nan_check,
     wrapped_for_debugging,
 )
-from rallypoint.store.client import TCPStore
-from rallypoint.store.init_method import JoinedStore
-from rallypoint.store.server import StoreServer
+
+if TYPE_CHECKING:
+    from rallypoint.pytorch.reconfiguration import Reconfiguration
 
 
 @untraced
@@ -124,90 +116,9 @@ class RallypointBackend(Operations, c10d.Backend):
     def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called this; see BaseGroup."""
         is_set = opts.timeout > timedelta(0)
+        from rallypoint.process_group.calls.collectives import monitored_barrier
+
         monitored_barrier(self.engine_group, opts.timeout if is_set else None, wait_all_ranks)
-
-
-class Reconfiguration:
-    """A group's handle, and the rounds that it has had.
-
-    Programs exchange handles by themselves. A handle says where its group's own store is, and which
-    token that asks for. The members of a round connect through the store of the first handle, so no
-    store has to outlive its process: the next round begins with another handle.
-    """
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self._server: StoreServer | None = None
-        self._process = 0
-        self._handle = ""
-        self._used: set[int] = set()
-
-    def handle(self) -> str:
-        """Text by which the other members find this one; starts its store."""
-        if self._server is None or self._process != os.getpid():
-            network = network_of(self._group.world.store, self._group.backend)
-            token = secrets.token_hex(16)
-            host = network.address if network.is_own else "0.0.0.0"
-            self._server = StoreServer(host, token=token.encode())
-            self._process = os.getpid()
-            endpoint = {"host": network.address, "port": self._server.port, "token": token}
-            self._handle = json.dumps({"id": uuid.uuid4().hex, **endpoint})
-        return self._handle
-
-    def form(self, number: int, handles: Sequence[str] | set[str], timeout: timedelta) -> None:
-        """Form the round of this number with the members of these handles, in their order."""
-        if number in self._used:
-            raise AlreadyInitializedError(
-                f"reconfigure: uuid {number} was already used for this group; pass a fresh one"
-            )
-        ordered = sorted(handles) if isinstance(handles, set) else list(handles)
-        if ordered.count(self._handle) != 1:
-            raise InvalidArgumentError(
-                "reconfigure: the handles must hold this group's own once; get_reconfigure_handle "
-                "returns it"
-            )
-        endpoint = _read(ordered[0])
-        self._used.add(number)
-        group = self._group
-        group.world.group = group  # also that of a subgroup, which keeps no ranks of the old round
-        group.world.is_across_jobs = True
-        store = TCPStore(
-            endpoint["host"],
-            endpoint["port"],
-            timeout=timeout,
-            wait_for_workers=False,
-            token=endpoint["token"].encode(),
-        )
-        try:
-            reform_world(
-                group,
-                JoinedStore(store=store, rank=ordered.index(self._handle), world_size=len(ordered)),
-                f"reconfigure/{number}",
-                timeout=timeout,
-                on_destroy=store.close,
-            )
-        except BaseException:
-            store.close()
-            raise
-
-    def close(self) -> None:
-        """The group has ended."""
-        self._group.world.release_store()
-        if self._server is not None and self._process == os.getpid():
-            self._server.close()
-        self._server = None
-
-
-def _read(handle: str) -> dict[str, Any]:
-    try:
-        endpoint = json.loads(handle)
-        endpoint_of(endpoint["host"], endpoint["port"])
-        endpoint["token"].encode()
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise InvalidArgumentError(
-            f"reconfigure: {handle[:80]!r} is not a handle of a rallypoint group"
-        ) from None
-    return dict(endpoint)
 
 
 _NOT_OF_BACKENDS = {"gather_single"}  # C++ does not look for it in a backend in Python
@@ -239,7 +150,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         self.adopt("cpu", BackendType.CUSTOM, self._below)
         self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
         self._recorder: Any = None
-        self._reconfiguration = Reconfiguration(group)
+        self._rounds: Reconfiguration | None = None  # once it is to be reconfigured
         self._update_watched()
 
     def _make_backend(self) -> None:
@@ -285,7 +196,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
         It contains an address of this process, and a token. Any process that has it can join rounds
         that begin with it: exchange it only where you trust all readers.
         """
-        return self._reconfiguration.handle()
+        return self._reconfiguration().handle()
 
     def reconfigure(self, opts: Any) -> DoneWork:  # noqa: ANN401 - new in torch 2.14
         """Give the group the members of `opts.handles`, in their order; all of them call it.
@@ -304,7 +215,7 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
                 "other devices"
             )
         group = self.engine_group
-        self._reconfiguration.form(opts.uuid, opts.handles, opts.timeout or group.timeout)
+        self._reconfiguration().form(opts.uuid, opts.handles, opts.timeout or group.timeout)
         self.torchs = dist.ProcessGroup(self.store, group.own_rank, group.size())
         self.devices = DeviceGroups(group, self.store, self.adopt)
         self._make_backend()
@@ -320,7 +231,15 @@ class RallypointGroup(BaseGroup, dist.ProcessGroup):
 
     def _end(self) -> None:
         super()._end()
-        self._reconfiguration.close()
+        self.engine_group.world.release_store()
+        if self._rounds is not None:
+            self._rounds.close()
+
+    def _reconfiguration(self) -> Reconfiguration:
+        from rallypoint.pytorch.reconfiguration import Reconfiguration  # few groups are
+
+        self._rounds = self._rounds or Reconfiguration(self.engine_group)
+        return self._rounds
 
     # What torch reports to the group, and asks of it.
 

@@ -6,25 +6,25 @@ the CPU. All other calls are made here, by process_group.calls, which also words
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError, MismatchError
+from rallypoint.base.errors import InvalidTypeError, MismatchError
 from rallypoint.engine.communicator import ReduceOp
-from rallypoint.process_group.arrays import Array, Blocks, check_items
+from rallypoint.process_group.arrays import Array, Blocks, check_count, check_items
 from rallypoint.process_group.calls.call import run
 from rallypoint.process_group.calls.point_to_point import post_message
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator, PremulSum
-from rallypoint.process_group.work import CollectiveCall, ended_on_error
+from rallypoint.process_group.work import CollectiveCall
 from rallypoint.pytorch.memory import Memory
-from rallypoint.pytorch.torch_work import DoneWork, RunningWork, joined
+from rallypoint.pytorch.torch_work import UNSET, DoneWork, RunningWork
 from rallypoint.pytorch.versions import factor_of
 
 Tensor: TypeAlias = torch.Tensor
@@ -32,9 +32,6 @@ Tensors = Any  # a tensor, a list with one for each rank, or None
 Options = Any  # of torch, a class for each collective
 Work: TypeAlias = dist.Work
 
-Only = TypeVar("Only")  # a tensor, or a list of tensors
-
-UNSET = timedelta(milliseconds=-1)
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -186,49 +183,7 @@ def _all_gather(
     memory.finish()
 
 
-def side_by_side(calls: Iterable[Work], opts: Options, results: Sequence[Any]) -> Work:
-    """Several calls with the same `opts` as one; `calls` makes each when it is asked for it.
-
-    They only begin, and are waited for together if `opts` asks for it.
-    """
-    is_async, opts.asyncOp = opts.asyncOp, True
-    works: list[Work] = []
-    try:
-        with ended_on_error(works):
-            works.extend(calls)  # keeps those before an error
-    finally:
-        opts.asyncOp = is_async
-    whole = joined(works, results)
-    if not is_async:
-        whole.wait()
-    return whole
-
-
-def check_count(tensors: Sequence[Any], ranks: int, operation: str, side: str) -> None:
-    """Refuse a list that does not have one element for each rank."""
-    if len(tensors) != ranks:
-        raise InvalidArgumentError(
-            f"{operation}: {len(tensors)} {side} tensors for {ranks} ranks; pass one for each"
-        )
-
-
-def check_pairs(outputs: Sequence[Tensor], inputs: Sequence[Tensor], operation: str) -> None:
-    """Refuse lists of different lengths."""
-    if len(outputs) != len(inputs):
-        raise InvalidArgumentError(
-            f"{operation}: {len(outputs)} output tensors for {len(inputs)} input tensors; pass one "
-            "for each"
-        )
-
-
 def operator_of(op: dist.ReduceOp) -> Operator:
     """The engine's operator for one of torch's."""
     code = int(op.op)
     return PremulSum(factor_of(op)) if code == ReduceOp.PREMUL_SUM else ReduceOp(code)
-
-
-def only(tensors: Sequence[Only], operation: str) -> Only:
-    """The only element of a list, which PyTorch passes from the days of several devices."""
-    if len(tensors) != 1:
-        raise InvalidArgumentError(f"{operation} takes one tensor of a rank, not {len(tensors)}")
-    return tensors[0]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+UNSET = timedelta(milliseconds=-1)  # in the options of a call: no timeout is given
 _NO_TIMEOUT = timedelta(0)
 _NO_GRAPH = -1
 _init = dist.Work.__init__  # in which each fraction of a microsecond counts

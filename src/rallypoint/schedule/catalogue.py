@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rallypoint.schedule.algorithms import (
-    binary_tree,
-    binomial,
-    bruck,
-    direct,
-    halving_doubling,
-    prefix_reduction,
-    ring,
-    two_level,
-)
+from rallypoint.schedule import algorithms
 from rallypoint.schedule.program import Collective, Program
 
 
@@ -29,69 +20,77 @@ class Team:
 
 ALGORITHMS: dict[Collective, dict[str, Callable[[Team], Program]]] = {
     Collective.ALL_REDUCE: {
-        "direct_one_shot": lambda team: direct.all_reduce_one_shot(team.ranks),
-        "direct_two_shot": lambda team: direct.all_reduce_two_shot(team.ranks),
-        "direct_two_phase": lambda team: direct.all_reduce_two_phase(team.ranks),
-        "ring": lambda team: ring.all_reduce(team.ranks),
-        "binomial_tree": lambda team: binomial.all_reduce(team.ranks, team.per_node),
-        "binary_tree": lambda team: binary_tree.all_reduce(team.ranks, team.per_node),
-        "double_tree": lambda team: binary_tree.double_all_reduce(team.ranks, team.per_node),
-        "two_tree": lambda team: binary_tree.two_all_reduce(team.ranks),
-        "recursive_doubling": lambda team: halving_doubling.recursive_doubling(team.ranks),
-        "halving_doubling": lambda team: halving_doubling.all_reduce(team.ranks),
-        "node_ring": lambda team: two_level.node_ring(team.ranks, team.per_node),
-        "two_level": lambda team: two_level.all_reduce(team.ranks, team.per_node),
+        "direct_one_shot": lambda team: algorithms.direct.all_reduce_one_shot(team.ranks),
+        "direct_two_shot": lambda team: algorithms.direct.all_reduce_two_shot(team.ranks),
+        "direct_two_phase": lambda team: algorithms.direct.all_reduce_two_phase(team.ranks),
+        "ring": lambda team: algorithms.ring.all_reduce(team.ranks),
+        "binomial_tree": lambda team: algorithms.binomial.all_reduce(team.ranks, team.per_node),
+        "binary_tree": lambda team: algorithms.binary_tree.all_reduce(team.ranks, team.per_node),
+        "double_tree": lambda team: algorithms.binary_tree.double_all_reduce(
+            team.ranks, team.per_node
+        ),
+        "two_tree": lambda team: algorithms.binary_tree.two_all_reduce(team.ranks),
+        "recursive_doubling": lambda team: algorithms.halving_doubling.recursive_doubling(
+            team.ranks
+        ),
+        "halving_doubling": lambda team: algorithms.halving_doubling.all_reduce(team.ranks),
+        "node_ring": lambda team: algorithms.two_level.node_ring(team.ranks, team.per_node),
+        "two_level": lambda team: algorithms.two_level.all_reduce(team.ranks, team.per_node),
     },
     Collective.REDUCE: {
-        "direct": lambda team: direct.reduce(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.reduce(team.ranks, team.root),
-        "binary_tree": lambda team: binary_tree.reduce(team.ranks, team.root),
-        "two_tree": lambda team: binary_tree.two_reduce(team.ranks, team.root),
-        "two_level": lambda team: two_level.reduce(team.ranks, team.root, team.per_node),
+        "direct": lambda team: algorithms.direct.reduce(team.ranks, team.root),
+        "binomial_tree": lambda team: algorithms.binomial.reduce(team.ranks, team.root),
+        "binary_tree": lambda team: algorithms.binary_tree.reduce(team.ranks, team.root),
+        "two_tree": lambda team: algorithms.binary_tree.two_reduce(team.ranks, team.root),
+        "two_level": lambda team: algorithms.two_level.reduce(team.ranks, team.root, team.per_node),
     },
     Collective.BROADCAST: {
-        "direct": lambda team: direct.broadcast(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.broadcast(team.ranks, team.root),
-        "binary_tree": lambda team: binary_tree.broadcast(team.ranks, team.root),
-        "two_tree": lambda team: binary_tree.two_broadcast(team.ranks, team.root),
-        "two_level": lambda team: two_level.broadcast(team.ranks, team.root, team.per_node),
+        "direct": lambda team: algorithms.direct.broadcast(team.ranks, team.root),
+        "binomial_tree": lambda team: algorithms.binomial.broadcast(team.ranks, team.root),
+        "binary_tree": lambda team: algorithms.binary_tree.broadcast(team.ranks, team.root),
+        "two_tree": lambda team: algorithms.binary_tree.two_broadcast(team.ranks, team.root),
+        "two_level": lambda team: algorithms.two_level.broadcast(
+            team.ranks, team.root, team.per_node
+        ),
     },
     Collective.ALL_GATHER: {
-        "direct": lambda team: direct.all_gather(team.ranks),
-        "ring": lambda team: ring.all_gather(team.ranks),
-        "bruck": lambda team: bruck.all_gather(team.ranks),
-        "halving_doubling": lambda team: halving_doubling.all_gather(team.ranks),
-        "two_level": lambda team: two_level.all_gather(team.ranks, team.per_node),
+        "direct": lambda team: algorithms.direct.all_gather(team.ranks),
+        "ring": lambda team: algorithms.ring.all_gather(team.ranks),
+        "bruck": lambda team: algorithms.bruck.all_gather(team.ranks),
+        "halving_doubling": lambda team: algorithms.halving_doubling.all_gather(team.ranks),
+        "two_level": lambda team: algorithms.two_level.all_gather(team.ranks, team.per_node),
     },
     Collective.GATHER: {
-        "direct": lambda team: direct.gather(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.gather(team.ranks, team.root),
+        "direct": lambda team: algorithms.direct.gather(team.ranks, team.root),
+        "binomial_tree": lambda team: algorithms.binomial.gather(team.ranks, team.root),
     },
     Collective.SCATTER: {
-        "direct": lambda team: direct.scatter(team.ranks, team.root),
-        "binomial_tree": lambda team: binomial.scatter(team.ranks, team.root),
+        "direct": lambda team: algorithms.direct.scatter(team.ranks, team.root),
+        "binomial_tree": lambda team: algorithms.binomial.scatter(team.ranks, team.root),
     },
     Collective.REDUCE_SCATTER: {
-        "direct": lambda team: direct.reduce_scatter(team.ranks),
-        "ring": lambda team: ring.reduce_scatter(team.ranks),
-        "halving_doubling": lambda team: halving_doubling.reduce_scatter(team.ranks),
-        "two_level": lambda team: two_level.reduce_scatter(team.ranks, team.per_node),
+        "direct": lambda team: algorithms.direct.reduce_scatter(team.ranks),
+        "ring": lambda team: algorithms.ring.reduce_scatter(team.ranks),
+        "halving_doubling": lambda team: algorithms.halving_doubling.reduce_scatter(team.ranks),
+        "two_level": lambda team: algorithms.two_level.reduce_scatter(team.ranks, team.per_node),
     },
     Collective.ALL_TO_ALL: {
-        "direct": lambda team: direct.all_to_all(team.ranks),
-        "bruck": lambda team: bruck.all_to_all(team.ranks),
+        "direct": lambda team: algorithms.direct.all_to_all(team.ranks),
+        "bruck": lambda team: algorithms.bruck.all_to_all(team.ranks),
     },
     Collective.BARRIER: {
-        "direct": lambda team: direct.barrier(team.ranks),
-        "bruck": lambda team: bruck.barrier(team.ranks),
-        "two_level": lambda team: two_level.barrier(team.ranks, team.per_node),
+        "direct": lambda team: algorithms.direct.barrier(team.ranks),
+        "bruck": lambda team: algorithms.bruck.barrier(team.ranks),
+        "two_level": lambda team: algorithms.two_level.barrier(team.ranks, team.per_node),
     },
     Collective.SCAN: {
-        "direct": lambda team: prefix_reduction.direct(team.ranks),
-        "recursive_doubling": lambda team: prefix_reduction.recursive_doubling(team.ranks),
-        "chain": lambda team: prefix_reduction.chain(team.ranks),
+        "direct": lambda team: algorithms.prefix_reduction.direct(team.ranks),
+        "recursive_doubling": lambda team: algorithms.prefix_reduction.recursive_doubling(
+            team.ranks
+        ),
+        "chain": lambda team: algorithms.prefix_reduction.chain(team.ranks),
     },
-    Collective.SEND: {"direct": lambda _: direct.send()},
+    Collective.SEND: {"direct": lambda _: algorithms.direct.send()},
 }
 
 # The algorithms for many ranks by default, as (few bytes, many bytes); see choose.py.

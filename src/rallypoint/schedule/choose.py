@@ -9,17 +9,16 @@ class, as the engine keeps one program for each class. The choice never depends 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 from rallypoint.schedule.catalogue import ALGORITHMS, MANY_RANKS, build
-from rallypoint.schedule.cost.links import LinkModel, Links
-from rallypoint.schedule.custom import is_file
 from rallypoint.schedule.program import Collective, ProgramError, widen
 
 if TYPE_CHECKING:
+    from rallypoint.schedule.cost.links import LinkModel, Links
     from rallypoint.schedule.cost.simulation import Simulation
 
 ONE_SHOT_BYTES = 16 * 1024  # above this, reducing everything on every rank costs more than waiting;
@@ -39,17 +38,16 @@ UNEVEN = "direct"  # each rank can run it without knowing the lengths of the oth
 MOST_OPERATIONS = 100_000  # the largest program that is worth simulating for a choice
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Record):
     """An algorithm by name, and the reason for it.
 
     Attributes:
-        ways: how many copies run side by side (see program.widen).
+        copies: how many run side by side (see program.widen).
     """
 
     algorithm: str
     reason: str
-    ways: int = 1
+    copies: int = 1
 
 
 def choose(
@@ -157,27 +155,27 @@ def _predicted(
     times: list[tuple[float, str, int]] = []
     for variant in model.variants:
         for name in ALGORITHMS[collective]:
-            for ways in (1, 2):
+            for copies in (1, 2):
                 links = model.links(variant, name).on(per_node)
-                simulation = _simulation(collective, name, ranks, per_node, ways, links)
+                simulation = _simulation(collective, name, ranks, per_node, copies, links)
                 if simulation is not None:
-                    times.append((simulation.run(nbytes).time_us, name, ways))
+                    times.append((simulation.run(nbytes).time_us, name, copies))
     if not times:
         raise InvalidArgumentError(f"no algorithm for {ranks} ranks is small enough to simulate")
     # Times are rounded, so that no rank's last digit decides; of equal ones the simpler comes
     # first.
     times.sort(key=lambda each: round(math.log(max(each[0], 1e-9)) * 200))
-    (time_us, name, ways), *others = times
+    (time_us, name, copies), *others = times
     second = next(((t, n) for t, n, _ in others if n != name), None)
     reason = f"predicted to take {time_us:.4g} us by {model.name}"
     if second is not None:
         reason += f"; {second[1]} would take {second[0]:.4g} us"
-    return Choice(name, reason, ways)
+    return Choice(name, reason, copies)
 
 
 @lru_cache(maxsize=1024)
 def _simulation(
-    collective: Collective, name: str, ranks: int, per_node: int, ways: int, links: Links
+    collective: Collective, name: str, ranks: int, per_node: int, copies: int, links: Links
 ) -> Simulation | None:
     """The simulation of a candidate, kept for other sizes; None if it is not a candidate."""
     from rallypoint.schedule.cost.simulation import Simulation  # slow to import, and rarely needed
@@ -187,11 +185,16 @@ def _simulation(
         program = build(collective, name, ranks=ranks, per_node=layout)
         if sum(len(lane) for lane in program.lanes(0)) * ranks > MOST_OPERATIONS:
             return None
-        if ways > 1 and (links.shares_core or ways * len(program.lanes(0)) > LANES):
+        if copies > 1 and (links.shares_core or copies * len(program.lanes(0)) > LANES):
             return None
-        return Simulation(widen(program, ways), links)
+        return Simulation(widen(program, copies), links)
     except (ProgramError, InvalidArgumentError):
         return None  # the algorithm does not support this number of ranks, or cannot be widened
+
+
+def is_file(spec: str) -> bool:
+    """Whether the name of an algorithm means a file: ``FILE.py`` or ``FILE.py:FUNCTION``."""
+    return spec.partition(":")[0].endswith(".py")
 
 
 def check_override(name: str) -> None:

@@ -82,11 +82,6 @@ class Custom:
         return replace(program, name=self.name, copies=True)
 
 
-def is_file(spec: str) -> bool:
-    """Whether the name of an algorithm means a file: ``FILE.py`` or ``FILE.py:FUNCTION``."""
-    return spec.partition(":")[0].endswith(".py")
-
-
 def load(spec: str) -> Custom:
     """Read an algorithm from ``FILE.py`` or ``FILE.py:FUNCTION``."""
     import hashlib

@@ -181,41 +181,41 @@ def transformed(
     return Reduce(operands, tuple(map(chunks, operation.targets)))
 
 
-def widen(program: Program, ways: int) -> Program:
-    """The same algorithm `ways` times side by side, each for a slice of the data, in lanes of its
+def widen(program: Program, copies: int) -> Program:
+    """The same algorithm `copies` times side by side, each for a slice of the data, in lanes of its
     own. This pays where a single lane cannot saturate a link or a core.
 
         block of 2 chunks         0   1                  lane 0, 1
-        the same, 2 ways wide     0   1 | 2   3          lanes 0, 2 for chunks 0, 1; 1, 3 for 2, 3
+        the same, in 2 copies     0   1 | 2   3          lanes 0, 2 for chunks 0, 1; 1, 3 for 2, 3
     """
-    if ways == 1:
+    if copies == 1:
         return program
     chunks = program.chunks
     torn = ProgramError(f"{program.name} moves several blocks at once: it cannot be widened")
     if program.span > chunks:
         raise torn
 
-    def widened(operation: Operation, way: int) -> Operation:
+    def widened(operation: Operation, number: int) -> Operation:
         def slice_of(source: Chunks) -> Chunks:
             block, chunk = divmod(source.index, chunks)
             if chunk + source.count > chunks:
                 raise torn
-            return replace(source, index=(block * ways + way) * chunks + chunk)
+            return replace(source, index=(block * copies + number) * chunks + chunk)
 
-        return transformed(operation, chunks=slice_of, lane=lambda lane: lane * ways + way)
+        return transformed(operation, chunks=slice_of, lane=lambda lane: lane * copies + number)
 
     def lanes(rank: int) -> tuple[Lane, ...]:
         return tuple(
-            tuple(widened(operation, way) for operation in lane)
+            tuple(widened(operation, number) for operation in lane)
             for lane in program.lanes(rank)
-            for way in range(ways)
+            for number in range(copies)
         )
 
     return replace(
         program,
-        name=f"{program.name} x{ways}",
-        chunks=chunks * ways,
-        scratch_chunks=-(-program.scratch_chunks // chunks) * chunks * ways,
+        name=f"{program.name} x{copies}",
+        chunks=chunks * copies,
+        scratch_chunks=-(-program.scratch_chunks // chunks) * chunks * copies,
         lanes=lanes,
         restartable=False,
     )

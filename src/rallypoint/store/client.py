@@ -20,11 +20,10 @@ from rallypoint.base.address import endpoint_of, is_loopback
 from rallypoint.base.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store import wire
 from rallypoint.store.connection import Connection, connect
-from rallypoint.store.server import StoreServer
 from rallypoint.store.session import Session, Watch
 from rallypoint.store.store import (
     DEFAULT_TIMEOUT,
-    Store,
+    EphemeralStore,
     check_values,
     empty_queue,
     first_of,
@@ -32,13 +31,17 @@ from rallypoint.store.store import (
 )
 from rallypoint.store.wire import pack_count, pack_key, pack_keys, pack_number, pack_value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.store.server import StoreServer
+
 _I64 = struct.Struct("<q")
 _U8 = struct.Struct("<B")
 _IN_A_ROW = 1000  # requests in a row, so that neither side has to hold much
 _WORKERS = b"init/"  # no slash before it: users' keys cannot collide
 
 
-class TCPStore(Store):
+class TCPStore(EphemeralStore):
     """A store behind a TCP server.
 
     Args:
@@ -335,6 +338,8 @@ def _start_server(
     """Start the server, or leave it to the launcher's agent if that has the port (torch's rule)."""
     if is_shared and (shared := _shared.get(port)) is not None:
         return shared
+    from rallypoint.store.server import StoreServer  # a launcher's workers have none
+
     try:
         server = StoreServer(_listen_host(host), port, listen_fd=listen_fd, token=token)
     except StoreConnectionError:

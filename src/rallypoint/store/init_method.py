@@ -10,10 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.errors import (
     InvalidArgumentError,
@@ -21,10 +19,13 @@ from rallypoint.base.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from rallypoint.base.record import Record
 from rallypoint.base.wording import printable
 from rallypoint.base.worker_env import WorkerEnv
-from rallypoint.store.client import TCPStore
-from rallypoint.store.store import DEFAULT_TIMEOUT, Store
+from rallypoint.store.store import DEFAULT_TIMEOUT, EphemeralStore, Store
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
 
 REPORT_EVERY = timedelta(seconds=10)
 _CHECK_EVERY = timedelta(seconds=1)  # interval of checks whether those that came are still there
@@ -35,8 +36,7 @@ _NAMED = 16  # how many missing ranks a line names
 _LOOK_FOR_ERROR = "look for their first error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedStore:
+class JoinedStore(Record, kw_only=True):
     """A store, and this process's rank among those that share it.
 
     Attributes:
@@ -62,7 +62,11 @@ def open_store(
     `rank` and `world_size` go before those in the method's query (``?rank=0&world_size=2``), and
     these before the environment's. Over TCP, rank 0 runs the server unless the launcher does.
     """
-    url = urlsplit(init_method or "env://")
+    if init_method is None or init_method == "env://":
+        return _open_env(rank, world_size, timeout, environ)
+    from urllib.parse import parse_qs, urlsplit  # the usual method needs no parser
+
+    url = urlsplit(init_method)
     query = parse_qs(url.query)
     rank = rank if rank >= 0 else _queried(query, "rank", url)
     world_size = world_size if world_size >= 0 else _queried(query, "world_size", url)
@@ -224,7 +228,7 @@ def _gather(
 
 def say_here(store: Store, key: str) -> None:
     """Set a key that, at our own server, goes when this process does; `key`/came stays."""
-    if isinstance(store, TCPStore) and shows_deaths(store):
+    if isinstance(store, EphemeralStore) and shows_deaths(store):
         store.set_ephemeral(key, "")
         store.set(f"{key}/came", "")
     else:
@@ -233,7 +237,7 @@ def say_here(store: Store, key: str) -> None:
 
 def shows_deaths(store: Store) -> bool:
     """Whether a process's keys can go with it: at our own server, to which it is connected."""
-    return isinstance(store, TCPStore) and store.is_ours
+    return isinstance(store, EphemeralStore) and store.is_ours
 
 
 class Presence:
@@ -398,6 +402,8 @@ def _waits(
 def _open_env(
     rank: int, world_size: int, timeout: timedelta, environ: Mapping[str, str]
 ) -> JoinedStore:
+    from rallypoint.store.client import TCPStore  # PyTorch's groups use its own store
+
     given = dict(environ)
     if rank >= 0:
         given["RANK"] = str(rank)
@@ -419,6 +425,8 @@ def _open_env(
 def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) -> JoinedStore:
     if not url.hostname or url.port is None:
         raise InvalidArgumentError(f"init_method={url.geturl()!r} needs a host and a port")
+    from rallypoint.store.client import TCPStore  # as in _open_env
+
     store = TCPStore(
         url.hostname, url.port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
@@ -426,6 +434,8 @@ def _open_tcp(url: SplitResult, rank: int, world_size: int, timeout: timedelta) 
 
 
 def _path(url: SplitResult) -> str:
+    from urllib.parse import unquote
+
     path = unquote(url.netloc + url.path)
     if not path:
         raise InvalidArgumentError(f"init_method={url.geturl()!r} needs a path")

@@ -11,10 +11,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rallypoint.base.errors import StoreConnectionError, StoreError, StoreFencedError
+from rallypoint.base.record import Record
 from rallypoint.store import wire
 from rallypoint.store.connection import Connection
 from rallypoint.store.store import first_of, wait_timed_out
@@ -212,8 +212,7 @@ class Session:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEvent:
+class KeyEvent(Record):
     """A key was set, or deleted: then `value` is None."""
 
     key: str

@@ -158,6 +158,19 @@ class Store(ABC):
         self.close()
 
 
+class EphemeralStore(Store):
+    """A store whose server can delete a key when the process that set it ends."""
+
+    @property
+    @abstractmethod
+    def is_ours(self) -> bool:
+        """Whether the server is Rallypoint's: torch's cannot do that."""
+
+    @abstractmethod
+    def set_ephemeral(self, key: str, value: str | bytes) -> None:
+        """Store `value` under `key` until this connection ends."""
+
+
 def empty_queue(key: str, endpoint: str) -> QueueEmptyError:
     """Return the error for `queue_pop(block=False)` on an empty queue."""
     return QueueEmptyError(

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import hmac
 import os
+import stat
 from collections.abc import Callable, Generator
+from contextlib import suppress
 
 from rallypoint.base.errors import InvalidArgumentError
 
@@ -90,6 +92,7 @@ def read_token(path: str) -> bytes:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - launchers of several nodes pay for pathlib
             token = file.read().strip()
+            _keep_from_children(os.fstat(file.fileno()))
     except OSError as error:
         raise InvalidArgumentError(
             f"the token file {path} cannot be read ({error.strerror}); check its name and "
@@ -100,3 +103,21 @@ def read_token(path: str) -> bytes:
             f"the token file {path} is empty; write a long random string into it"
         )
     return token
+
+
+def _keep_from_children(token: os.stat_result) -> None:
+    """Give no process the token's file that a shell has opened for this one, as with ``9< file``.
+
+    Standard input, which workers get, becomes empty.
+    """
+    if not stat.S_ISREG(token.st_mode):
+        return  # what is read from a pipe is gone, and a terminal has other uses
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):
+            if not os.path.samestat(os.fstat(int(name)), token):
+                continue
+            os.set_inheritable(int(name), False)
+            if int(name) == 0:
+                empty = os.open(os.devnull, os.O_RDONLY)
+                os.dup2(empty, 0)
+                os.close(empty)

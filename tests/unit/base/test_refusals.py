@@ -15,7 +15,7 @@ import pytest
 from rallypoint import _native
 from rallypoint.base import refusals
 from rallypoint.base.errors import HostError, StoreTimeoutError, SystemCallError
-from rallypoint.base.refusals import UNIX_SOCKET, refusal_in, refused, tells_refusals
+from rallypoint.base.refusals import UNIX_SOCKET, refusal_in, refused
 
 
 @pytest.fixture(autouse=True)
@@ -228,21 +228,6 @@ def test_a_need_is_told_with_its_limit() -> None:
         refused("epoll_create1", errno.EMFILE), who="the launcher", need="4 workers need 48"
     )
     assert "(1024 here, and 4096 if you ask for it; 4 workers need 48)" in str(told)
-
-
-def test_a_function_that_tells_them() -> None:
-    @tells_refusals
-    def start(name: str) -> str:
-        if name:
-            raise RuntimeError(name)
-        return "done"
-
-    assert start("") == "done"
-    with pytest.raises(RuntimeError, match="other") as info:
-        start("other")
-    assert not isinstance(info.value, SystemCallError)
-    with pytest.raises(SystemCallError, match="cannot start more processes"):
-        start("can't start new thread")
 
 
 def test_native_code_raises_the_same_error() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hostlist import expand_hostlist  # type: ignore[import-untyped]
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places.hostlist import expand
+from rallypoint.cluster.environments.hostlist import expand
 
 
 def some_ranges(chance: Random) -> str:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
-import subprocess
-import sys
 
 import pytest
 
-from rallypoint.base import files
 from rallypoint.base.errors import HostError
 from rallypoint.cluster import network
 from rallypoint.cluster.interface_facts import Interface, InterfaceKind
 from rallypoint.cluster.netlink import read_interfaces
 from rallypoint.cluster.network import (
     choose_network,
-    host_identity,
-    machine_of,
 )
 
 
@@ -74,41 +67,3 @@ def test_own_addresses_where_netlink_is_forbidden(monkeypatch: pytest.MonkeyPatc
     told = ("127.0.0.1", "10.0.0.1", "10.0.0.2")
     monkeypatch.setattr(network, "addresses_without_netlink", lambda: told)
     assert network.own_addresses() == ("10.0.0.1", "10.0.0.2")
-
-
-def test_a_process_without_descriptors_is_on_no_other_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    identity = host_identity()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            host_identity()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert host_identity() == identity
-    monkeypatch.setattr(files, "BOOT_ID", "/missing")  # there is no /proc
-    assert host_identity() == os.uname().nodename
-
-
-def test_processes_of_one_host_have_one_identity() -> None:
-    """tests/system/test_hosts.py has those of several."""
-    code = "from rallypoint.cluster.network import host_identity; print(host_identity())"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == host_identity() + "\n"
-
-
-def test_hosts_of_one_kernel_are_on_one_machine() -> None:
-    ask = "from rallypoint.cluster.network import host_identity; print(host_identity())"
-    there = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", ask],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if there.returncode:
-        pytest.skip(f"needs user namespaces: {there.stderr.strip()}")
-    identity = there.stdout.strip()
-    assert identity != host_identity()
-    assert machine_of(identity) == machine_of(host_identity())

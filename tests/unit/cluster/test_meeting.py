@@ -22,7 +22,7 @@ from rallypoint.base.errors import (
     StoreRefusedError,
     StoreTimeoutError,
 )
-from rallypoint.cluster.places import LaunchedProcess, find_process
+from rallypoint.cluster.environments import LaunchedProcess, find_process
 from rallypoint.cluster.pmi import Waiting, meeting, pmi
 from rallypoint.cluster.pmi.meeting import Meeting, announce, open_launched, withdraw
 from rallypoint.store import session

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.unit.cluster.test_places import BATCH
+from tests.unit.cluster.test_environments import BATCH
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places import STARTERS, LaunchedProcess, find_process, recognize_process
+from rallypoint.cluster.environments import (
+    STARTERS,
+    LaunchedProcess,
+    find_process,
+    recognize_process,
+)
 from rallypoint.pytorch.autoload import STARTERS as SIGNS
 
 OPEN_MPI = {

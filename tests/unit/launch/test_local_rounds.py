@@ -9,8 +9,7 @@ import pytest
 from rallypoint.launch.job import Job
 from rallypoint.launch.rounds.source import LocalRounds
 from rallypoint.rendezvous.job.gathering import FREE_SHORT_LIVES
-from rallypoint.rendezvous.job.reports import NodeReport
-from rallypoint.rendezvous.job.restart_policy import RankFailure
+from rallypoint.rendezvous.job.reports import NodeReport, RankFailure
 
 
 def test_it_says_why_workers_wait_for_their_places(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ thread asks Ray every second; the thread that decides never blocks.
 from __future__ import annotations
 
 import os
-import queue
 import selectors
 import threading
 import time
@@ -19,6 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from rallypoint.base.inbox import Inbox
 from rallypoint.cli.flags import RunOptions
 from rallypoint.cli.ray.cluster import Channel, Cluster, directory_on_node
 from rallypoint.cli.ray.placement import (
@@ -85,14 +85,13 @@ class RayStarter(Starter):
         self._channels: dict[int, Channel] = {}
         self._told = ""  # what was last reported as missing
         self._is_short_since: float | None = None
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Not closed: Ray's threads may write to it for as long as this process lives.
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not closed: Ray's threads may use it for as long as this process lives.
+        self._events: Inbox[Callable[[], None]] = Inbox()
         self._is_closing = threading.Event()
         self._asker = threading.Thread(target=self._ask, daemon=True)
 
     def _connect(self) -> None:
-        self._selector.register(self._wake, selectors.EVENT_READ, self._take_events)
+        self._selector.register(self._events, selectors.EVENT_READ, self._take_events)
         self._cluster.ask_for_group(self._need, self._plan.fewest)
         self._asker.start()
 
@@ -107,21 +106,16 @@ class RayStarter(Starter):
 
     # Events from other threads, handled by this one.
 
-    def _post(self, event: Callable[[], None]) -> None:
-        self._events.put(event)
-        os.eventfd_write(self._wake, 1)
-
     def _take_events(self) -> None:
-        os.eventfd_read(self._wake)
-        while not self._events.empty():
-            self._events.get()()
+        for event in self._events.take():
+            event()
 
     def _ask(self) -> None:
         """Ask Ray repeatedly, in a separate thread."""
         while True:
             facts = self._cluster.facts()
             if facts is not None:
-                self._post(partial(self._look, facts))
+                self._events.put(partial(self._look, facts))
             if self._is_closing.wait(_ASK_EACH_S):
                 return
 
@@ -147,7 +141,9 @@ class RayStarter(Starter):
         number = self._job.added(request.node.address)
         self._agents.append(RayAgent(request.node.node_id, request.bundle))
         self._actors[number] = self._cluster.start_actor(
-            request, self._need, lambda answer: self._post(partial(self._reached, number, answer))
+            request,
+            self._need,
+            lambda answer: self._events.put(partial(self._reached, number, answer)),
         )
 
     def _reached(self, number: int, answer: Future[str]) -> None:

@@ -6,7 +6,7 @@
 
 srun passes on no messages. There, rank 0 takes the first free port of a few that are derived from
 the step, and the others try them all. Processes connect once; all their groups form at that store,
-which lives as long as rank 0. cluster/places determines the rank of a process.
+which lives as long as rank 0. cluster/environments determines the rank of a process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import HostError, InvalidArgumentError, StoreConnectionError
+from rallypoint.cluster.environments import LaunchedProcess, find_process
 from rallypoint.cluster.network import addresses_of, can_bind, chosen_address, own_addresses
-from rallypoint.cluster.places import LaunchedProcess, find_process
 from rallypoint.cluster.pmi import Waiting
 from rallypoint.store.client import TCPStore
 from rallypoint.store.init_method import JoinedStore, await_ranks

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from rallypoint.lab.bench import BenchmarkRequest
 from rallypoint.lab.bench.contenders import OURS
 from rallypoint.lab.bench.crew import CrewError
-from rallypoint.schedule.custom import is_file
+from rallypoint.schedule.choose import is_file
 
 _TURN_S = 0.02
 _FEWEST_CALLS = 2

@@ -18,10 +18,11 @@ from rallypoint.lab.figure import figure, logarithmic
 from rallypoint.lab.quantities import bus_factor, human_bytes, human_time
 from rallypoint.lab.simulate import SimulationRequest
 from rallypoint.schedule.catalogue import ALGORITHMS, Team, build
+from rallypoint.schedule.choose import is_file
 from rallypoint.schedule.cost.links import LinkModel, read_model
 from rallypoint.schedule.cost.simulation import Simulation
 from rallypoint.schedule.cost.simulation.wave import CALM, Conditions
-from rallypoint.schedule.custom import Custom, is_file, load
+from rallypoint.schedule.custom import Custom, load
 from rallypoint.schedule.program import Collective, Program, ProgramError
 
 # The two algorithms whose times are shown side by side, with their ratio.

@@ -31,9 +31,9 @@ from rallypoint.rendezvous.job.reports import (
     NodeReport,
     Notice,
     Outcome,
+    RankFailure,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import RankFailure
 
 SIGINT, SIGKILL, SIGTERM, SIGCONT = 2, 9, 15, 18
 # Exit statuses, beside 128 + a signal's number and a command line's 2: docs/exit-statuses.md.

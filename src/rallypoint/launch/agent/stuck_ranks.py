@@ -74,6 +74,9 @@ class StuckRanks:
             not waits and self._rounds.keeps_survivors
         ):
             self._watching().complains(rank, message)
+        elif isinstance(message, LostContact) and message.round == self._state.round:
+            # Workers that are not kept must not wait: their round is over with its first loss.
+            self._parts.perform(self._state.contact_lost(()))
 
     def stopped(self, rank: int, now: float) -> None:
         """A signal has stopped a worker of this node."""

@@ -10,20 +10,18 @@ another round. Leaders and rounds are decided in the same code as for agents.
 from __future__ import annotations
 
 import selectors
-import socket
 import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from rallypoint.base.errors import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from rallypoint.base.inbox import Inbox
 from rallypoint.base.ready import call_ready, earliest, left_until
 from rallypoint.launch.rounds.elastic import ElasticRounds
 from rallypoint.rendezvous.api.rendezvous_handler import (
@@ -67,14 +65,12 @@ class ProgramNode:
         rounds.tells_late_comers = True
         self._name = name
         self._ended = -1  # the newest round whose end was reported
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: Inbox[Callable[[], None]] = Inbox()
         self._report = NodeReport()
         self._last_word: dict[str, str] | None = None  # to be sent once a node can receive it
         self._has_said_it = False
         self._end_at: float | None = None
         self._looked_at = 0.0
-        self._bell, self._ear = socket.socketpair()
-        self._ear.setblocking(False)
 
     def start(self) -> None:
         """Take part from now on."""
@@ -110,15 +106,15 @@ class ProgramNode:
 
     def want_round(self) -> None:
         """Leave `round`, if it is not over, and wait for the next one."""
-        self._call(self._leave_round)
+        self._calls.put(self._leave_round)
 
     def close(self) -> None:
         """End the rendezvous for all."""
-        self._call(lambda: self._say_last(stop_asked=f"{CLOSED}{self._name}"))
+        self._calls.put(lambda: self._say_last(stop_asked=f"{CLOSED}{self._name}"))
 
     def withdraw(self) -> None:
         """Stop taking part at once; the others continue."""
-        self._call(lambda: self._say_last(leaves="it waited too long"))
+        self._calls.put(lambda: self._say_last(leaves="it waited too long"))
         self.end()
 
     def end(self) -> None:
@@ -126,17 +122,12 @@ class ProgramNode:
 
         It never waits, as it is called when the handler is collected.
         """
-        self._call(self._end)
+        self._calls.put(self._end)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread's end; returns whether it ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-    def _call(self, what: Callable[[], None]) -> None:
-        self._calls.append(what)
-        with suppress(OSError):  # the thread has ended
-            self._bell.send(b"!")
 
     # The thread.
 
@@ -151,7 +142,7 @@ class ProgramNode:
     def _live(self) -> None:
         """Take part until `end`, or until the job is over; then free all resources."""
         selector = selectors.DefaultSelector()
-        selector.register(self._ear, selectors.EVENT_READ, self._hear)
+        selector.register(self._calls, selectors.EVENT_READ, self._hear)
         try:
             self._rounds.open(selector)
             while not self._is_over():
@@ -162,13 +153,11 @@ class ProgramNode:
         finally:
             self._rounds.close()
             selector.close()
-            self._bell.close()
-            self._ear.close()
+            self._calls.close()
 
     def _hear(self) -> None:
-        self._ear.recv(4096)
-        while self._calls:
-            self._calls.popleft()()
+        for call in self._calls.take():
+            call()
 
     def _is_over(self) -> bool:
         self._obey()

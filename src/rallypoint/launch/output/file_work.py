@@ -10,13 +10,13 @@ a thread, the loop's own does the work.
 from __future__ import annotations
 
 import errno
-import os
 import select
 import selectors
 from _queue import Empty, SimpleQueue  # importing queue would cost each launch 1 ms
 from _thread import allocate_lock, start_new_thread
-from collections import deque
 from collections.abc import Callable
+
+from rallypoint.base.inbox import Inbox
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
@@ -34,19 +34,18 @@ class FileWork:
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
-        self._lock = allocate_lock()  # guards what follows
-        self._done: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._done: Inbox[tuple[Callable[[Any], None], Any]] = Inbox()
         self._has_thread = False
+        self._lock = allocate_lock()  # guards it
         self._under_way = 0
         self._hangs = False
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        selector.register(self._wakeup, selectors.EVENT_READ, self._run_done)
+        selector.register(self._done, selectors.EVENT_READ, self._run_done)
 
     def do(self, job: Callable[[], T], then: Callable[[T | OSError], None]) -> None:
         """Do it soon; `then` gets its result or exception."""
         self._jobs.put((job, then))
+        self._under_way += 1
         with self._lock:
-            self._under_way += 1
             if self._has_thread:
                 return
             self._has_thread = True
@@ -73,14 +72,12 @@ class FileWork:
 
     def close(self) -> None:
         """Discard all further results."""
-        self._selector.unregister(self._wakeup)
-        with self._lock:
-            os.close(self._wakeup)
-            self._wakeup = -1
+        self._selector.unregister(self._done)
+        self._done.close()
 
     def _wait(self, is_over: Callable[[], bool], wait_s: float = _PATIENCE_S) -> bool:
         poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._done, select.POLLIN)
         while not is_over():
             if not poll.poll(1000 * wait_s):
                 return False
@@ -88,15 +85,9 @@ class FileWork:
         return True
 
     def _run_done(self) -> None:
-        try:
-            os.eventfd_read(self._wakeup)
-        except BlockingIOError:
-            return
-        self._hangs = False
-        while self._done:
-            then, result = self._done.popleft()
-            with self._lock:
-                self._under_way -= 1
+        for then, result in self._done.take():
+            self._hangs = False
+            self._under_way -= 1
             then(result)
 
     # The thread.
@@ -115,7 +106,4 @@ class FileWork:
                 result: Any = job()
             except OSError as error:
                 result = error
-            with self._lock:
-                self._done.append((then, result))
-                if self._wakeup >= 0:
-                    os.eventfd_write(self._wakeup, 1)
+            self._done.put((then, result))

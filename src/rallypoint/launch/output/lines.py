@@ -21,12 +21,6 @@ TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Reader(Protocol):
-        """What gives its input to an outlet."""
-
-        def pause(self, paused: bool) -> None:
-            """Give nothing while the outlet is full, or continue."""
-
     class Rest(Protocol):
         """Output of a dead worker that is still in a file."""
 
@@ -48,7 +42,7 @@ class Outlet:
     def __init__(
         self, fd: int, sink: Sink, selector: selectors.BaseSelector, files: FileWork
     ) -> None:
-        self.readers: list[Reader] = []
+        self.readers: list[StreamReader] = []
         self._sink = sink
         self._selector = selector
         self._files = files

@@ -208,7 +208,7 @@ class LinkedRounds(RoundSource, Receiver):
         try:
             message = decode(payload)
         except ControlMessageError as error:
-            self._say(str(error))
+            self._say(f"agent {key}: {error}")
             return
         claimed = key
         if isinstance(message, Heartbeat):

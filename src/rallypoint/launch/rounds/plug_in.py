@@ -13,15 +13,14 @@ from __future__ import annotations
 import os
 import queue
 import selectors
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.base.address import is_loopback
 from rallypoint.base.errors import InvalidArgumentError, RendezvousClosedError
+from rallypoint.base.inbox import Inbox
 from rallypoint.base.record import Record
 from rallypoint.cluster.network import choose_network, own_addresses
 from rallypoint.launch.job import Job, Rendezvous
@@ -34,7 +33,7 @@ from rallypoint.rendezvous.api.rendezvous_handler import (
     rendezvous_handler_registry,
 )
 from rallypoint.rendezvous.job.reports import Finish, NodeReport, Order, Outcome, Start, Stop
-from rallypoint.rendezvous.job.restart_policy import Next, RoundEnd, judge
+from rallypoint.rendezvous.job.restart_policy import RoundEnd, judge
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat, seats_of
 from rallypoint.rendezvous.transport.codec import decode_record, encode
 
@@ -110,22 +109,20 @@ class PlugInRounds(RoundSource):
         self._stop_asked = ""
         self._store: StoreHost | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._posted: deque[Order] = deque()
-        self._wakeup, self._wakeups = socket.socketpair()
-        self._wakeups.setblocking(False)
+        self._posted: Inbox[Order] = Inbox()
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
     # RoundSource.
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        selector.register(self._wakeups, selectors.EVENT_READ, self._take_posted)
+        selector.register(self._posted, selectors.EVENT_READ, self._take_posted)
         self._calls.put(lambda: self._join_round(""))
         self._thread.start()
 
     def tell(self, report: NodeReport) -> None:
         before, self._report = self._report, report
-        is_current = report.round == self._round
-        if is_current and report.broken and not before.broken:
+        is_current, was_current = report.round == self._round, before.round == self._round
+        if is_current and report.broken and not (was_current and before.broken):
             self.orders.append(Stop(round=self._round, because=report.broken))
         asked = report.stop_asked or report.leaves
         if asked and not self._stop_asked:
@@ -133,7 +130,7 @@ class PlugInRounds(RoundSource):
             self._calls.put(self._handler.set_closed)
             if self._is_stopped:
                 self.orders.append(Finish(outcome=Outcome.STOPPED, because=asked))
-        if is_current and report.is_over and not (before.is_over and before.round == self._round):
+        if is_current and report.is_over and not (was_current and before.is_over):
             self._calls.put(lambda: self._ended(report))
 
     def tick(self) -> None:
@@ -146,14 +143,10 @@ class PlugInRounds(RoundSource):
             self._thread.join(_GOODBYE_S)
         if self._store is not None:
             self._store.close()
-        self._wakeups.close()
-        self._wakeup.close()
+        self._posted.close()
 
     def _take_posted(self) -> None:
-        with suppress(BlockingIOError):
-            self._wakeups.recv(4096)
-        while self._posted:
-            self.orders.append(self._posted.popleft())
+        self.orders += self._posted.take()
 
     # The thread.
 
@@ -177,18 +170,13 @@ class PlugInRounds(RoundSource):
         with suppress(Exception):
             what()
 
-    def _post(self, order: Order) -> None:
-        self._posted.append(order)
-        with suppress(OSError):
-            self._wakeup.send(b"!")
-
     def _join_round(self, because: str) -> None:
         seat = None
         while seat is None:
             self._info = self._handler.next_rendezvous()
             seat = self._seat(self._info)
         self._round, self._is_stopped, self._has_succeeded = seat.number, False, False
-        self._post(Start(seat=seat, because=because))
+        self._posted.put(Start(seat=seat, because=because))
 
     def _seat(self, info: RendezvousInfo) -> Seat | None:
         """What follows from all nodes' cards; None if one does not arrive."""
@@ -239,7 +227,7 @@ class PlugInRounds(RoundSource):
                 self._calls.put(lambda: self._join_round("another node needs a new round"))
             else:
                 because = "another node joined, or needs a new round"
-                self._post(Stop(round=self._round, because=because))
+                self._posted.put(Stop(round=self._round, because=because))
 
     def _all_have_succeeded(self, info: RendezvousInfo) -> bool:
         keys = [f"rallypoint/done/{rank}" for rank in range(info.world_size)]
@@ -253,7 +241,7 @@ class PlugInRounds(RoundSource):
             because = "every worker of this node succeeded; the node with the store has ended"
         if is_over:
             self._has_succeeded, self._info = False, None
-            self._post(Finish(outcome=Outcome.SUCCEEDED, because=because))
+            self._posted.put(Finish(outcome=Outcome.SUCCEEDED, because=because))
         return is_over
 
     def _ended(self, end: NodeReport) -> None:
@@ -272,18 +260,17 @@ class PlugInRounds(RoundSource):
             unkillable=end.unkillable,
         )
         after = judge(facts)
-        if after.next in (Next.RESTART, Next.RESIZE):
-            self._restarts += after.next is Next.RESTART
+        if after.outcome is None:
+            self._restarts += after.is_restart
             return self._join_round(after.reason)
-        outcome = Outcome.STOPPED if after.next is Next.STOP else Outcome.GIVEN_UP
         self._try(self._handler.set_closed)
-        finish = Finish(outcome=outcome, because=after.reason)
+        finish = Finish(outcome=after.outcome, because=after.reason)
         if facts.root is not None:
             finish = finish.__replace__(culprit=self._info.rank, what=facts.root.text)
-        self._post(finish)
+        self._posted.put(finish)
         return None
 
     def _give_up(self, because: str) -> None:
         if self._stop_asked:
             return
-        self._post(Finish(outcome=Outcome.GIVEN_UP, because=because))
+        self._posted.put(Finish(outcome=Outcome.GIVEN_UP, because=because))

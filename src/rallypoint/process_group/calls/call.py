@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import IntEnum
 from functools import update_wrapper
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -37,14 +37,15 @@ from rallypoint.process_group.arrays import (
     overlap,
     packed,
 )
-from rallypoint.process_group.delegated import library_calls
-from rallypoint.process_group.delegated.library_calls import DelegatedWork
 from rallypoint.process_group.groups import default
 from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.operators import Operator, code_and_factor
 from rallypoint.process_group.work import CollectiveCall, OneWork
 from rallypoint.store.store import seconds_of
+
+if TYPE_CHECKING:
+    from rallypoint.process_group.delegated.library_calls import DelegatedWork
 
 _ONE = (np.ndarray, DeviceArray)
 
@@ -59,6 +60,8 @@ def run(group: ProcessGroup, call: CollectiveCall) -> OneWork | DelegatedWork | 
     if library is None:
         work = _begin(group, call, inputs, outputs)
     else:
+        from rallypoint.process_group.delegated import library_calls  # few groups have a library
+
         work = library_calls.begin(group, library, call, inputs, outputs)
     if work is None or call.async_op:
         return work

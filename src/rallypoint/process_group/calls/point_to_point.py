@@ -11,21 +11,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from rallypoint.base.collective import Collective
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.engine.communicator import DTYPES, TOO_MANY
 from rallypoint.process_group.arrays import Array, as_array, describe, dtype_name, packed
 from rallypoint.process_group.calls.call import Form, room_of, short_way
-from rallypoint.process_group.delegated import library_calls
-from rallypoint.process_group.delegated.library_calls import DelegatedWork
-from rallypoint.process_group.delegated.library_group import LibraryGroup
 from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.default import Group, joined, peer
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.process_group.work import OneWork, Work
 from rallypoint.store.store import seconds_of
+
+if TYPE_CHECKING:
+    from rallypoint.process_group.delegated.library_calls import DelegatedWork
+    from rallypoint.process_group.delegated.library_group import LibraryGroup
 
 _ANY = -1
 _TAGS = 1 << 31
@@ -225,6 +226,8 @@ def post_message(
         results = [] if sends else [tensor]
     library = group.end_of(array, operation)
     if library is not None:
+        from rallypoint.process_group.delegated import library_calls  # few groups have a library
+
         return library_calls.post(
             group,
             library,

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
+
+if TYPE_CHECKING:
+    from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
 
 ENGINES = ("rallypoint", "shm", "tcp")
 GROUP = "rallypoint.backends"

@@ -17,8 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from rallypoint._native import let_peers_read, region_bytes
 from rallypoint.base.errors import (
@@ -29,20 +29,20 @@ from rallypoint.base.errors import (
     StoreError,
     SystemCallError,
 )
-from rallypoint.base.refusals import tells_refusals
-from rallypoint.cluster.interface_choice import NetworkChoice
-from rallypoint.cluster.network import host_identity, machine_of
+from rallypoint.base.files import host_identity, machine_of
+from rallypoint.base.record import Record
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.recording import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
 from rallypoint.process_group import DEFAULT_GROUP
-from rallypoint.process_group.formation.host_network import Congestion, NetworkDiagnosis, network_of
-from rallypoint.process_group.formation.mesh import Mesh, Pass, RankAddress, listen
 from rallypoint.process_group.groups.call_errors import Site, formed_key, found_while_forming
-from rallypoint.process_group.groups.debug import print_debug_table
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms, ranks_per_host
 from rallypoint.store.init_method import Presence, await_ranks
 from rallypoint.store.store import Store
+
+if TYPE_CHECKING:
+    from rallypoint.cluster.interface_choice import NetworkChoice
+    from rallypoint.process_group.formation.host_network import AnyError, NetworkDiagnosis
 
 SPINS_WITH_CORES = 50
 YIELDS = 1000
@@ -73,8 +73,7 @@ _MOST_STREAMS = 16
 EAGER_HOSTS = 64  # docs/decisions/092-far-peers.md
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(Record):
     """What the first member sends to all others.
 
     Attributes:
@@ -91,8 +90,7 @@ class _Table:
     model_text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRequest:
+class GroupRequest(Record, kw_only=True):
     """A group that is to form, as one of its members asks for it.
 
     Attributes:
@@ -160,9 +158,20 @@ class GroupRequest:
             self.store.set(self.key_when_formed, "")
 
 
-@tells_refusals
 def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
     """Form the communicator of a group, with the algorithms that its calls can use."""
+    try:
+        return _form(request)
+    except (OSError, RuntimeError) as error:
+        from rallypoint.base.refusals import refusal_in  # only then
+
+        refusal = refusal_in(error)
+        if refusal is None:
+            raise
+        raise refusal from None
+
+
+def _form(request: GroupRequest) -> tuple[Communicator, Algorithms]:
     store, prefix, rank, members = request.store, request.prefix, request.rank, request.members
     deadline = time.monotonic() + request.timeout.total_seconds()
     identity = host_identity() + f"/{rank}" * (request.backend == "tcp")
@@ -178,8 +187,12 @@ def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
         deadline = min(deadline, time.monotonic() + limit_s)
     if request.backend == "shm":
         _check_one_host(table.hosts, members)
-    # Outside the try: that no address is found is this rank's own failure.
-    network = network_of(store, request.backend) if len(set(table.hosts)) > 1 else None
+    network = None
+    if len(set(table.hosts)) > 1:
+        from rallypoint.process_group.formation.host_network import network_of  # one host has none
+
+        # Outside the try: that no address is found is this rank's own failure.
+        network = network_of(store, request.backend)
     member = _Member(request, table, deadline)
     try:
         peers, mesh = ([], None) if network is None else member.connect(network)
@@ -194,10 +207,12 @@ def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
     except (PeerLostError, HostError) as error:
         is_last_to_leave = rank == 0 and request.name == DEFAULT_GROUP
         found = found_while_forming(member.presence, error, is_last_to_leave=is_last_to_leave)
-        raise member.diagnosis.added_to(found) from None
+        raise member.explained(found) from None
     except CollectiveTimeoutError as error:
-        raise member.diagnosis.added_to(error) from None
-    if request.name == DEFAULT_GROUP:
+        raise member.explained(error) from None
+    if request.name == DEFAULT_GROUP and os.environ.get("RALLYPOINT_DEBUG") == "1":
+        from rallypoint.process_group.groups.debug import print_debug_table
+
         size, backend = len(members), request.backend
         print_debug_table(store, prefix, rank=rank, size=size, network=network, backend=backend)
     request.report_formed(member.keys())
@@ -251,14 +266,19 @@ class _Member:
 
     def __init__(self, request: GroupRequest, table: _Table, deadline: float) -> None:
         self.presence = Presence(request.store, request.prefix, request.members)
-        self.diagnosis = NetworkDiagnosis()
+        self._diagnosis: NetworkDiagnosis | None = None
         self._request = request
         self._table = table
         self._deadline = deadline
 
     def connect(self, network: NetworkChoice) -> tuple[list[FarPeer], LateMesh | None]:
         """Connect with the members on other hosts."""
+        # Imported here so that groups of one host do not pay for it.
+        from rallypoint.process_group.formation.host_network import Congestion, NetworkDiagnosis
+        from rallypoint.process_group.formation.mesh import Mesh, Pass, RankAddress, listen
+
         request, table = self._request, self._table
+        self._diagnosis = NetworkDiagnosis()
         congestion = Congestion()
         everywhere = "::" if ":" in network.address else "0.0.0.0"  # others know one of NAT's
         listener = listen(network.address if network.is_own else everywhere, congestion)
@@ -274,19 +294,27 @@ class _Member:
         addresses = {
             rank: RankAddress(*json.loads(text)) for rank, text in zip(wanted, texts, strict=True)
         }
+        # What identifies connections of the group.
+        environ: Mapping[str, str] = {} if request.is_across_jobs else os.environ
+        run = environ.get("TORCHELASTIC_RUN_ID", "")
+        token = os.fsencode(environ.get("RALLYPOINT_TOKEN", ""))
         mesh = Mesh(
             listener,
             rank=request.rank,
             members=request.members,
-            admission=_admission(request, table.secret),
+            admission=Pass(f"{run}/{request.prefix}", bytes.fromhex(table.secret), token),
             congestion=congestion,
             deadline=self._deadline,
             check=self.presence.check_all,
-            diagnosis=self.diagnosis,
+            diagnosis=self._diagnosis,
         )
         if table.is_sparse:
             return mesh.connect_neighbours(addresses, far, table.streams)
         return mesh.connect_all(addresses, table.streams), None
+
+    def explained(self, error: AnyError) -> AnyError:
+        """The error, with what is known of the network to other hosts."""
+        return error if self._diagnosis is None else self._diagnosis.added_to(error)
 
     def share(self, attach: Callable[[int], Communicator]) -> tuple[Communicator, PeerMemoryAccess]:
         """Map the region shared by the members of this host; returns what memory is readable."""
@@ -336,13 +364,6 @@ class _Member:
 
     def _segment_key(self, first: int) -> str:
         return f"{self._request.prefix}/segment/{first}"
-
-
-def _admission(request: GroupRequest, secret: str) -> Pass:
-    """What identifies connections of the group."""
-    environ: Mapping[str, str] = {} if request.is_across_jobs else os.environ
-    run, token = environ.get("TORCHELASTIC_RUN_ID", ""), environ.get("RALLYPOINT_TOKEN", "")
-    return Pass(f"{run}/{request.prefix}", bytes.fromhex(secret), os.fsencode(token))
 
 
 def _wanted_memory() -> PeerMemoryAccess:

@@ -7,102 +7,31 @@ memory also has an engine, for Python objects.
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from rallypoint.base.errors import HostError, InvalidArgumentError, PeerLostError, RallypointError
-from rallypoint.base.wording import brief
-from rallypoint.cluster.network import host_identity
+from rallypoint.base.errors import InvalidArgumentError
+from rallypoint.base.record import Record
 from rallypoint.engine import engine_work as _work  # noqa: F401 - see leave_at_exit
 from rallypoint.engine.communicator import Communicator
 from rallypoint.engine.interruption import beside_handlers
-from rallypoint.process_group.delegated.backends import ENGINES, connect, parse_backend, why_absent
-from rallypoint.process_group.delegated.delegate import Delegate, LibraryMember
-from rallypoint.process_group.delegated.library_group import LibraryGroup
+from rallypoint.process_group.delegated.backends import ENGINES, parse_backend
 from rallypoint.process_group.formation.connecting import GroupRequest, form_communicator
-from rallypoint.process_group.formation.host_network import network_of
-from rallypoint.process_group.groups.call_errors import found_while_forming
 from rallypoint.process_group.groups.group import ProcessGroup, World
 from rallypoint.process_group.planning import Algorithms
-from rallypoint.store.init_method import JoinedStore, Presence
-from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.init_method import JoinedStore
 
-_LOOPBACK = "127.0.0.1"
+if TYPE_CHECKING:
+    from rallypoint.process_group.delegated.library_group import LibraryGroup
+
 _CPU = "cpu"
 
 
-def _join_libraries(backends: Iterable[str], request: GroupRequest) -> dict[str, LibraryGroup]:
-    """This member's groups at other libraries, by kind of device.
-
-    Members find each other through the store, and the library connects them in its own way. Each
-    member's key stays there while it is in the group, so that others can see which member died.
-    """
-    ends: dict[str, LibraryGroup] = {}
-    store, rank, members = request.store, request.rank, request.members
-    for name in backends:
-        prefix = f"{request.prefix}/{name}"
-        store.set(f"{prefix}/told/{rank}", json.dumps([host_identity(), why_absent(name)]))
-        request.await_members(prefix)
-        reports = store.multi_get([f"{prefix}/told/{peer}" for peer in range(len(members))])
-        hosts, lacking = zip(*map(json.loads, reports), strict=True)
-        _check_all_have(name, members, lacking)
-        member = LibraryMember(
-            name=name,
-            store=PrefixStore(f"{prefix}/library", store),
-            prefix=prefix,
-            rank=rank,
-            ranks=members,
-            timeout=request.timeout,
-            address=_LOOPBACK if len(set(hosts)) == 1 else network_of(store, name).address,
-            device=request.device,
-            title=request.name,
-            environ=os.environ,
-        )
-        delegate = _connected(member, Presence(store, prefix, members))
-        ends[delegate.device] = LibraryGroup(
-            delegate,
-            store,
-            prefix,
-            rank=rank,
-            ranks=members,
-            timeout_s=request.timeout.total_seconds(),
-            title=request.name,
-        )
-    return ends
-
-
-def _check_all_have(name: str, members: Sequence[int], lacking: Sequence[str]) -> None:
-    """If one rank lacks a library, all raise, so that none waits for it."""
-    lacks = {rank: why for rank, why in zip(members, lacking, strict=True) if why}
-    if lacks:
-        rank, why = next(iter(lacks.items()))
-        who = "" if len(lacks) == len(members) else f" on rank {rank}"
-        raise HostError(f"backend={name!r} is not available{who}: {why}")
-
-
-def _connected(member: LibraryMember, presence: Presence) -> Delegate:
-    started = time.monotonic()
-    try:
-        return connect(member)
-    except RallypointError:
-        raise
-    except Exception as error:  # of the library's
-        said = str(error).strip().partition("\n")[0]
-        failed: HostError | PeerLostError = HostError(
-            f"{member.name} could not connect rank {member.ranks[member.rank]} to the others "
-            f"after {brief(time.monotonic() - started)}: {said}"
-        )
-        raise found_while_forming(presence, failed, is_last_to_leave=False) from error
-
-
-@dataclass(frozen=True, slots=True)
-class GroupServices:
+class GroupServices(Record):
     """What serves a group's calls, and the request by which it was formed.
 
     The communicator is None if the group does not use the engine.
@@ -113,7 +42,7 @@ class GroupServices:
     algorithms: Algorithms
     takes_arrays: bool = True  # whether the engine serves arrays, and not only objects
     # Other libraries, by the kind of device whose memory they take.
-    ends: Mapping[str, LibraryGroup] = field(default_factory=dict)
+    ends: Mapping[str, LibraryGroup] = MappingProxyType({})
 
     def new_group(self, world: World, *, name: str, description: str) -> ProcessGroup:
         """A group that they serve, which is left at exit."""
@@ -179,12 +108,16 @@ def join(request: GroupRequest) -> GroupServices:
     others = [each for each in backends.values() if each not in ENGINES]
     communicator, algorithms = None, Algorithms(request.options)
     if engine in ENGINES:
-        of_engine = replace(request, backend=engine)
+        of_engine = request.__replace__(backend=engine)
         communicator, algorithms = beside_handlers(lambda: form_communicator(of_engine))
     else:
         request.await_members(request.prefix)
+    ends: dict[str, LibraryGroup] = {}
     try:
-        ends = _join_libraries(others, request)
+        if others:
+            from rallypoint.process_group.formation.joining_libraries import join_libraries
+
+            ends = join_libraries(others, request)
     except BaseException:
         if communicator is not None:
             communicator.leave()
@@ -250,17 +183,16 @@ def reform_world(
             connect_timeout=connect_timeout,
         )
     )
-    world = replace(
-        old,
-        store=opened.store,
-        prefix=prefix,
-        options=services.algorithms.options,
-        on_destroy=on_destroy or (old.on_destroy if is_same_store else None),
-        subgroups=[],
-        made=Counter(),
-        has_met=False,
+    world = World(
+        opened.store,
+        prefix,
+        services.algorithms.options,
+        on_destroy or (old.on_destroy if is_same_store else None),
+        device=old.device,
+        title=old.title,
+        is_across_jobs=old.is_across_jobs,
     )
-    old.group = None
+    world.group, old.group = group, None
     services.serve(group, world)
     group.set_timeout(group.timeout)
 

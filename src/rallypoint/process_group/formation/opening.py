@@ -7,13 +7,12 @@ default one.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 
-from rallypoint.base.control_link import existing_link
 from rallypoint.base.errors import (
     AlreadyInitializedError,
     HostError,
@@ -23,10 +22,10 @@ from rallypoint.base.errors import (
     StoreTimeoutError,
     SystemCallError,
 )
-from rallypoint.cluster.pmi.meeting import open_launched
+from rallypoint.base.record import Record
+from rallypoint.base.worker_env import is_env_given
 from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.formation.connecting import GroupRequest
-from rallypoint.process_group.formation.host_network import raise_with_finding
 from rallypoint.process_group.formation.joining import (
     begin_early,
     check_backend,
@@ -39,6 +38,7 @@ from rallypoint.process_group.formation.own_place import (
     ROUND,
     await_place,
     connect_timeout,
+    existing_link,
     is_superseded,
     take_next_place,
 )
@@ -53,10 +53,8 @@ from rallypoint.process_group.groups.default import (
 from rallypoint.process_group.groups.group import NON_GROUP_MEMBER, GroupStatus, ProcessGroup, World
 from rallypoint.process_group.planning import AlgorithmOptions
 from rallypoint.schedule.choose import check_override
-from rallypoint.schedule.cost.links import parse_model, read_model_text
-from rallypoint.store.client import TCPStore
 from rallypoint.store.init_method import JoinedStore, open_store, say_here, shows_deaths, to_stderr
-from rallypoint.store.store import Store
+from rallypoint.store.store import EphemeralStore, Store
 
 _PAUSE_S = 0.02  # a server takes at least this long to end
 _MOST_S = 5.0  # rank 0 waits until all have read what its store has for them
@@ -64,8 +62,7 @@ _ENDING_S = 2.0  # for a process that has just ended, until the server has taken
 _opened: dict[str, int] = {}  # by base: the number of the world that this process opened last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingPoint:
+class MeetingPoint(Record, kw_only=True):
     """A default group that forms at a store: a world.
 
     latest     the number of the world that was opened last, from 1 on, and of the one before
@@ -83,7 +80,7 @@ class MeetingPoint:
     place: JoinedStore
     prefix: str  # the beginning of the world's keys
     key_to_here: str  # led its ranks to it, and is not needed once it has formed
-    process: int = field(default_factory=os.getpid)  # that opened the store here
+    process: int  # that opened the store here
 
     @property
     def key_when_formed(self) -> str:
@@ -132,7 +129,7 @@ def _take_rank(place: JoinedStore, base: str, *, is_taken: bool) -> None:
     It may join anyway: children of all ranks can form their own group. If the rank
     `is_taken`, by this process, no one else has it.
     """
-    if not isinstance(place.store, TCPStore) or not shows_deaths(place.store):
+    if not isinstance(place.store, EphemeralStore) or not shows_deaths(place.store):
         return
     key, me = f"{base}/process/{place.rank}", f"{os.getpid()} on {os.uname().nodename}"
     until = time.monotonic() + _ENDING_S
@@ -186,15 +183,15 @@ def _open_world(place: JoinedStore, base: str, last: int) -> MeetingPoint:
 
 def _world(place: JoinedStore, base: str, number: int, before: int) -> MeetingPoint:
     key = f"{base}/{before}/next"
-    return MeetingPoint(place=place, prefix=f"{base}/{number}", key_to_here=key)
+    prefix = f"{base}/{number}"
+    return MeetingPoint(place=place, prefix=prefix, key_to_here=key, process=os.getpid())
 
 
 _BACKEND = "RALLYPOINT_BACKEND"
 _ATTEMPT_S = 0.2  # the first, to connect to a store that may have ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldRequest:
+class WorldRequest(Record, kw_only=True):
     """The arguments of init_process_group; see there."""
 
     backend: str | None
@@ -233,6 +230,8 @@ def open_world(request: WorldRequest, base: str, *, name: str = "") -> ProcessGr
         try:
             found = meet(lambda: _open_place(request, wait), base, wait)
         except StoreConnectionError as error:
+            from rallypoint.process_group.formation.host_network import raise_with_finding
+
             raise_with_finding(error)
     try:
         return form_world(
@@ -283,7 +282,9 @@ def open_round(timeout: timedelta, watch: Callable[[Store], None]) -> MeetingPoi
 
 def _open_place(request: WorldRequest, timeout: timedelta) -> JoinedStore:
     rank, world_size = request.rank, request.world_size
-    if request.init_method in (None, "env://"):
+    if request.init_method in (None, "env://") and _may_be_of_others(rank, world_size):
+        from rallypoint.cluster.pmi.meeting import open_launched
+
         found = open_launched(os.environ, rank=rank, world_size=world_size, timeout=timeout)
         if found is not None:
             return found
@@ -294,6 +295,12 @@ def _open_place(request: WorldRequest, timeout: timedelta) -> JoinedStore:
         )
 
     return _connected(open_place, timeout, connect_timeout())
+
+
+def _may_be_of_others(rank: int, world_size: int) -> bool:
+    """Whether a launcher without RANK may have started this; `meeting` sets that for PyTorch."""
+    is_given = is_env_given(os.environ, rank=rank, world_size=world_size)
+    return not is_given or "rallypoint.cluster.pmi.meeting" in sys.modules
 
 
 def _connected(
@@ -324,9 +331,12 @@ def _options(algorithm: str | None, links: str | None) -> AlgorithmOptions:
     override = os.environ.get("RALLYPOINT_ALGORITHM", "") if algorithm is None else algorithm
     check_override(override)
     name = os.environ.get("RALLYPOINT_LINKS", "") if links is None else links
-    text = read_model_text(name) if name else ""
-    if text:
-        parse_model(text)
+    if not name:
+        return AlgorithmOptions(override)
+    from rallypoint.schedule.cost.links import parse_model, read_model_text  # few jobs name one
+
+    text = read_model_text(name)
+    parse_model(text)
     return AlgorithmOptions(override, text)
 
 

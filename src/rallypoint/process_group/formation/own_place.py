@@ -7,12 +7,16 @@ the loss if the launcher knows of none.
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from rallypoint.base.control_link import control_link, existing_link
-from rallypoint.base.control_message import LostContact, Place
 from rallypoint.base.errors import CollectiveTimeoutError, HostError, RallypointError, StoreError
 from rallypoint.base.worker_env import STANDBY
+
+if TYPE_CHECKING:
+    from rallypoint.base.control_link import ControlLink
+    from rallypoint.base.control_message import Place
 
 ROUND = "TORCHELASTIC_RESTART_COUNT"
 _EVER_S = 1e9
@@ -24,6 +28,20 @@ _NEWS_S = 2.0
 _REMEDY_S = 30.0
 # For each hundred ranks, where the others can continue without some; connecting takes milliseconds.
 CONNECT = timedelta(seconds=10)
+
+
+def control_link() -> ControlLink | None:
+    """See base/control_link.py, which only spares and workers that outlive others need."""
+    from rallypoint.base import control_link as room
+
+    return room.control_link()
+
+
+def existing_link() -> ControlLink | None:
+    """The link of this process, if it has begun."""
+    room: Any = sys.modules.get("rallypoint.base.control_link")
+    found: ControlLink | None = None if room is None else room.existing_link()
+    return found
 
 
 def await_place() -> None:
@@ -65,6 +83,8 @@ def next_place(
         return None
     place = link.wait(after, _NEWS_S)
     if place is None and not link.is_kept(after):
+        from rallypoint.base.control_message import LostContact  # others do not pay for it
+
         link.send(LostContact(after, _culprit_of(loss), had_formed))
         place = link.wait(after, _REMEDY_S)
     while place is None and link.is_kept(after):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 from rallypoint.base.errors import InvalidArgumentError
@@ -93,7 +92,7 @@ def form_group(
         return NON_GROUP_MEMBER
     title = f"group {description or name}"
     request = _request(world, name, members, timeout=wait, backend=chosen, title=title)
-    services = join(replace(request, device=device, gone=gone))
+    services = join(request.__replace__(device=device, gone=gone))
     formed = services.new_group(world, name=name, description=description or "undefined")
     world.subgroups.append(formed)
     return formed

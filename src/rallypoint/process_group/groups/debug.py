@@ -70,7 +70,6 @@ def set_debug_level_from_env() -> None:
     set_debug_level(DebugLevel[text.upper()])
 
 
-VARIABLE = "RALLYPOINT_DEBUG"
 _COLUMNS = ("rank", "local rank", "host", "address", "interface", "devices", "backend")
 _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _WAIT = timedelta(seconds=5)
@@ -79,13 +78,11 @@ _WAIT = timedelta(seconds=5)
 def print_debug_table(
     store: Store, prefix: str, *, rank: int, size: int, network: NetworkChoice | None, backend: str
 ) -> None:
-    """With RALLYPOINT_DEBUG=1, rank 0 prints a table of what each rank was given to standard error.
+    """For RALLYPOINT_DEBUG=1: rank 0 prints a table of what each rank was given to standard error.
 
     Each rank that has the variable writes its line to the store, so a rank without it delays no
     other.
     """
-    if os.environ.get(VARIABLE) != "1":
-        return
     environ = os.environ
     devices = next((environ[name] for name in _DEVICES if environ.get(name)), "")
     address, interface = (network.address, network.name) if network else ("", "shared memory")

@@ -11,7 +11,6 @@ import copy
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never
@@ -25,12 +24,12 @@ from rallypoint.base.errors import (
 from rallypoint.engine.communicator import BAD_BUFFER, Communicator
 from rallypoint.process_group import DEFAULT_GROUP
 from rallypoint.process_group.arrays import DeviceArray
-from rallypoint.process_group.groups.agreeing import Survivors, agree
 from rallypoint.process_group.planning import AlgorithmOptions, Algorithms
 from rallypoint.store.store import Store, seconds_of
 
 if TYPE_CHECKING:
     from rallypoint.process_group.delegated.library_group import LibraryGroup
+    from rallypoint.process_group.groups.agreeing import Survivors
 
 NON_GROUP_MEMBER: Final = -100
 _FORMS_AGAIN = (
@@ -335,6 +334,8 @@ class ProcessGroup:
             NotInitializedError, RevokedError: the group was destroyed, or is being formed again.
             StoreConnectionError: the store has ended.
         """
+        from rallypoint.process_group.groups.agreeing import agree  # used after failures
+
         self.counts["agree"] += 1
         return agree(survivors_of(self), f"agree/{self.counts['agree']}", flag)
 
@@ -405,6 +406,8 @@ class ProcessGroup:
 
 def survivors_of(group: ProcessGroup) -> Survivors:
     """What the surviving ranks need to agree."""
+    from rallypoint.process_group.groups.agreeing import Survivors
+
     return Survivors(
         group.communicator,
         group.world.store,
@@ -419,11 +422,12 @@ def _not_the_engines(*_: object) -> int:
     return BAD_BUFFER
 
 
-@dataclass(slots=True)
 class World:
     """A default group and what belongs to it: its subgroups, and the store through which they form.
 
     Attributes:
+        prefix: the beginning of this world's keys, which no other world shares.
+        options: how its groups' programs are chosen.
         on_destroy: closes the store; None if that is the caller's task.
         made: how many subgroups of each name were requested, whether this rank is in them or not;
             the same on every rank that asks, so members agree on names without communication.
@@ -433,17 +437,28 @@ class World:
         has_met: all ranks have formed the default group; False: that is not known here.
     """
 
-    store: Store
-    prefix: str  # of this world's keys, which no other world shares
-    options: AlgorithmOptions  # how its groups' programs are chosen
-    on_destroy: Callable[[], None] | None = None
-    _group: weakref.ref[ProcessGroup] | None = None  # it holds its world
-    subgroups: list[ProcessGroup] = field(default_factory=list)
-    made: Counter[str] = field(default_factory=Counter)
-    device: object = None
-    title: str = DEFAULT_GROUP
-    is_across_jobs: bool = False
-    has_met: bool = False
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        options: AlgorithmOptions,
+        on_destroy: Callable[[], None] | None = None,
+        *,
+        device: object = None,
+        title: str = DEFAULT_GROUP,
+        is_across_jobs: bool = False,
+    ) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.options = options
+        self.on_destroy = on_destroy
+        self.device = device
+        self.title = title
+        self.is_across_jobs = is_across_jobs
+        self.has_met = False
+        self.subgroups: list[ProcessGroup] = []
+        self.made: Counter[str] = Counter()
+        self._group: weakref.ref[ProcessGroup] | None = None  # it holds its world
 
     @property
     def group(self) -> ProcessGroup | None:

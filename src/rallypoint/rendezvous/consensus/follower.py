@@ -44,7 +44,7 @@ from rallypoint.rendezvous.job.reports import (
     Outcome,
     Stop,
 )
-from rallypoint.rendezvous.job.round import Endpoint, Member
+from rallypoint.rendezvous.job.round import Endpoint, Member, Seat
 
 _STAGGER_S = 0.05  # between candidates, in the order of the members
 _RETRY_S = 0.2  # doubled up to a heartbeat
@@ -124,20 +124,39 @@ class Follower:
         self._stamp = message.stamp if message.stamp is not None else self._stamp
         self.beat_at = now
 
-    def acknowledged(self, message: Ack) -> None:
+    def acknowledged(self, message: Ack, now: float) -> None:
         """Our coordinator has received a heartbeat."""
         self._register.voter.decided_in(message.ballot, message.number)
         if message.lease_s > 0:
-            self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
+            self._lease_until = max(self._lease_until, self._until(message, now))
         self._stamp = message.stamp
         self.waiting, self.is_stopping = message.waiting, message.is_stopping
         self._done, self._done_number = message.done, message.number
+
+    def _until(self, message: Ack | Go, now: float) -> float:
+        """When a lease ends: no coordinator can extend it beyond the fence."""
+        return min(message.sent_at, now) + min(message.lease_s, self._setup.fence_s)
 
     def done_in(self, number: int) -> tuple[str, ...]:
         """The members that may have ended early in that agreement's round, as last reported."""
         return self._done if number == self._done_number else ()
 
     # Orders.
+
+    def refusal(self, seat: Seat) -> str:
+        """Why this node does not take a seat: what is wrong with the order, and whose it is."""
+        size, most = self._setup.me.local_world_size, self._setup.limits.max_nodes
+        if seat.local_world_size > size:
+            wrong = f"{seat.local_world_size} ranks on this node, which has {size}"
+        elif seat.nodes > most:
+            wrong = f"a round of {seat.nodes} nodes in a job of at most {most}"
+        else:
+            return ""
+        host = "" if self.leader is None else f" on {self.leader.host}"
+        return (
+            f"the coordinator{host} ({self.ballot.candidate}) ordered {wrong}; install the same "
+            "version of rallypoint on all nodes"
+        )
 
     def go(self, message: Go, now: float) -> list[Action]:
         """Start, unless the order is too old."""
@@ -146,7 +165,8 @@ class Follower:
         self.voters = message.voters
         if self.round >= 0:  # the end of the previous round cannot be far
             return [Stop(round=self.round, because="a newer round has begun", ending=Ending.KILL)]
-        if self._rules.must_fence(now, message.sent_at + message.lease_s):
+        lease_until = self._until(message, now)
+        if self._rules.must_fence(now, lease_until):
             return []  # if it is still valid, it comes again after the next heartbeat
         if self._workers.waits and not message.start.keeps:  # end it, and then begin
             if message.start.seat.local_world_size:
@@ -154,7 +174,7 @@ class Follower:
             if self._workers.survivors:
                 return self.cut_off("others have continued without this node")
         self.beat_at = now
-        self._lease_until = max(self._lease_until, message.sent_at + message.lease_s)
+        self._lease_until = max(self._lease_until, lease_until)
         self.round = self.last_round = message.start.seat.number
         self._was_cut_off = self._is_of_other_job = False
         self.has_run = True

@@ -37,6 +37,10 @@ class Ballot(Record):
     term: int
     candidate: str
 
+    def __post_init__(self) -> None:
+        if self.term < 0:
+            raise InvalidArgumentError(f"a ballot's term is {self.term}.")
+
     def __lt__(self, other: Ballot) -> bool:
         return (self.term, self.candidate) < (other.term, other.candidate)
 
@@ -70,8 +74,9 @@ class Agreement(Record, kw_only=True):
     may_replace: bool = False
 
     def __post_init__(self) -> None:
-        if self.runs and not self.members:
-            raise InvalidArgumentError("a round needs members.")
+        ranks = [member.node_rank for member in self.members]
+        if self.runs and (not ranks or ranks != list(range(len(ranks))) or self.round < 0):
+            raise InvalidArgumentError(f"round {self.round} has the node ranks {ranks!r:.60}.")
 
     @property
     def text(self) -> str:

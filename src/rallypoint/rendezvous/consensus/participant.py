@@ -41,6 +41,7 @@ from rallypoint.rendezvous.consensus.messages import (
 )
 from rallypoint.rendezvous.consensus.peers import EndedAgents
 from rallypoint.rendezvous.consensus.register import OwnStore, Register, Voter
+from rallypoint.rendezvous.job.gathering import shorten
 from rallypoint.rendezvous.job.reports import (
     Decision,
     Finish,
@@ -343,10 +344,14 @@ class Participant:
             return self._refuse(sender, message.ballot)
         self._follow(message.ballot, None, now)
         if isinstance(message, Ack):
-            follower.acknowledged(message)
+            follower.acknowledged(message, now)
         elif isinstance(message, Go):
             if not self.job:  # the order to start came before the description of the job
                 return self._send(sender, self.follower.join())
+            refusal = follower.refusal(message.start.seat)
+            if refusal:
+                given_up = Outcome.GIVEN_UP
+                return self._finish(Finish(outcome=given_up, because=refusal, was_cut_off=True))
             self._out.add(follower.go(message, now))
         else:
             self._out.add(follower.halt(message, now))
@@ -448,13 +453,28 @@ class Participant:
             because = self.register.rules.why_over(why)
             finish = Finish(outcome=Outcome.GIVEN_UP, because=because, was_cut_off=True)
             return self._finish(finish)
-        self._out.add((), why)
+        self._out.add(self._too_few_left(), why)
         if self.register.may_claim():
             self._move(Part.CAMPAIGNING)
             return self._search.take_turn(now, was_leading=was_leading)
         self._move(Part.SEEKING)
         self._search.act_at = now
         return None
+
+    def _too_few_left(self) -> list[Action]:
+        """Tell the user at once if no others can continue, as when the first of two is lost."""
+        decided, lost = self.agreement, {*self._gone, self.follower.ballot.candidate} - {self._key}
+        if decided is None or self.register.keeper_key:
+            return []
+        voters = self.register.rules.voters(decided)
+        left = [each.key for each in voters if each.key not in lost]
+        if not voters or self.register.rules.is_quorum(decided, left):
+            return []
+        missing = shorten([each.host for each in voters if each.key in lost])
+        count, wait_s = f"{len(left)} of {len(voters)} nodes", self.setup.timeouts.join_timeout_s
+        how_long = f"up to {wait_s:g} s (--rdzv-conf join_timeout=SECONDS)"
+        text = f"{count}, too few to continue: waiting for {missing} for {how_long}"
+        return [Notice(text)]
 
     def _search_on(self, now: float) -> None:
         """Seek, or campaign; report it; give up in the end."""

@@ -144,9 +144,11 @@ class Peers:
     def confirms(self, key: str, stamp: float | None, now: float) -> None:
         """An agent has heard our message of that time."""
         peer = self.by_key.get(key)
-        if stamp is not None and peer is None:
+        if stamp is None or stamp > now:  # it cannot have heard what we have yet to send
+            pass
+        elif peer is None:
             self._others_heard_at[key] = max(self._others_heard_at.get(key, _NEVER), stamp)
-        elif stamp is not None and peer is not None and stamp <= now:
+        else:
             peer.heard_at = max(peer.heard_at, stamp)
             peer.is_silent = peer.is_silent and now - peer.heard_at >= self._setup.fence_s
         if peer is None or key in self._agreements.voters:

@@ -24,10 +24,11 @@ from rallypoint.rendezvous.job.reports import (
     NodeReport,
     Notice,
     Outcome,
+    RankFailure,
     Refuse,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import Next, RankFailure, RoundEnd, judge
+from rallypoint.rendezvous.job.restart_policy import RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
 from rallypoint.rendezvous.job.round_state import RoundState
 
@@ -349,17 +350,13 @@ class Coordinator:
             survivors=current.survivors,
         )
         after = judge(facts)
-        match after.next:
-            case Next.SUCCEED:
-                return self._finish(Outcome.SUCCEEDED, after.reason)
-            case Next.STOP:
-                return self._finish(Outcome.STOPPED, after.reason)
-            case Next.GIVE_UP:
-                return self._finish(Outcome.GIVEN_UP, after.reason, facts.root)
-            case Next.RESTART:
-                self.restarts += not after.is_free
-            case Next.RESIZE if not current.survivors:  # else it costs them milliseconds
-                self._flapping.count(now, came=bool(current.came))
+        if after.outcome is not None:
+            has_failed = after.outcome is Outcome.GIVEN_UP
+            return self._finish(after.outcome, after.reason, facts.root if has_failed else None)
+        if after.is_restart:
+            self.restarts += not after.is_free
+        elif not current.survivors:  # else it costs them milliseconds
+            self._flapping.count(now, came=bool(current.came))
         newcomers_lost, others_lost = current.newcomers_lost, current.others_lost
         if current.survivors and (current.has_newcomers or others_lost):
             self._short_lives.count(
@@ -369,7 +366,7 @@ class Coordinator:
         self._because = after.reason
         was_broken = current.is_broken or facts.root or facts.nodes_lost or facts.interrupted
         self._is_urgent = bool(was_broken)
-        self._may_replace = after.next is Next.RESTART
+        self._may_replace = after.is_restart
         self.opened(now)
         notices = [Notice(f"{after.reason}: {self.gathering.text()}")] if here else []
         return self._open_if_complete(now, otherwise=Decision(tuple(notices), after.reason))

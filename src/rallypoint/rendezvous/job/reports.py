@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
-from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Member, Seat
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
@@ -27,6 +27,23 @@ else:
 
 
 # What agents report.
+
+
+class RankFailure(Record, kw_only=True):
+    """One worker's failure, in a line.
+
+    Attributes:
+        is_charged: it belongs to the loss that ended the round before.
+        is_newcomer: it had joined others, which continued, with this round.
+    """
+
+    rank: int
+    node_rank: int
+    text: str
+    is_secondary: bool = False
+    is_startup: bool = False
+    is_charged: bool = False
+    is_newcomer: bool = False
 
 
 class NodeReport(Record, kw_only=True):
@@ -65,6 +82,10 @@ class NodeReport(Record, kw_only=True):
     because: str = ""
     stop_asked: str = ""
     leaves: str = ""
+
+    def __post_init__(self) -> None:
+        if self.round < -1 or min(self.ready, self.survivors, self.unkillable) < 0:
+            raise InvalidArgumentError(f"a node reports a negative number: {self!r:.200}.")
 
     @property
     def running(self) -> int:

@@ -5,36 +5,8 @@ Failures are charged, once for the job; joining and leaving is free. Pure.
 
 from __future__ import annotations
 
-from enum import Enum
-
 from rallypoint.base.record import Record
-
-
-class RankFailure(Record, kw_only=True):
-    """One worker's failure, in a line.
-
-    Attributes:
-        is_charged: it belongs to the loss that ended the round before.
-        is_newcomer: it had joined others, which continued, with this round.
-    """
-
-    rank: int
-    node_rank: int
-    text: str
-    is_secondary: bool = False
-    is_startup: bool = False
-    is_charged: bool = False
-    is_newcomer: bool = False
-
-
-class Next(Enum):
-    """What comes after a round."""
-
-    SUCCEED = "succeed"
-    RESTART = "restart"
-    RESIZE = "resize"
-    STOP = "stop"
-    GIVE_UP = "give up"
+from rallypoint.rendezvous.job.reports import Outcome, RankFailure
 
 
 class RoundEnd(Record, kw_only=True):
@@ -69,10 +41,16 @@ class RoundEnd(Record, kw_only=True):
 
 
 class AfterRound(Record):
-    """What comes next, and why; `is_free`: it uses up no restart."""
+    """What comes next, and why.
 
-    next: Next
+    Attributes:
+        outcome: how the job ends; None: there is another round.
+        is_restart: after failures of workers; `is_free`: it uses up no restart.
+    """
+
     reason: str
+    outcome: Outcome | None = None
+    is_restart: bool = False
     is_free: bool = False
 
 
@@ -81,44 +59,45 @@ def judge(end: RoundEnd) -> AfterRound:  # noqa: PLR0911, PLR0912 - one line for
     root = end.root
     left = end.max_restarts - end.restarts_used
     if end.succeeded:
-        return AfterRound(Next.SUCCEED, "every worker succeeded")
+        return AfterRound("every worker succeeded", Outcome.SUCCEEDED)
     if end.unkillable:
         return AfterRound(
-            Next.GIVE_UP,
             "processes that cannot be killed may still hold resources that a new round needs",
+            Outcome.GIVEN_UP,
         )
     # Workers that are being stopped are lost to others, which is no failure of theirs.
     has_failed = root is not None and not (root.is_secondary and end.was_whole)
     if end.stop_asked and not (has_failed and left <= 0):
-        return AfterRound(Next.STOP, end.stop_asked)
+        return AfterRound(end.stop_asked, Outcome.STOPPED)
     if end.nodes_lost:  # a lost node is no failure of the program, and its echoes are none either
         lost = f"{', '.join(end.nodes_lost)} lost"
         if end.nodes_left >= end.min_nodes:
-            return AfterRound(Next.RESIZE, f"{lost}; the others continue")
+            return AfterRound(f"{lost}; the others continue")
         needed = f"{lost}, {end.nodes_left} left, {end.min_nodes} needed"
-        return AfterRound(Next.GIVE_UP if end.is_fixed else Next.RESIZE, needed)
+        return AfterRound(needed, Outcome.GIVEN_UP if end.is_fixed else None)
     if end.interrupted:  # as if a node had been lost, but it is back
-        return AfterRound(Next.RESIZE, end.interrupted)
+        return AfterRound(end.interrupted)
     if end.nodes_came and root is None:
-        return AfterRound(Next.RESIZE, f"{', '.join(end.nodes_came)} joined")
+        return AfterRound(f"{', '.join(end.nodes_came)} joined")
     if root is None and end.survivors:
-        return AfterRound(Next.RESIZE, "no node was lost, and all continue")
+        return AfterRound("no node was lost, and all continue")
     if root is None:
-        return AfterRound(Next.GIVE_UP, "its workers ended for an unknown reason")
+        return AfterRound("its workers ended for an unknown reason", Outcome.GIVEN_UP)
     if root.is_startup and not end.survivors:
         return AfterRound(
-            Next.GIVE_UP, "it failed before its own code ran, so a retry would fail in the same way"
+            "it failed before its own code ran, so a retry would fail in the same way",
+            Outcome.GIVEN_UP,
         )
     is_known = root.is_charged and all(
         cause.is_charged or cause.is_secondary for cause in end.causes
     )
     if is_known and end.restarts_used:
         reason = f"restart {end.restarts_used} of {end.max_restarts}, for the same loss"
-        return AfterRound(Next.RESTART, reason, is_free=True)
+        return AfterRound(reason, is_restart=True, is_free=True)
     if left > 0:
-        return AfterRound(Next.RESTART, f"restart {end.restarts_used + 1} of {end.max_restarts}")
+        return AfterRound(f"restart {end.restarts_used + 1} of {end.max_restarts}", is_restart=True)
     if end.survivors:
-        return AfterRound(Next.RESIZE, "the others continue")
+        return AfterRound("the others continue")
     if end.max_restarts:
-        return AfterRound(Next.GIVE_UP, f"all {end.max_restarts} restarts are used up")
-    return AfterRound(Next.GIVE_UP, "no restarts are allowed (set --max-restarts)")
+        return AfterRound(f"all {end.max_restarts} restarts are used up", Outcome.GIVEN_UP)
+    return AfterRound("no restarts are allowed (set --max-restarts)", Outcome.GIVEN_UP)

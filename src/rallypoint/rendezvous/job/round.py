@@ -10,6 +10,8 @@ from rallypoint.base.address import endpoint_of
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
 
+_MOST_TEXT = 16 << 10  # of a member: all of them are sent in one message
+
 
 class Endpoint(Record, kw_only=True):
     """Where a server listens; as text, HOST:PORT, with an IPv6 address in brackets.
@@ -20,6 +22,10 @@ class Endpoint(Record, kw_only=True):
 
     host: str
     port: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16 or "\0" in self.host:
+            raise InvalidArgumentError(f"nothing can listen at {self.host!r:.60}:{self.port}.")
 
     @classmethod
     def parse(cls, text: str, default_port: int | None, *, name: str) -> Endpoint:
@@ -75,6 +81,20 @@ class Member(Record, kw_only=True):
     addresses: tuple[str, ...] = ()
     taking_part: int = -1
 
+    def __post_init__(self) -> None:
+        size = self.local_world_size
+        if self.node_rank < -1 or size < 0 or not -1 <= self.taking_part <= size:
+            raise InvalidArgumentError(
+                f"node {self.node_rank} ({self.host:.60}) has {size} workers, and"
+                f" {self.taking_part} take part."
+            )
+        texts = (self.key, self.host, self.role, self.address, *self.addresses)
+        if sum(map(len, texts)) > _MOST_TEXT:
+            raise InvalidArgumentError(
+                f"the names and addresses of host {self.host:.60} have more than {_MOST_TEXT}"
+                " characters; choose a shorter --role, or host name."
+            )
+
     @property
     def size(self) -> int:
         """How many workers it has in the round."""
@@ -113,6 +133,18 @@ class Seat(Record, kw_only=True):
     first_role_rank: int
     role_world_size: int
 
+    def __post_init__(self) -> None:
+        size = self.local_world_size
+        if not (
+            0 <= self.node_rank < self.nodes
+            and size >= 0
+            and 0 <= self.first_rank <= self.world_size - size
+            and 0 <= self.first_role_rank <= self.role_world_size - size
+            and self.role_world_size <= self.world_size
+            and self.number >= 0
+        ):
+            raise InvalidArgumentError(f"no node can have this seat: {self}.")
+
     @property
     def ranks(self) -> range:
         """The ranks of this node's workers."""
@@ -139,6 +171,8 @@ def seats_of(members: tuple[Member, ...], *, number: int, store: Endpoint) -> di
         raise InvalidArgumentError(
             f"a round's node ranks must be 0, 1, ...; they are {ranks}: check --node-rank."
         )
+    if len({member.key for member in members}) < len(members):
+        raise InvalidArgumentError("two nodes of a round have the same key.")
     role_sizes: dict[str, int] = {}
     for member in members:
         role_sizes[member.role] = role_sizes.get(member.role, 0) + member.size

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from rallypoint.rendezvous.job.reports import NodeReport
-from rallypoint.rendezvous.job.restart_policy import RankFailure
+from rallypoint.rendezvous.job.reports import NodeReport, RankFailure
 from rallypoint.rendezvous.job.round import Member
 
 

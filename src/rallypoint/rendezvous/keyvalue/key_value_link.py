@@ -9,10 +9,10 @@ themselves, and only the latest counts. Only the thread uses the voter and the c
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable
 
+from rallypoint.base.inbox import Inbox
 from rallypoint.rendezvous.consensus.messages import Message, Setup
 from rallypoint.rendezvous.keyvalue.keeper import KeyValueClient
 from rallypoint.rendezvous.keyvalue.key_value_register import KeyValueRegister, KeyValueRules
@@ -50,12 +50,8 @@ class KeyValueLink:
         self._waiting: dict[type, Message] = {}
         self._at_work: Message | None = None
         self._lost: list[str] = []
-        self._answers: list[Answer] = []
-        self._error: Exception | None = None
         self._is_closed = False
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
+        self._answers: Inbox[list[Answer] | Exception] = Inbox()
         self._thread = threading.Thread(target=self._run, name="rendezvous keeper", daemon=True)
         self._thread.start()
 
@@ -65,7 +61,7 @@ class KeyValueLink:
 
     def fileno(self) -> int:
         """For a selector: readable when `take` has something."""
-        return self._bell.fileno()
+        return self._answers.fileno()
 
     def send(self, message: Message) -> None:
         """A Participant's message to the key KEEPER, or to the keeper's endpoints."""
@@ -81,16 +77,11 @@ class KeyValueLink:
 
     def take(self) -> list[Answer]:
         """The keeper's answers so far, without waiting."""
-        try:
-            while self._bell.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
-        with self._awake:
-            answers, self._answers = self._answers, []
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
+        answers: list[Answer] = []
+        for each in self._answers.take():
+            if isinstance(each, Exception):
+                raise each
+            answers += each
         return answers
 
     def close(self) -> None:
@@ -100,8 +91,7 @@ class KeyValueLink:
             self._awake.notify()
         # A request that hangs ends with the process; its conditions keep it from doing harm.
         self._thread.join(_CLOSING_S)
-        self._bell.close()
-        self._rope.close()
+        self._answers.close()
 
     # The thread.
 
@@ -118,7 +108,9 @@ class KeyValueLink:
             for key in lost:
                 self._voter.lost(key)
             self._work(message)
-            self._hand_over(self._voter.take())
+            answers = self._voter.take()
+            if answers:
+                self._answers.put(answers)
         with contextlib.suppress(Exception):  # the next one has to wait then
             request = self._voter.resign()
             if request is not None:
@@ -133,13 +125,4 @@ class KeyValueLink:
         except Exception as error:  # the keeper is unavailable, or its data or answer is invalid
             self._voter.failed(str(error))
             if self._is_needed:
-                with self._awake:
-                    self._error = error
-
-    def _hand_over(self, answers: list[Answer]) -> None:
-        if not answers:
-            return
-        with self._awake:
-            self._answers += answers
-        with contextlib.suppress(OSError):  # full, and therefore readable anyway; or closed
-            self._rope.send(b"!")
+                self._answers.put(error)

@@ -19,7 +19,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - as exceptions are called
 
 from rallypoint.base.errors import ControlMessageError
-from rallypoint.base.json_records import from_row, to_row
+from rallypoint.base.json_records import TOO_LARGE, from_row, to_row
 from rallypoint.base.record import Record
 from rallypoint.rendezvous.consensus import messages as protocol
 from rallypoint.rendezvous.consensus.messages import Ack, Ballot, Heartbeat
@@ -59,8 +59,8 @@ def decode(data: bytes) -> protocol.Message:
         return decode_any(_kinds(), data)  # type: ignore[return-value]
     try:
         return _decode_pulse(data)
-    except (ValueError, StructError):
-        raise _invalid(data) from None
+    except (ValueError, StructError) as error:
+        raise _invalid(data, error) from None
 
 
 def decode_record(kind: type[R], data: bytes) -> R:
@@ -76,8 +76,8 @@ def decode_any(kinds: Mapping[str, type[R]], data: bytes) -> R:
         version, name, *fields = json.loads(data)
         if version == VERSION:
             return from_row(kinds[name], fields)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise _invalid(data) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _invalid(data, error) from None
     raise ControlMessageError(
         "an agent runs another version of rallypoint; install the same version on all nodes."
     )
@@ -88,8 +88,8 @@ def _kinds() -> dict[str, type[Record]]:
     return {kind.__name__: kind for kind in protocol.Message.__args__}
 
 
-def _invalid(data: bytes) -> ControlMessageError:
-    return ControlMessageError(f"an agent sent an invalid message: {data[:80]!r}.")
+def _invalid(data: bytes, error: Exception) -> ControlMessageError:
+    return ControlMessageError(f"an agent sent an invalid message: {data[:80]!r} ({error!s:.200}).")
 
 
 def _text(kind: type, name: str, value: object) -> str:
@@ -130,6 +130,7 @@ def _decode_pulse(data: bytes) -> Heartbeat | Ack:
         key, candidate = data[BEAT_NUMBERS.size :].decode("ascii").split("\0")
         if not isfinite(sent_at) or (not isfinite(stamp) and not isnan(stamp)):
             raise ValueError(data)
+        _check(term, number, *known)
         return Heartbeat(
             key=key,
             ballot=_ballot(term, candidate),
@@ -141,6 +142,7 @@ def _decode_pulse(data: bytes) -> Heartbeat | Ack:
     _, term, sent_at, stamp, lease_s, number, waiting, stops = ACK_NUMBERS.unpack_from(data)
     if not isfinite(sent_at + stamp + lease_s):
         raise ValueError(data)
+    _check(term, number, waiting)
     return Ack(
         ballot=_ballot(term, data[ACK_NUMBERS.size :].decode("ascii")),
         sent_at=sent_at,
@@ -150,6 +152,11 @@ def _decode_pulse(data: bytes) -> Heartbeat | Ack:
         waiting=waiting,
         is_stopping=stops,
     )
+
+
+def _check(*numbers: int) -> None:
+    if max(map(abs, numbers)) >= TOO_LARGE:
+        raise ValueError(numbers)
 
 
 @lru_cache(maxsize=16)

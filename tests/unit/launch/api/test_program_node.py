@@ -32,8 +32,6 @@ class Node(ProgramNode):
 
     def __init__(self, steps: Iterator[Step]) -> None:
         super().__init__(SimpleNamespace(), "node")  # type: ignore[arg-type]
-        self._bell.close()
-        self._ear.close()
         self.now = 100.0
         self.asked: list[str] = []
         self._steps = steps

@@ -30,10 +30,11 @@ from rallypoint.rendezvous.job.reports import (
     NodeReport,
     Notice,
     Outcome,
+    RankFailure,
     Refuse,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import Next, RankFailure, RoundEnd, judge
+from rallypoint.rendezvous.job.restart_policy import RoundEnd, judge
 from rallypoint.rendezvous.job.round import Member
 
 FAILED = RankFailure(rank=1, node_rank=0, text="rank 1 failed")
@@ -55,34 +56,46 @@ def running(number: int, **how: object) -> NodeReport:
 @pytest.mark.parametrize(
     ("end", "then", "why"),
     [
-        (RoundEnd(succeeded=True), Next.SUCCEED, "every worker succeeded"),
-        (RoundEnd(succeeded=True, stop_asked="SIGINT"), Next.SUCCEED, "every worker succeeded"),
-        (RoundEnd(causes=(FAILED,)), Next.GIVE_UP, "set --max-restarts"),
-        (RoundEnd(causes=(FAILED,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
-        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=1), Next.RESTART, "2 of 2"),
-        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=2), Next.GIVE_UP, "all 2"),
+        (RoundEnd(succeeded=True), Outcome.SUCCEEDED, "every worker succeeded"),
+        (
+            RoundEnd(succeeded=True, stop_asked="SIGINT"),
+            Outcome.SUCCEEDED,
+            "every worker succeeded",
+        ),
+        (RoundEnd(causes=(FAILED,)), Outcome.GIVEN_UP, "set --max-restarts"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2), "restart", "restart 1 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=1), "restart", "2 of 2"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, restarts_used=2), Outcome.GIVEN_UP, "all 2"),
         (
             RoundEnd(causes=(EARLY, FAILED), max_restarts=2),
-            Next.GIVE_UP,
+            Outcome.GIVEN_UP,
             "would fail in the same way",
         ),
         (
             RoundEnd(causes=(ECHO, EARLY), max_restarts=2),
-            Next.GIVE_UP,
+            Outcome.GIVEN_UP,
             "would fail in the same way",
         ),
-        (RoundEnd(causes=(ECHO,), max_restarts=2), Next.RESTART, "restart 1 of 2"),
-        (RoundEnd(max_restarts=2, survivors=4), Next.RESIZE, "no node was lost"),
-        (RoundEnd(max_restarts=2), Next.GIVE_UP, "unknown reason"),
-        (RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
-        (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
-        (RoundEnd(causes=(ECHO,), stop_asked="SIGTERM", was_whole=True), Next.STOP, "SIGTERM"),
-        (RoundEnd(causes=(ECHO,), stop_asked="SIGTERM"), Next.GIVE_UP, "no restarts"),
-        (RoundEnd(stop_asked="SIGTERM"), Next.STOP, "SIGTERM"),
-        (RoundEnd(causes=(FAILED,), max_restarts=2, unkillable=1), Next.GIVE_UP, "killed"),
+        (RoundEnd(causes=(ECHO,), max_restarts=2), "restart", "restart 1 of 2"),
+        (RoundEnd(max_restarts=2, survivors=4), "resize", "no node was lost"),
+        (RoundEnd(max_restarts=2), Outcome.GIVEN_UP, "unknown reason"),
+        (
+            RoundEnd(causes=(FAILED,), max_restarts=2, stop_asked="SIGTERM"),
+            Outcome.STOPPED,
+            "SIGTERM",
+        ),
+        (RoundEnd(causes=(FAILED,), stop_asked="SIGTERM"), Outcome.GIVEN_UP, "no restarts"),
+        (
+            RoundEnd(causes=(ECHO,), stop_asked="SIGTERM", was_whole=True),
+            Outcome.STOPPED,
+            "SIGTERM",
+        ),
+        (RoundEnd(causes=(ECHO,), stop_asked="SIGTERM"), Outcome.GIVEN_UP, "no restarts"),
+        (RoundEnd(stop_asked="SIGTERM"), Outcome.STOPPED, "SIGTERM"),
+        (RoundEnd(causes=(FAILED,), max_restarts=2, unkillable=1), Outcome.GIVEN_UP, "killed"),
         (
             RoundEnd(causes=(ECHO,), nodes_left=2, nodes_lost=("node 2",), min_nodes=2),
-            Next.RESIZE,
+            "resize",
             "node 2 lost; the others continue",
         ),
         (
@@ -93,15 +106,15 @@ def running(number: int, **how: object) -> NodeReport:
                 min_nodes=2,
                 max_restarts=2,
             ),
-            Next.GIVE_UP,
+            Outcome.GIVEN_UP,
             "node 0, node 2 lost, 1 left, 2 needed",
         ),
-        (RoundEnd(), Next.GIVE_UP, "for an unknown reason"),
+        (RoundEnd(), Outcome.GIVEN_UP, "for an unknown reason"),
     ],
 )
-def test_what_comes_after_a_round(end: RoundEnd, then: Next, why: str) -> None:
+def test_what_comes_after_a_round(end: RoundEnd, then: Outcome | str, why: str) -> None:
     verdict = judge(end)
-    assert verdict.next is then
+    assert (verdict.outcome or ("restart" if verdict.is_restart else "resize")) == then
     assert why in verdict.reason
 
 
@@ -357,7 +370,7 @@ def happen(job: Coordinator, event: str, *, wishes: bool = True) -> JobDecision:
             over = end(job.round, succeeded=not how, causes=causes, unkillable="stuck" in how)
             return job.reported(number, over, 0.0)
         case "old":
-            return job.reported(number, end(job.round - 1, succeeded=True), 0.0)
+            return job.reported(number, end(max(job.round - 1, -1), succeeded=True), 0.0)
         case "leave":
             return job.reported(number, NodeReport(leaves="SIGTERM stopped it"), 0.0)
         case "lost":

@@ -318,7 +318,10 @@ def test_keys_of_one_job_begin_no_other() -> None:
 def test_ten_thousand_members_fit_into_etcd() -> None:
     names = [f"node{i}.cluster.example.org" for i in range(10_000)]
     random = Random(0)
-    members = tuple(member(name).__replace__(key=random.randbytes(8).hex()) for name in names)
+    members = tuple(
+        member(name).__replace__(key=random.randbytes(8).hex(), node_rank=rank)
+        for rank, name in enumerate(names)
+    )
     large = Agreement(number=7, members=members, runs=True, round=3, host=members[0].key)
     assert len(pack(large)) < 1_000_000
     assert unpack(Agreement, pack(large)) == large

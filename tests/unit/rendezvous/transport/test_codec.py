@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.record import Record
 from rallypoint.rendezvous.consensus.messages import (
     NO_BALLOT,
     Accepted,
@@ -33,11 +34,11 @@ from rallypoint.rendezvous.job.reports import (
     NodeReport,
     Notice,
     Outcome,
+    RankFailure,
     Refuse,
     Start,
     Stop,
 )
-from rallypoint.rendezvous.job.restart_policy import RankFailure
 from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
 from rallypoint.rendezvous.transport.codec import VERSION, decode, decode_record, encode
 
@@ -49,7 +50,16 @@ ENDED = NodeReport(
 )
 FINISH = Finish(outcome=Outcome.GIVEN_UP, because="b", culprit=3, what="w")
 BALLOT = Ballot(3, "key")
-AGREEMENT = Agreement(number=2, members=(MEMBER, MEMBER), round=1, runs=True, host="key")
+SECOND = MEMBER.__replace__(key="k", node_rank=1)
+AGREEMENT = Agreement(number=2, members=(MEMBER, SECOND), round=1, runs=True, host="key")
+GO = Go(
+    ballot=BALLOT,
+    sent_at=1.0,
+    lease_s=5.0,
+    number=1,
+    start=Start(seat=SEATS[MEMBER.key]),
+    voters=(MEMBER,),
+)
 ACK = Ack(ballot=BALLOT, sent_at=1.0, stamp=2.5, lease_s=5.0, number=-1, waiting=0)
 MESSAGES: list[Message] = [
     Over(finish=FINISH),
@@ -70,14 +80,7 @@ MESSAGES: list[Message] = [
     ACK,
     ACK.__replace__(done=("a", "b")),
     ACK.__replace__(is_stopping=True),
-    Go(
-        ballot=BALLOT,
-        sent_at=1.0,
-        lease_s=5.0,
-        number=1,
-        start=Start(seat=SEATS[MEMBER.key]),
-        voters=(MEMBER,),
-    ),
+    GO,
     Prepare(ballot=BALLOT, stamp=1.0, decided=AGREEMENT, is_trial=True),
     Promise(
         ballot=BALLOT,
@@ -150,6 +153,70 @@ def test_a_round_of_nobody_is_no_agreement() -> None:
     idle = [2, [], 1, False, 0, "", "", None, True, False]
     body = [VERSION, "Propose", [1, "k"], 1.0, idle, idle]
     assert isinstance(decode(json.dumps(body).encode()), Propose)
+
+
+def row_of(record: Record) -> list[object]:
+    """As in a message."""
+    return json.loads(encode(record))[2:]  # type: ignore[no-any-return]
+
+
+HARMFUL: list[tuple[Record, str, object]] = [
+    (SEATS[MEMBER.key], "number", -1),
+    (SEATS[MEMBER.key], "node_rank", 1),
+    (SEATS[MEMBER.key], "node_rank", -1),
+    (SEATS[MEMBER.key], "local_world_size", 3),
+    (SEATS[MEMBER.key], "local_world_size", -1),
+    (SEATS[MEMBER.key], "first_rank", 1),
+    (SEATS[MEMBER.key], "first_rank", -1),
+    (SEATS[MEMBER.key], "world_size", 1),
+    (SEATS[MEMBER.key], "world_size", 1 << 60),
+    (SEATS[MEMBER.key], "first_role_rank", 1),
+    (SEATS[MEMBER.key], "role_world_size", 3),
+    (MEMBER, "node_rank", -2),
+    (MEMBER, "taking_part", 3),
+    (MEMBER, "local_world_size", -1),
+    (MEMBER, "host", "h" * (1 << 14)),
+    (MEMBER, "addresses", ["10.0.0.1"] * (1 << 12)),
+    (Endpoint(host="a", port=1), "host", "a\0LD_PRELOAD=b"),
+    (Endpoint(host="a", port=1), "port", 1 << 16),
+    (Endpoint(host="a", port=1), "port", -1),
+    (AGREEMENT, "members", [row_of(MEMBER), row_of(MEMBER)]),
+    (AGREEMENT, "round", -1),
+    (AGREEMENT, "number", 1 << 53),
+    (ENDED, "ready", -1),
+    (ENDED, "survivors", -1),
+    (ENDED, "round", -2),
+    (BALLOT, "term", -1),
+    (BALLOT, "term", 1 << 64),
+]
+
+
+@pytest.mark.parametrize(("record", "name", "value"), HARMFUL, ids=lambda value: f"{value!r:.12}")
+def test_what_would_harm_an_agent_is_refused(record: Record, name: str, value: object) -> None:
+    """It would start ranks without limit, or stop at its own next message."""
+    row = row_of(record)
+    assert decode_record(type(record), encode(record)) == record
+    row[type(record)._fields.index(name)] = value
+    with pytest.raises(ControlMessageError):
+        decode_record(type(record), json.dumps([VERSION, type(record).__name__, *row]).encode())
+
+
+def test_a_harmful_order_is_refused_as_a_whole() -> None:
+    assert decode(encode(GO)) == GO
+    text = encode(GO).decode()
+    seat = json.dumps(row_of(SEATS[MEMBER.key]), separators=(",", ":"))
+    assert seat in text
+    with pytest.raises(ControlMessageError):
+        decode(text.replace(seat, seat.replace(",1,2,0,2,0,2]", ",1,9,0,2,0,2]")).encode())
+
+
+@pytest.mark.parametrize("at", [1, 25, 33], ids=["term", "number", "round"])
+def test_numbers_of_a_pulse_leave_room_for_the_next(at: int) -> None:
+    data = bytearray(encode(MESSAGES[8]))
+    assert data[:1] == b"B"
+    data[at : at + 8] = ((1 << 63) - 1).to_bytes(8, "big")
+    with pytest.raises(ControlMessageError):
+        decode(bytes(data))
 
 
 @pytest.mark.parametrize("message", [each for each in MESSAGES if encode(each)[:1] in (b"A", b"B")])

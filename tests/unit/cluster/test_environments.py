@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places import KINDS, HostFacts, Reading, recognize
+from rallypoint.cluster.environments import KINDS, HostFacts, Reading, recognize
 
 HOST = HostFacts("box")
 POD = HostFacts(

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from rallypoint.base.errors import InvalidArgumentError
 from rallypoint.base.record import Record
+from rallypoint.base.worker_env import ENV, is_env_given
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ KINDS = tuple(kind.replace("_", "-") for level in _LEVELS for kind in level)
 # Set in a worker, which inherits its launcher's variables: they do not describe the worker.
 _WORKER = "TORCHELASTIC_RUN_ID"
 _OFF = f"{VARIABLE}=none"
-# If all of them are set, they are followed.
-ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORT = 29400  # of the rendezvous, if the place names none
 _FIRST_PORT, _PORTS = 20000, 12768  # below the ports that the kernel assigns to connections
 _FAR = 1597
@@ -202,10 +201,10 @@ def find_process(
     Args:
         rank, world_size: the caller's arguments; -1 if not given.
     """
+    if is_env_given(environ, rank=rank, world_size=world_size):
+        return None
     given = {"RANK": str(rank) if rank >= 0 else environ.get("RANK", "")}
     given["WORLD_SIZE"] = str(world_size) if world_size >= 0 else environ.get("WORLD_SIZE", "")
-    if all({**environ, **given}.get(name) for name in ENV):
-        return None
     found = recognize_process(environ)
     if found is None or found.wrong:
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.record import Record
-from rallypoint.cluster.places import HostFacts, LaunchedProcess, Reading, optional, whole
+from rallypoint.cluster.environments import HostFacts, LaunchedProcess, Reading, optional, whole
 
 
 class _Launcher(Record):

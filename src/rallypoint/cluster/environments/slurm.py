@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places import (
-    ENV,
+from rallypoint.base.worker_env import ENV
+from rallypoint.cluster.environments import (
     HostFacts,
     LaunchedProcess,
     Reading,
@@ -18,7 +18,7 @@ from rallypoint.cluster.places import (
     numbered,
     whole,
 )
-from rallypoint.cluster.places.hostlist import MOST_HOSTS, expand
+from rallypoint.cluster.environments.hostlist import MOST_HOSTS, expand
 
 _LIST, _TASKS, _STEP = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID"
 _ATTEMPT = "SLURM_RESTART_COUNT"  # not set until the job is requeued

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import InvalidArgumentError
-from rallypoint.cluster.places import MOST_ENDPOINTS, PORT, HostFacts, Reading, numbered, whole
+from rallypoint.cluster.environments import (
+    MOST_ENDPOINTS,
+    PORT,
+    HostFacts,
+    Reading,
+    numbered,
+    whole,
+)
 
 # By kind: the name, and the variables with the position, the list, and the job's name. Volcano has
 # a list for each kind of task.
