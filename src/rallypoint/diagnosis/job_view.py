@@ -287,13 +287,13 @@ class _Sample:
 
     @property
     def bytes_per_s(self) -> float | None:
-        if not any(counts and counts.bytes for _, counts in self.now.counts):
+        if not any(each.kib for each in self.now.counts):
             return None  # other backends do not tell
         return self.per_s(_bytes(self.first), _bytes(self.now))
 
     @property
     def waited(self) -> float | None:
-        if any(counts is None for _, counts in self.now.counts):
+        if any(each.calls < 0 for each in self.now.counts):
             return None
         first, now = self.first_of.reading(self.first), self.now_of.reading(self.now)
         waited = self.per_s(waited_s(first), waited_s(now))
@@ -310,11 +310,11 @@ def _knowledge(steps: StepsUpdate) -> tuple[int, int]:
 
 
 def _calls(rank: RankUpdate) -> int:
-    return sum(counts.calls + counts.transfers for _, counts in rank.counts if counts)
+    return sum(max(0, each.calls) + each.transfers for each in rank.counts)
 
 
 def _bytes(rank: RankUpdate) -> int:
-    return sum(counts.bytes for _, counts in rank.counts if counts)
+    return sum(each.kib for each in rank.counts) << 10
 
 
 def _median(rates: Iterator[float | None]) -> float | None:

@@ -16,6 +16,7 @@ from rallypoint.base.recorded_call import GroupCounts, RecordedGroup
 from rallypoint.diagnosis.stragglers import RankReading
 
 _KEY = "update"
+_SQUARE_NS2 = 10**10  # the unit of squares of waits: a tenth of a millisecond, squared
 
 
 class GroupNames(Record, kw_only=True):
@@ -25,6 +26,56 @@ class GroupNames(Record, kw_only=True):
     key: str
     members: str
     backend: str
+
+
+class GroupUpdate(Record, kw_only=True):
+    """What a rank has done in a group in all, as GroupCounts, in numbers that JSON can hold.
+
+    Attributes:
+        group: the place of its names among the node's `groups`.
+        calls: -1: nothing is counted.
+        running_ms: how long the collective that is running has lasted; -1: none is.
+    """
+
+    group: int
+    calls: int
+    transfers: int
+    kib: int
+    waited_us: int
+    squares: int
+    running_ms: int
+    peers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, group: int, counts: GroupCounts | None, now_ns: int) -> GroupUpdate:
+        """A group's counters at that moment."""
+        if counts is None:
+            counts = GroupCounts(calls=-1, transfers=0, bytes=0, waited_ns=0, waited_squared_ns2=0)
+        since_ns = counts.running_since_ns
+        return cls(
+            group=group,
+            calls=counts.calls,
+            transfers=counts.transfers,
+            kib=counts.bytes >> 10,
+            waited_us=counts.waited_ns // 1000,
+            squares=counts.waited_squared_ns2 // _SQUARE_NS2,
+            running_ms=max(0, now_ns - since_ns) // 1_000_000 if since_ns else -1,
+            peers=counts.peers,
+        )
+
+    def counts(self, now_ms: int) -> GroupCounts | None:
+        """The counters, at that moment."""
+        if self.calls < 0:
+            return None
+        return GroupCounts(
+            calls=self.calls,
+            transfers=self.transfers,
+            bytes=self.kib << 10,
+            waited_ns=self.waited_us * 1000,
+            waited_squared_ns2=self.squares * _SQUARE_NS2,
+            running_since_ns=0 if self.running_ms < 0 else (now_ms - self.running_ms) * 1_000_000,
+            peers=self.peers,
+        )
 
 
 class RankUpdate(Record, kw_only=True):
@@ -42,7 +93,7 @@ class RankUpdate(Record, kw_only=True):
         is_running: it is in that call.
         for_ms: since it began that call or, if that is over, left it.
         site: the line of its program; empty if that is not known.
-        counts: what it has done in all, for some of the node's `groups`, by their places there.
+        counts: what it has done in all, in some groups.
         step: its last step; None: not known.
         step_ms_ago: the time since that step.
     """
@@ -60,7 +111,7 @@ class RankUpdate(Record, kw_only=True):
     is_running: bool
     for_ms: int
     site: str
-    counts: tuple[tuple[int, GroupCounts | None], ...]
+    counts: tuple[GroupUpdate, ...]
     step: int | None
     step_ms_ago: int
 
@@ -106,7 +157,9 @@ class NodeUpdate(Record, kw_only=True):
         """A rank's counters."""
         return RankReading(
             now_ns=self.now_ms * 1_000_000,
-            groups=tuple(_group(self.groups[at], counts) for at, counts in rank.counts),
+            groups=tuple(
+                _group(self.groups[each.group], each.counts(self.now_ms)) for each in rank.counts
+            ),
             step=rank.step,
         )
 
@@ -126,7 +179,7 @@ def from_line(line: Mapping[str, object]) -> NodeUpdate | None:
         return None
     places = range(-1, len(update.groups))
     is_valid = all(
-        rank.group in places and all(at in places and at >= 0 for at, _ in rank.counts)
+        rank.group in places and all(each.group in places[1:] for each in rank.counts)
         for rank in update.ranks
     )
     return update if is_valid else None

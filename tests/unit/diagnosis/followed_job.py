@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 from rallypoint.base.recorded_call import GroupCounts
 from rallypoint.diagnosis.job_view import JobHistory, NodeHistory
-from rallypoint.diagnosis.node_update import GroupNames, NodeUpdate, RankUpdate, StepsUpdate
+from rallypoint.diagnosis.node_update import (
+    GroupNames,
+    GroupUpdate,
+    NodeUpdate,
+    RankUpdate,
+    StepsUpdate,
+)
 
 
 @dataclass
@@ -61,7 +67,7 @@ class FollowedJob:
         return NodeUpdate(
             node_rank=node,
             host=self.host.format(node),
-            now_ms=round((at_s + 1000 * (node + 1)) * 1000),  # each has its own clock
+            now_ms=self._now_ms(node, at_s),
             uptime_ms=round(at_s * 1000),
             phase="running",
             news="",
@@ -79,6 +85,10 @@ class FollowedJob:
             ranks=tuple(self._rank(rank, at_s) for rank in self._here(node)),
             steps=self._steps(at_s),
         )
+
+    def _now_ms(self, node: int, at_s: float) -> int:
+        """Each has its own clock."""
+        return round((at_s + 1000 * (node + 1)) * 1000)
 
     def _steps(self, at_s: float) -> StepsUpdate | None:
         if not self.steps:
@@ -130,7 +140,7 @@ class FollowedJob:
             is_running=is_waiting,
             for_ms=round(stuck_s * 1000) if is_stuck else 29,
             site=self.site if is_waiting else "",
-            counts=((0, counts),),
+            counts=(GroupUpdate.of(0, counts, self._now_ms(0, at_s) * 1_000_000),),
             step=steps if self.steps else None,
             step_ms_ago=round((at_s - steps * self.step_s) * 1000) if self.steps else 0,
         )

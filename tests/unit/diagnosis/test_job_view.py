@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from rallypoint.base.recorded_call import GroupCounts
 from rallypoint.diagnosis.explanation import Cause, Explanation, Root, Strength, Verdict
 from rallypoint.diagnosis.job_view import (
     Inspection,
@@ -16,7 +17,7 @@ from rallypoint.diagnosis.job_view import (
     RankState,
     view_of,
 )
-from rallypoint.diagnosis.node_update import from_line, to_line
+from rallypoint.diagnosis.node_update import GroupUpdate, from_line, to_line
 from tests.unit.diagnosis.followed_job import FollowedJob
 
 
@@ -33,6 +34,30 @@ def test_a_line_is_read_back_and_short() -> None:
     assert from_line(json.loads(line)) == update
     assert len(line) < 200 + 8 * 155, line
     assert line.isascii()
+
+
+def test_counters_of_a_year_are_read_back() -> None:
+    """Also those that JSON's readers elsewhere, and this one, would not take as they are."""
+    year_ns = 365 * 86400 * 10**9
+    counts = GroupCounts(
+        calls=10**11,
+        transfers=5,
+        bytes=10**18,
+        waited_ns=year_ns // 2,
+        waited_squared_ns2=(3600 * 10**9) ** 2,
+        running_since_ns=year_ns - 10**9,
+        peers=(1, -1),
+    )
+    update = FollowedJob().update(0, 5.0)
+    now_ms = year_ns // 10**6
+    rank = update.ranks[0].__replace__(counts=(GroupUpdate.of(0, counts, year_ns),))
+    line = to_line(update.__replace__(ranks=(rank,), now_ms=now_ms))
+    read = from_line(json.loads(line))
+    assert read is not None
+    (found,) = read.reading(read.ranks[0]).groups
+    assert found.counts == counts.__replace__(bytes=10**18 >> 10 << 10)
+    unknown = GroupUpdate.of(0, None, year_ns)
+    assert unknown.counts(now_ms) is None
 
 
 def test_what_is_no_update_is_none(seed: int) -> None:

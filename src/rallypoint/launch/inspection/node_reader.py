@@ -18,6 +18,7 @@ from rallypoint.base.recorded_steps import RecordedSteps, steps_of_job
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.node_update import (
     GroupNames,
+    GroupUpdate,
     NodeUpdate,
     RankUpdate,
     StepsUpdate,
@@ -152,7 +153,9 @@ def _read_rank(
         is_running=call is not None and call.state == "running",
         for_ms=0 if call is None else max(0, now_ns - _moved_ns(call)) // 1_000_000,
         site="" if call is None else call.site[-_MOST_SITE:],
-        counts=tuple((place(each), each.counts) for each in counted[:_MOST_GROUPS]),
+        counts=tuple(
+            GroupUpdate.of(place(each), each.counts, now_ns) for each in counted[:_MOST_GROUPS]
+        ),
         step=steps.step if steps else None,
         step_ms_ago=max(0, now_ns - steps.at_ns) // 1_000_000 if steps else 0,
     )
