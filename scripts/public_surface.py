@@ -34,6 +34,7 @@ FIELDS = {
     "explain --json": "diagnosis/explanation.py Explanation.to_json",
     "ps --json": "cli/ps.py _row",
     "stacks --json": "cli/stacks.py _print_stacks",
+    "top --json": "diagnosis/job_view.py JobView RankView NodeView",
     "doctor --json": "doctor/checks/__init__.py DoctorReport ReportedFinding ReportedCheck",
     "event network": "cluster/interface_choice.py NetworkChoice.event",
     "event went_on": "launch/agent/in_place_recovery.py Recovery",

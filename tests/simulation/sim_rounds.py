@@ -28,6 +28,7 @@ from tests.simulation.sim_clock import SimClock
 from tests.simulation.sim_keeper import SimKeeper
 
 from rallypoint.base.errors import RendezvousClosedError, StoreConnectionError
+from rallypoint.base.inbox import Inbox
 from rallypoint.launch.job import Job, Nodes, Rendezvous
 from rallypoint.launch.rounds import plug_in, static_rounds
 from rallypoint.launch.rounds.elastic import ElasticRounds
@@ -427,6 +428,18 @@ class SimHandler(RendezvousHandler):
         return True
 
 
+class _SimInbox(Inbox[Order]):
+    """Of an agent that looks into it in its next turn."""
+
+    def __init__(self, node: SimNode) -> None:
+        super().__init__()
+        self._node = node
+
+    def put(self, item: Order) -> None:
+        super().put(item)
+        self._node.turn_soon()
+
+
 class SimPlugInRounds(PlugInRounds):
     """One agent's side of it."""
 
@@ -438,16 +451,12 @@ class SimPlugInRounds(PlugInRounds):
             key=node.key, wish=None, address=node.address, addresses=()
         )
         super().__init__(SimHandler(node), member, spec.max_restarts)
+        self._posted = _SimInbox(node)
 
     def forget(self) -> None:
         """Its process has ended."""
         cast(SimThread, self._thread).abandon()
-        self._wakeup.close()
-        self._wakeups.close()
-
-    def _post(self, order: Order) -> None:
-        super()._post(order)
-        self.node.turn_soon()
+        self._posted.close()
 
     def _open_store(self, info: RendezvousInfo) -> Endpoint:
         return self.node.new_store()

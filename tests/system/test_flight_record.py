@@ -218,7 +218,7 @@ def test_counts_of_a_group(launch: Launch) -> None:
         offset = local_rank * FLIGHT_RECORD_BYTES
         (group,) = read_groups(record, offset)
         (counted,) = read_counts(record, offset)
-        assert counted == group.__replace__(calls=(), transfers=(), transfers_begun=0)
+        assert counted == group.__replace__(calls=group.calls[-1:], transfers_begun=0)
         assert group.counts is not None
         counts.append(group.counts)
     os.close(record)

@@ -67,6 +67,17 @@ def _print_logs(job: RunningJob, options: _LogsOptions) -> int:
     return 0
 
 
+def last_lines(
+    agents: Sequence[Found], ranks: frozenset[int] | None, count: int
+) -> dict[str, list[bytes]]:
+    """The last lines of the files of these ranks (None: all) on this machine, by path."""
+    files: dict[str, _LogFile] = {}
+    _find_files(agents, ranks, files)
+    for file in files.values():
+        file.skip_to_last(count)
+    return {path: file.new_lines(is_end=True) for path, file in files.items()}
+
+
 def _print_ended(word: str, options: _LogsOptions) -> int | None:
     """Print the logs of the latest failed job of that name; None if nothing is known of any."""
     job = latest_kept(word)

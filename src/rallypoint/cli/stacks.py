@@ -48,7 +48,7 @@ def _print_stacks(job: RunningJob, options: _StacksOptions) -> int:
         return 0
     by_text: dict[str, list[int]] = {}
     for worker in workers:
-        by_text.setdefault(_text(worker), []).append(worker.rank)
+        by_text.setdefault(stacks_text(worker), []).append(worker.rank)
     for text, same in by_text.items():
         print(printable(f"{name_ranks(same)}:\n{text}"))
     for note in looks.notes:
@@ -56,7 +56,8 @@ def _print_stacks(job: RunningJob, options: _StacksOptions) -> int:
     return 0
 
 
-def _text(worker: WorkerFacts) -> str:
+def stacks_text(worker: WorkerFacts) -> str:
+    """Its stacks, or why there are none."""
     if worker.end is not None:
         return "  it has ended"
     if not worker.stacks:

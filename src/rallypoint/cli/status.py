@@ -9,7 +9,7 @@ from rallypoint.base.recorded_steps import steps_of_job
 from rallypoint.base.wording import brief, name_ranks, printable, table
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Options
-from rallypoint.diagnosis.activity import activity, is_users, short_site
+from rallypoint.diagnosis.activity import current_site
 from rallypoint.diagnosis.facts import Node, WorkerFacts
 from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.requests import AgentStatus
@@ -96,10 +96,7 @@ def _site(worker: WorkerFacts, call: RecordedCall | None) -> str:
     """The line of its program in which it is, or made its last call."""
     if call is not None and call.state == "running" and call.site:
         return call.site
-    frame = activity(worker).frame
-    if frame is not None and is_users(frame):
-        return short_site(f"{frame.file}:{frame.line}")
-    return call.site if call is not None else ""
+    return current_site(worker) or (call.site if call is not None else "")
 
 
 def _call(worker: WorkerFacts, now_ns: int) -> tuple[RecordedCall | None, str]:

@@ -216,6 +216,14 @@ def activity(worker: WorkerFacts) -> Activity:
     return found
 
 
+def current_site(worker: WorkerFacts) -> str:
+    """The line that it is at, of the program or of a package: ``"train.py:31"``, or empty."""
+    frame = activity(worker).frame
+    if frame is None or not (is_users(frame) or _is_third_party(frame)):
+        return ""
+    return short_site(f"{frame.file}:{frame.line}")
+
+
 def main_stack(stacks: Sequence[Stack]) -> Stack | None:
     """The main thread's stack; Python prints it last."""
     return next((each for each in stacks if each.is_main), stacks[-1] if stacks else None)

@@ -131,6 +131,12 @@ def begun(facts: Facts) -> dict[int, RankReading]:
     }
 
 
+def waited_s(reading: RankReading) -> float:
+    """For how long a rank has waited for others in all, so far."""
+    counted = (group.counts for group in reading.groups if group.counts is not None)
+    return sum(_waited_s(counts, reading.now_ns) for counts in counted)
+
+
 def lateness(
     first: Mapping[int, RankReading], second: Mapping[int, RankReading]
 ) -> dict[int, Lateness]:

@@ -19,6 +19,7 @@ from rallypoint.launch.agent.complaints import AgentMessage, EndRank
 from rallypoint.launch.agent.final_reports import OomKills
 from rallypoint.launch.agent.local_workers import AgentParts
 from rallypoint.launch.inspection.child import NodeInspector
+from rallypoint.launch.inspection.following import Following, FollowMessage, NodeProcess
 from rallypoint.launch.inspection.requests import (
     AgentStatus,
     Answers,
@@ -31,7 +32,7 @@ from rallypoint.launch.inspection.requests import (
 from rallypoint.launch.worker_group import signal_name
 from rallypoint.rendezvous.transport.codec import decode_any
 
-_MESSAGES = {kind.__name__: kind for kind in (AgentMessage | Inquiry).__args__}
+_MESSAGES = {kind.__name__: kind for kind in (AgentMessage | Inquiry | FollowMessage).__args__}
 
 
 class AgentAnswers:
@@ -52,8 +53,16 @@ class AgentAnswers:
         reported: Callable[[AgentMessage], None],
     ) -> None:
         self._relay = Relay(parts.rounds, self._inspect)
+        self._following = Following(
+            parts.rounds,
+            lambda *how: NodeProcess(parts.selector, self._status, self._records, *how),
+        )
         answers = Answers(
-            status=self._status, records=self._records, stop=stop, others=self._relay.ask
+            status=self._status,
+            records=self._records,
+            stop=stop,
+            others=self._relay.ask,
+            follow=self._following.ask,
         )
         self.conversations = Conversations(parts.selector, answers)
         self._inspector = NodeInspector(parts.selector, self.conversations)
@@ -66,6 +75,7 @@ class AgentAnswers:
         """Drop all connections of askers."""
         self._inspector.close()
         self._tracer.close()
+        self._following.close()
         self.conversations.close()
 
     def heard(self, sender: str, payload: bytes) -> None:
@@ -76,7 +86,10 @@ class AgentAnswers:
             return
         if not isinstance(message, AgentMessage):
             with suppress(Exception):  # no request may ever end a job
-                self._relay.heard(sender, message)
+                if isinstance(message, FollowMessage):
+                    self._following.heard(sender, message)
+                else:
+                    self._relay.heard(sender, message)
         elif not isinstance(message, EndRank) or self._is_led_by(sender):
             self._reported(message)
 
@@ -136,9 +149,9 @@ class AgentAnswers:
         )
 
 
-def read_message(payload: bytes) -> AgentMessage | Inquiry:
+def read_message(payload: bytes) -> AgentMessage | Inquiry | FollowMessage:
     """Read what another agent has sent."""
-    message: AgentMessage | Inquiry = decode_any(_MESSAGES, payload)
+    message: AgentMessage | Inquiry | FollowMessage = decode_any(_MESSAGES, payload)
     return message
 
 

@@ -2,11 +2,12 @@
 
     node           this node, for another one
     trace SECONDS  the same, for that long: the calls that were made
+    follow         reads this node once a second, until nobody follows the job (node_reader.py)
     job PID [S]    the whole job of that agent: the output of `rallypoint explain --json`; S seconds
                    between the two samples
 
-For a node, standard input is a connection to its agent, whose only thread must not block for half a
-second.
+For a node, and to follow, standard input is a connection to its agent, whose only thread must not
+block for half a second.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ def main(words: Sequence[str]) -> None:
                 trace_s = min(float(seconds), _MOST_TRACE_S)
                 signal.alarm(int(trace_s + LATE_S))
                 seen = pack_trace(trace_node(_agent_here(), trace_s, lambda: False))
+            case ["follow"]:
+                from rallypoint.launch.inspection.node_reader import read_each_second
+
+                read_each_second(_agent_here())
+                os._exit(0)
             case ["job", pid, *between]:
                 signal.alarm(_JOB_AT_MOST_S)
                 seen = _job(int(pid), *map(float, between))

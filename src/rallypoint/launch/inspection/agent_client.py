@@ -31,7 +31,7 @@ class NoAnswerError(HostError):
 
 
 class AgentConnection:
-    """A connection to an agent, for one request; to be closed.
+    """A connection to an agent, for one request, or several if it keeps it open; to be closed.
 
     Args:
         name: the agent's name in errors.
@@ -66,6 +66,10 @@ class AgentConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def fileno(self) -> int:
+        """To wait for what comes."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
@@ -73,14 +77,19 @@ class AgentConnection:
     def ask(self, request: dict[str, object]) -> tuple[dict[str, object], list[int]]:
         """The answer, and the descriptors sent with it, which become the caller's."""
         self.send(request)
-        deadline = time.monotonic() + self._timeout_s
-        return self._next(deadline), list(self._descriptors)
+        answer = self._next(time.monotonic() + self._timeout_s)
+        descriptors, self._descriptors = list(self._descriptors), array.array("i")
+        return answer, descriptors
 
     def send(self, request: dict[str, object]) -> None:
         """Request an answer of several lines."""
+        self.send_line(json.dumps(request))
+
+    def send_line(self, line: str) -> None:
+        """Send a line of text."""
         try:
             self._connection.settimeout(self._timeout_s)
-            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            self._connection.sendall(line.encode() + b"\n")
         except OSError as error:
             raise self._no_answer(error) from None
 

@@ -22,8 +22,24 @@ _MAX_BYTES = 8 << 20
 Receive = Callable[[dict[str, object] | None], None]
 
 
+def spawn(words: Sequence[str], *, stdin: int | None = None, stdout: int | None = None) -> int:
+    """Start `python -m rallypoint.launch.inspection WORDS`; returns its process number."""
+    given = ((0, stdin, os.O_RDONLY), (1, stdout, os.O_WRONLY), (2, None, os.O_WRONLY))
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-P", "-m", "rallypoint.launch.inspection", *words],
+        {name: value for name, value in os.environ.items() if name != TOKEN},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, number, os.devnull, flags, 0)
+            if descriptor is None
+            else (os.POSIX_SPAWN_DUP2, descriptor, number)
+            for number, descriptor, flags in given
+        ],
+    )
+
+
 class Child:
-    """One such process: `python -m rallypoint.launch.inspection WORDS`.
+    """One such process.
 
     Args:
         stdin: its standard input, or None.
@@ -43,18 +59,8 @@ class Child:
         self._data = b""
         self._output, their_output = os.pipe()
         os.set_blocking(self._output, False)
-        nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         try:
-            self._pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-P", "-m", "rallypoint.launch.inspection", *words],
-                {name: value for name, value in os.environ.items() if name != TOKEN},
-                file_actions=[
-                    nothing if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
-                    (os.POSIX_SPAWN_DUP2, their_output, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-                ],
-            )
+            self._pid = spawn(words, stdin=stdin, stdout=their_output)
         except OSError:
             os.close(self._output)
             raise

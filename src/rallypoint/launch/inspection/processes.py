@@ -66,7 +66,7 @@ _TRIES = 5  # to see in which call a thread sleeps that wakes again and again
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class ProcTask:
     """A process or thread at one moment."""
 
     name: str
@@ -90,19 +90,19 @@ class ProcessSample:
         self.at = time.monotonic()
         self._roots = tuple(roots)
         self._below = _children()
-        self._tasks: dict[int, _Task] = {}
-        self._threads: dict[int, dict[int, _Task]] = {}
+        self._tasks: dict[int, ProcTask] = {}
+        self._threads: dict[int, dict[int, ProcTask]] = {}
         for root in self._roots:
             self._add(root)
 
     def _add(self, pid: int) -> None:
-        task = _read_task(f"/proc/{pid}", with_times=False)
+        task = read_task(f"/proc/{pid}", with_times=False)
         if task is None or pid in self._tasks:
             return
         self._tasks[pid] = task
         threads = {}
         for name in _list(f"/proc/{pid}/task")[:_MOST_THREADS]:
-            thread = _read_task(f"/proc/{pid}/task/{name}", with_times=True)
+            thread = read_task(f"/proc/{pid}/task/{name}", with_times=True)
             if thread is not None:
                 threads[int(name)] = thread
         self._threads[pid] = threads
@@ -147,7 +147,7 @@ class ProcessSample:
         )
 
 
-def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: float) -> Thread:
+def _thread(pid: int, number: int, now: ProcTask, before: ProcTask | None, past_s: float) -> Thread:
     state, call, path = now.state, "", ""
     for _ in range(_TRIES):
         if state not in "SDTt":
@@ -157,7 +157,7 @@ def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: flo
             call, path = _syscall(pid, words)
             break
         # It has run since the sample, so what it waited for then is not known: look again.
-        task = _read_task(f"/proc/{pid}/task/{number}", with_times=False)
+        task = read_task(f"/proc/{pid}/task/{number}", with_times=False)
         state = "R" if task is None else task.state
     # The scheduler's own times: the kernel's ticks are too coarse for half a second.
     cpu = 0.0 if before is None else max(0.0, (now.ran_ns - before.ran_ns) / 1e9 / past_s)
@@ -172,7 +172,8 @@ def _thread(pid: int, number: int, now: _Task, before: _Task | None, past_s: flo
     )
 
 
-def _read_task(path: str, *, with_times: bool) -> _Task | None:
+def read_task(path: str, *, with_times: bool) -> ProcTask | None:
+    """Read a process or thread by its directory in /proc; None: it is gone."""
     text = read_text(f"{path}/stat")
     _, _, rest = text.partition("(")
     name, _, rest = rest.rpartition(")")
@@ -181,7 +182,7 @@ def _read_task(path: str, *, with_times: bool) -> _Task | None:
         return None
     times = read_text(f"{path}/schedstat").split() if with_times else []
     is_counted = len(times) >= 2 and times[0].isdigit()
-    return _Task(
+    return ProcTask(
         name=name,
         state=fields[0],
         parent=int(fields[1]),
@@ -198,7 +199,7 @@ def _children() -> Mapping[int, list[int]]:
     below: dict[int, list[int]] = {}
     for name in _list("/proc"):
         if name.isdigit():
-            task = _read_task(f"/proc/{name}", with_times=False)
+            task = read_task(f"/proc/{name}", with_times=False)
             if task is not None:
                 below.setdefault(task.parent, []).append(int(name))
     return below

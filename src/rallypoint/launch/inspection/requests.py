@@ -5,6 +5,7 @@
     -> {"ask": "stop", "why": "..."}             <- {}
     -> {"ask": "others"}                         <- Lines: what agents of other nodes find there
     -> {"ask": "others traced", "seconds": 5}    <- the same, of their calls for that long
+    -> {"ask": "follow"}                         <- what happens, until it disconnects: following.py
                                                  <- {"error": "..."}
 
     program --"others"--> agent --AskOthers--> coordinator --AskNode--> each other agent
@@ -28,7 +29,7 @@ from rallypoint.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rallypoint.launch.rounds.source import RoundSource
+    from rallypoint.launch.rounds.source import Roster, RoundSource
 
 _MAX_REQUEST = 64 << 10
 _MOST_AT_ONCE = 16
@@ -132,6 +133,24 @@ class Line(Record, kw_only=True):
     found: Mapping[str, object] | None = None
 
 
+def expected_nodes(roster: Roster, asker: str) -> tuple[ExpectedNode, ...]:
+    """The coordinator's roster, for a program at that agent."""
+    nodes, first = [], 0
+    for each in sorted(roster.members, key=lambda each: each.node_rank):
+        nodes.append(
+            ExpectedNode(
+                key=each.key,
+                node_rank=each.node_rank,
+                host=each.host,
+                silent_s=each.silent_s,
+                ranks=(first, first + each.size),
+                is_asking=each.key == asker,
+            )
+        )
+        first += each.size
+    return tuple(nodes)
+
+
 class AskOthers(Record, kw_only=True):
     """To the coordinating agent: a program, whose request has that number, asks for all others."""
 
@@ -158,6 +177,7 @@ class LineFor(Record, kw_only=True):
 Inquiry = AskOthers | AskNode | LineFor
 Reply = Callable[[Line], None]
 Finding = Callable[[Mapping[str, object]], None]
+Tell = Callable[[str], bool]  # a line for a program; whether it still listens
 
 
 class Answers(Record, kw_only=True):
@@ -169,16 +189,18 @@ class Answers(Record, kw_only=True):
         stop: ends the job on all nodes; the reason is reported to the user.
         others: asks the other nodes, and replies whenever one has answered. They trace their
             workers for this many seconds; 0: they only inspect.
+        follow: a program follows the job, or continues to; tells it a line whenever there is one.
     """
 
     status: Callable[[], AgentStatus]
     records: Callable[[], Sequence[int]]
     stop: Callable[[str], None]
     others: Callable[[Reply, float], None]
+    follow: Callable[[Tell], None]
 
 
 class Conversations:
-    """The programs that are connected now."""
+    """The programs that are connected now. Those that follow the job stay, whoever else asks."""
 
     def __init__(self, selector: selectors.BaseSelector, answers: Answers) -> None:
         self._selector = selector
@@ -188,8 +210,9 @@ class Conversations:
     def begin(self, connection: socket.socket) -> None:
         """A program has connected."""
         self._open = [each for each in self._open if each.is_open]
-        if len(self._open) >= _MOST_AT_ONCE:
-            self._open.pop(0).close()
+        brief = [each for each in self._open if not each.follows]
+        if len(brief) >= _MOST_AT_ONCE:
+            brief[0].close()
         self._open.append(_Conversation(connection, self._selector, self._answers))
 
     def close(self) -> None:
@@ -206,6 +229,7 @@ class _Conversation:
         self, connection: socket.socket, selector: selectors.BaseSelector, answers: Answers
     ) -> None:
         self.is_open = True
+        self.follows = False
         self._connection = connection
         self._selector = selector
         self._answers = answers
@@ -235,8 +259,8 @@ class _Conversation:
             self._answer()
 
     def _answer(self) -> None:
-        try:
-            request = json.loads(self._request)
+        try:  # who follows may have asked again before the first was read
+            request = json.loads(self._request.strip().rpartition(b"\n")[2])
         except (ValueError, RecursionError):
             request = None
         self._request = b""
@@ -263,6 +287,9 @@ class _Conversation:
             case "others traced":
                 self._is_last = False
                 self._answers.others(self._send_line, float(str(request["seconds"])))
+            case "follow":
+                self.follows, self._is_last = True, False
+                self._answers.follow(self._tell)
             case _:
                 self._send(
                     {"error": "this agent does not know that request; it may be an older version"}
@@ -270,6 +297,13 @@ class _Conversation:
 
     def _send_line(self, line: Line) -> None:
         self._send(to_json(line))
+
+    def _tell(self, line: str) -> bool:
+        """A line that a program may miss: it is left out if the program is behind."""
+        if self.is_open and not self._unsent:
+            self._unsent = line.encode() + b"\n"
+            self._write()
+        return self.is_open
 
     def _send(self, answer: object, descriptors: Sequence[int] = ()) -> None:
         if not self.is_open:
@@ -340,21 +374,9 @@ class Relay:
         roster = self._rounds.roster()
         if roster is None or roster.leader != roster.me:
             return
-        nodes, first = [], 0
-        for each in sorted(roster.members, key=lambda each: each.node_rank):
-            nodes.append(
-                ExpectedNode(
-                    key=each.key,
-                    node_rank=each.node_rank,
-                    host=each.host,
-                    silent_s=each.silent_s,
-                    ranks=(first, first + each.size),
-                    is_asking=each.key == asker,
-                )
-            )
-            first += each.size
+        nodes = expected_nodes(roster, asker)
         number = request.number
-        self._pass_on(LineFor(number=number, asker=asker, line=Line(nodes=tuple(nodes))))
+        self._pass_on(LineFor(number=number, asker=asker, line=Line(nodes=nodes)))
         order = AskNode(number=number, asker=asker, trace_s=request.trace_s)
         for node in nodes:
             if node.is_asking:

@@ -10,6 +10,7 @@ import random
 import selectors
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -29,6 +30,7 @@ from rallypoint.launch.inspection.requests import (
     RankStatus,
     Relay,
     Reply,
+    Tell,
 )
 from rallypoint.launch.rounds.source import AgentInfo, Roster, RoundSource
 from rallypoint.rendezvous.job.reports import NodeReport
@@ -62,12 +64,14 @@ class Agent:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         self.stopped: list[str] = []
+        self.following: list[Tell] = []
         self.size = 10
         answers = Answers(
             status=lambda: STATUS.__replace__(news="x" * self.size),
             records=lambda: [1],
             stop=self.stopped.append,
             others=lambda reply, _: reply(Line(nodes=())),
+            follow=self.following.append,
         )
         self.conversations = Conversations(self.selector, answers)
 
@@ -170,6 +174,49 @@ def test_those_who_never_read_make_room_for_others(agent: Agent) -> None:
     assert answer(agent, b'{"ask": "status"}\n')["news"] == "xxx"
     for program in slow:
         program.close()
+
+
+def test_those_who_follow_stay_whoever_else_asks(agent: Agent) -> None:
+    with agent.connect() as program:
+        program.sendall(b'{"ask": "follow"}\n')
+        agent.work()
+        for _ in range(40):
+            with agent.connect() as other:
+                other.sendall(b'{"ask": "sta')
+                agent.work()
+                assert answer(agent, b'{"ask": "status"}\n')["run_id"] == "try"
+        (tell,) = agent.following
+        assert tell("a line")
+        assert program.recv(100) == b"a line\n"
+        # Asked again twice before the agent could read.
+        program.sendall(b'{"ask": "follow"}\n{"ask": "follow"}\n')
+        agent.work()
+        assert agent.following == [tell, tell]
+    agent.work()
+    assert not tell("nobody listens")
+
+
+def test_lines_are_left_out_for_those_who_are_behind(agent: Agent) -> None:
+    with agent.connect() as program:
+        program.sendall(b'{"ask": "follow"}\n')
+        agent.work()
+        (tell,) = agent.following
+        lines = [f"{number:06} {'x' * 1000}" for number in range(2000)]
+        assert all(tell(line) for line in lines)  # 2 MB: nothing is kept but the last one
+        program.setblocking(False)
+        data, before = b"", -1
+        while len(data) > before:
+            before = len(data)
+            agent.work()
+            with suppress(BlockingIOError):
+                while True:
+                    data += program.recv(1 << 20)
+        *got, rest = data.decode().split("\n")
+        assert not rest
+        assert 10 < len(got) < 1000
+        assert got == lines[: len(got)]  # each of them whole
+        assert tell("now")
+        assert program.recv(100) == b"now\n"
 
 
 @pytest.mark.parametrize("wrong", [{}, {"workers": 1}, {"workers": [{"rank": 0}]}, {"pid": "7"}])

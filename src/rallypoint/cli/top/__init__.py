@@ -1,0 +1,145 @@
+"""`rallypoint top`: a job as it runs, in a terminal: which rank is slow, and which one is stuck.
+
+launch/inspection/job_follower.py follows the job, diagnosis/job_view.py says what there is to see,
+frame.py draws it, and screen.py shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from io import TextIOWrapper
+from shutil import get_terminal_size
+
+from rallypoint.base.errors import HostError
+from rallypoint.base.json_records import to_json
+from rallypoint.base.wording import printable
+from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.options import HELP, Flag, Options
+from rallypoint.cli.top.browser import Browser, inspect
+from rallypoint.cli.top.frame import Choices, frame
+from rallypoint.cli.top.screen import Screen
+from rallypoint.diagnosis.job_view import (
+    SILENT_S,
+    JobHistory,
+    JobView,
+    RankState,
+    view_of,
+)
+from rallypoint.launch.inspection.job_follower import START_S, follow
+
+PROGRAM = "rallypoint top"
+_USAGE = f"""\
+usage: {PROGRAM} [JOB] [FLAGS]
+
+Watch a running job: its speed, a line for each rank on all its nodes, and in one sentence which
+rank is slow, or why the job is stuck. The key ? explains the rest, and q ends it. Nothing is
+changed in the job, and it costs its machines some milliseconds a second, only while you watch.
+
+Without a terminal, or with --once, it prints one screen after about two seconds.
+"""
+_ONCE_S = START_S + SILENT_S + 0.5  # until then it is known which nodes tell nothing
+_MOST_S = 15.0  # this machine may be busy
+_BRIEF_S = 0.1
+_WIDE = 160  # columns where no terminal says how many there are
+
+
+class _TopOptions(Options):
+    once = Flag.switch("print what is to be seen, once, and exit")
+    json = Flag.switch("print one JSON object each second or, with --once, one")
+    help = HELP
+
+
+def top(words: Sequence[str]) -> int:
+    """Run `rallypoint top WORDS`; returns the exit status."""
+    return perform_on_job(PROGRAM, words, _USAGE, _TopOptions, _watch)
+
+
+def _watch(job: RunningJob, options: _TopOptions) -> int:
+    try:
+        if options.json and not options.once:
+            return _print_json(job)
+        if options.once or not _is_terminal():
+            return _print_once(job, is_json=options.json)
+        with Screen() as screen:
+            browser = Browser(job, screen, has_colours=not os.environ.get("NO_COLOR"))
+            is_over = browser.browse()
+    except KeyboardInterrupt:
+        return 0
+    except HostError as error:
+        if "does not know that request" not in str(error):
+            raise
+        text = "its launcher is older than this rallypoint, and cannot be followed"
+        raise HostError(f"{text}; `rallypoint status` shows its ranks.") from None
+    if is_over:
+        print(printable(f"{job} has ended"))
+    if browser.is_busy:  # with what nobody waits for any more
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def _is_terminal() -> bool:
+    return os.isatty(0) and os.isatty(1) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _print_once(job: RunningJob, *, is_json: bool) -> int:
+    began, view = time.monotonic(), None
+    for history in follow(job.agents, _briefly):
+        past_s = time.monotonic() - began
+        is_late = past_s > (_ONCE_S if any(node.updates for node in history.nodes) else _MOST_S)
+        if not (is_late or _is_enough(history)):
+            continue
+        view = view_of(history)
+        if view is not None and view.is_stalled:
+            view = view_of(history, inspect(job.agents))
+            break
+        if is_late or (view is not None and not view.is_undecided):
+            break
+    if view is None:
+        raise HostError(f"{job} has told nothing for {_MOST_S:g} s; it may have ended.")
+    if is_json:
+        print(_json(job, view))
+        return 0
+    columns = get_terminal_size((_WIDE, 0)).columns
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    print(*frame(job.name, view, Choices(), columns, 0, has_colours=False), sep="\n")
+    return 0
+
+
+def _briefly(descriptors: Sequence[int], timeout_s: float) -> None:
+    time.sleep(min(_BRIEF_S, timeout_s))
+
+
+def _is_enough(history: JobHistory) -> bool:
+    """Whether each node has told two things, which give rates."""
+    return bool(history.nodes) and all(len(node.updates) > 1 for node in history.nodes)
+
+
+def _print_json(job: RunningJob) -> int:
+    for history in follow(job.agents):
+        view = view_of(history)
+        if view is not None:
+            print(_json(job, view), flush=True)
+    return 0
+
+
+def _json(job: RunningJob, view: JobView) -> str:
+    told = _shown(to_json(view, with_defaults=True))
+    assert isinstance(told, dict)
+    return json.dumps({"run_id": job.run_id, "name": job.name, **told})
+
+
+def _shown(told: object) -> object:
+    """Times and shares to what is known of them, and states as on the screen."""
+    if isinstance(told, dict):
+        return {name: _shown(each) for name, each in told.items()}
+    if isinstance(told, list):
+        return [_shown(each) for each in told]
+    if isinstance(told, str) and told in RankState.__members__:
+        return RankState[told].value
+    return round(told, 6) if isinstance(told, float) else told
