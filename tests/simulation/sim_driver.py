@@ -36,8 +36,8 @@ from tests.simulation.sim_network import Process, SimNetwork
 from tests.simulation.sim_rounds import (
     BREAKS_AFTER_S,
     FORGETS_AFTER_S,
-    Inbox,
     Kind,
+    Readable,
     SimMeeting,
     SimPlugInRounds,
     SimRounds,
@@ -121,7 +121,7 @@ class SimSelector(selectors.DefaultSelector):
         return super().select(0)
 
 
-class SimGuardian(Inbox):
+class SimGuardian(Readable):
     """Starts and ends simulated workers: Guardian's interface."""
 
     pid = 1

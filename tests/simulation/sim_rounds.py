@@ -63,7 +63,7 @@ class Kind(Enum):
     PLUG_IN = "plug-in"
 
 
-class Inbox:
+class Readable:
     """Something readable for a selector."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Inbox:
         self._fd = -1
 
 
-class SimBoard(Inbox):
+class SimBoard(Readable):
     """The connections of one agent: PeerConnections' interface."""
 
     wake_at = None
@@ -115,7 +115,7 @@ class SimBoard(Inbox):
             event()
 
 
-class SimKeeperEnd(Inbox):
+class SimKeeperEnd(Readable):
     """One agent's connection to the keeper: KeyValueLink's interface."""
 
     register = KeyValueRegister
@@ -428,7 +428,7 @@ class SimHandler(RendezvousHandler):
         return True
 
 
-class _SimInbox(Inbox[Order]):
+class _SimInbox(Inbox):  # type: ignore[type-arg]  # without typing, it takes no parameters
     """Of an agent that looks into it in its next turn."""
 
     def __init__(self, node: SimNode) -> None:
