@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rallypoint.diagnosis.activity import _FRAMES, ActivityKind, activity
+from rallypoint.diagnosis.activity import _FRAMES, ActivityKind, activity, current_site
 from rallypoint.diagnosis.facts import WorkerFacts
 from tests.pages import ROOT
 from tests.unit.diagnosis.jobs import TORCH, process, stack, worker
@@ -192,6 +192,19 @@ def test_of_libraries_the_innermost_that_is_neither_pythons_nor_torchs() -> None
     trainer = "/venv/lib/python3.11/site-packages/transformers/trainer.py"
     places = [f"{_C10D}:5356 barrier", f"{trainer}:2200 train", "/venv/bin/launch:8"]
     assert activity(seen(*places[:2])).site == "trainer.py:2200"
+
+
+@pytest.mark.parametrize(
+    ("places", "site"),
+    [
+        ([f"{_PYTHON}/threading.py:320 wait", _HERE], "train.py:40"),
+        (["/venv/lib/python3.11/site-packages/trainer/loop.py:7 fit"], "loop.py:7"),
+        ([f"{_PYTHON}/threading.py:320 wait"], ""),
+        ([f"{_C10D}:3252 all_reduce", _WRAPPER], ""),
+    ],
+)
+def test_the_line_of_a_program_or_of_a_package(places: list[str], site: str) -> None:
+    assert current_site(seen(*places)) == site
 
 
 def test_garbage() -> None:
