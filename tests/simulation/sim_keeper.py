@@ -144,8 +144,8 @@ class SimEtcd(SimServer):
     def __init__(self, loop: SimLoop, random: Random) -> None:
         super().__init__(loop, random)
         self.revision = 1
-        self.pairs: dict[str, tuple[bytes, int, int]] = {}  # key -> value, revision, lease
-        self._leases: dict[int, tuple[int, float]] = {}  # lease -> seconds, end
+        self.pairs: dict[str, tuple[bytes, int, str]] = {}  # key -> value, revision, lease
+        self._leases: dict[str, tuple[int, float]] = {}  # lease -> seconds, end
 
     def steps_of(self, value: OneValue, request: Request) -> Generator[Any, Any, object]:
         return (yield request)
@@ -168,8 +168,9 @@ class SimEtcd(SimServer):
                 return Snapshot(tuple(found), self.revision)
             case Grant(ttl_s=ttl_s):
                 self.revision += 1
-                self._leases[self.revision] = (ttl_s, self._loop.now + ttl_s)
-                return self.revision
+                lease = str((1 << 63) - self.revision)  # as large as etcd's
+                self._leases[lease] = (ttl_s, self._loop.now + ttl_s)
+                return lease
             case KeepAlive(lease=lease):
                 if lease in self._leases:
                     ttl_s = self._leases[lease][0]
@@ -208,7 +209,7 @@ class SimStore(SimServer):
             case Transact():
                 return (yield from value.transact(request))
             case Grant():
-                return 0
+                return ""
             case KeepAlive():
                 return True
 

@@ -190,7 +190,7 @@ def test_closing_the_name_ends_the_job_for_all(keeper: type[SimKeeper]) -> None:
     cluster = cluster_of(keeper, 3)
     kept, closed = cluster.keeper, JobKeys("job", 0).closed
     assert isinstance(kept, SimServer)
-    request = Transact(revisions={closed: 0}, puts={closed: b"somebody closed it"}, lease=0)
+    request = Transact(revisions={closed: 0}, puts={closed: b"somebody closed it"})
     steps, result = kept.steps_of(OneValue(), request), None
     while not isinstance(result, int):
         try:

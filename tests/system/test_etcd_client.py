@@ -55,7 +55,7 @@ def test_keys_end_with_their_lease(cluster: Cluster) -> None:
 
 def test_an_error_of_the_cluster_is_told_at_once(cluster: Cluster) -> None:
     with cluster.client() as client, pytest.raises(StoreError, match="lease not found"):
-        client.transact(Transact(revisions={}, puts={"job/a": b"1"}, lease=12345))
+        client.transact(Transact(revisions={}, puts={"job/a": b"1"}, lease="12345"))
 
 
 @pytest.mark.parametrize("cluster", [3], indirect=True)

@@ -133,6 +133,19 @@ def test_agents_meet_at_etcd_and_one_is_lost(tmp_path: Path) -> None:
         cluster.close()
 
 
+def test_etcd_is_not_taken_for_a_program_in_the_way(launch: Launch) -> None:
+    cluster = Cluster(launch.directory, 1)
+    ((host, port),) = cluster.endpoints
+    flags = ["--rdzv-backend", "etcd", "--rdzv-endpoint", f"{host}:{port}", "--rdzv-id", "j"]
+    flags += ["--rdzv-conf", "join_timeout=8", "--nnodes", "2", "--local-addr", "127.0.0.1"]
+    try:
+        assert launch.run(*flags, launch.script("")) == 1
+        assert "1 of 2 nodes joined" in launch.err
+        assert "is held by" not in launch.err
+    finally:
+        cluster.close()
+
+
 def test_another_attempt_is_another_job(launch: Launch) -> None:
     """A scheduler's: the one before is over, and whoever comes to that is told so for a while."""
     cluster = Cluster(launch.directory, 1)

@@ -174,7 +174,7 @@ def test_tools_know_the_calls_of_a_spare_that_took_over(launch: Launch) -> None:
     await_step(launch.directory, 20, processes=2)
     assert launch.process is not None
     job = str(launch.process.pid)
-    _, head, *rows = tool("status", job).splitlines()
+    _, _, head, *rows = tool("status", job).splitlines()
     assert head.startswith("RANK")
     assert len(rows) == 2
     assert all("all_reduce" in row for row in rows), rows

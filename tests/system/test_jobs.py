@@ -212,9 +212,8 @@ def test_scripts_end_the_only_job(launch: Launch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("top", "; did you mean status?"),
         ("kill", "; did you mean stop?"),
-        ("stp", "; the commands are: bench, "),  # it suggests nothing that ends something
+        ("stp", "; did you mean top?"),  # it suggests nothing that ends something
         ("explian", "; did you mean explain?"),
         ("torchrun", "; did you mean run?"),
         ("zzz", "; the commands are: bench, "),

@@ -317,7 +317,7 @@ def test_whoever_listens_where_a_dead_node_did_is_no_hindrance(
     other = _c10d(free_port, least=1)
     other.next_rendezvous()
     dead = Member(key="d", host="h", local_world_size=1, address="127.0.0.1", port=free_port)
-    claim = Claim(ballot=Ballot(1, "d"), leader=dead, host="d", lease=0)
+    claim = Claim(ballot=Ballot(1, "d"), leader=dead, host="d", lease="")
     store, name = HashStore(), JobKeys("r", 0).claim
     client = StoreClient(store, "rallypoint.rendezvous/r/state")
     client.transact(Transact(revisions={}, puts={name: pack(claim)}))

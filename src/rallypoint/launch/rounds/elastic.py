@@ -419,6 +419,10 @@ class ElasticRounds(LinkedRounds):
         else:
             super()._call(at, message)
 
+    def _examine_start(self) -> str:
+        """Where a keeper listens, no agent is expected to."""
+        return "" if self._keeper is not None else super()._examine_start()
+
     def _take_answers(self) -> None:
         for answer in [] if self._keeper is None else self._keeper.take():
             self._happened(partial(self._answered, answer))

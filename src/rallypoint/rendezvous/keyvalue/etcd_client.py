@@ -58,7 +58,7 @@ class EtcdClient(KeyValueClient):
 
     def transact(self, request: Transact) -> int | None:
         first, value = next(iter(request.puts.items()))
-        leases = {key: str(request.leases.get(key, request.lease)) for key in request.puts}
+        leases = {key: request.leases.get(key, request.lease) or "0" for key in request.puts}
         conditions_and_writes: dict[str, object] = {
             "compare": [
                 {"key": _b64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(number)}
@@ -79,13 +79,13 @@ class EtcdClient(KeyValueClient):
             return _pair(found[0]).revision
         return None
 
-    def grant(self, ttl_s: int) -> int:
+    def grant(self, ttl_s: int) -> str:
         # A grant whose answer was lost leaves a lease that is never renewed: it expires.
         answer, _ = self._call("grant", "lease/grant", {"TTL": str(ttl_s)})
-        return int(answer["ID"])
+        return str(answer["ID"])
 
-    def keep_alive(self, lease: int) -> bool:
-        answer, _ = self._call("keep_alive", "lease/keepalive", {"ID": str(lease)})
+    def keep_alive(self, lease: str) -> bool:
+        answer, _ = self._call("keep_alive", "lease/keepalive", {"ID": lease})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
     def _call(

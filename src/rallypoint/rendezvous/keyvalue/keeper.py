@@ -57,14 +57,14 @@ class Claim(Record, kw_only=True):
     Attributes:
         leader: the agent.
         host: the key of the agent that began the job.
-        lease: etcd's, to which the keys are bound; 0 in a store.
+        lease: etcd's, to which the keys are bound; empty in a store.
         finish: how the job ended, if it did.
     """
 
     ballot: Ballot
     leader: Member
     host: str
-    lease: int
+    lease: str
     finish: Finish | None = None
 
 
@@ -121,19 +121,19 @@ class Transact(Record, kw_only=True):
     Attributes:
         revisions: which each of these keys must still have; 0: the key must not exist.
         puts: at least one. The first value must be one that no other write ever puts.
-        lease: the written keys end with it; 0: they do not end.
+        lease: the written keys end with it; empty: they do not end.
         leases: those of keys that are not bound to `lease`.
     """
 
     revisions: dict[str, int]
     puts: dict[str, bytes]
     deletes: tuple[str, ...] = ()
-    lease: int = 0
-    leases: Mapping[str, int] = MappingProxyType({})
+    lease: str = ""
+    leases: Mapping[str, str] = MappingProxyType({})
 
 
 class Grant(Record, kw_only=True):
-    """Get a new lease; the result is its number."""
+    """Get a new lease; the result is its name."""
 
     ttl_s: int
 
@@ -141,7 +141,7 @@ class Grant(Record, kw_only=True):
 class KeepAlive(Record, kw_only=True):
     """Keep a lease alive; the result is whether it was still valid."""
 
-    lease: int
+    lease: str
 
 
 Request = Read | Transact | Grant | KeepAlive
@@ -159,11 +159,11 @@ class KeyValueClient(ABC):
         """Write, and return the keeper's revision afterwards; None: a condition did not hold."""
 
     @abstractmethod
-    def grant(self, ttl_s: int) -> int:
-        """Return a new lease; 0 where keys do not expire."""
+    def grant(self, ttl_s: int) -> str:
+        """Return a new lease's name; empty where keys do not expire."""
 
     @abstractmethod
-    def keep_alive(self, lease: int) -> bool:
+    def keep_alive(self, lease: str) -> bool:
         """Restart the lease's time; False if it has ended."""
 
     @abstractmethod

@@ -277,7 +277,7 @@ class KeyValueVoter:
             is_trial=message.is_trial,
         )
         if not message.is_trial:
-            keys, lease = self._keys, 0
+            keys, lease = self._keys, ""
             if old is not None and (yield KeepAlive(lease=old.lease)):
                 lease = old.lease
             lease = lease or (yield Grant(ttl_s=_JOB_TTL_S))
@@ -300,7 +300,7 @@ class KeyValueVoter:
         return [promise]
 
     def _propose(self, message: Propose) -> _Steps:
-        claim, new, closed = self._claim, message.agreement, 0
+        claim, new, closed = self._claim, message.agreement, ""
         if claim is None or claim.ballot != message.ballot:
             return []  # from before our latest claim
         if new.finish is not None:
@@ -335,7 +335,7 @@ class KeyValueVoter:
     def _is_new(self, agreement: Agreement) -> bool:
         return self._held is None or agreement.number > self._held.number
 
-    def _write(self, claim: Claim, new: Agreement, closed: int) -> Transact:
+    def _write(self, claim: Claim, new: Agreement, closed: str) -> Transact:
         """A heartbeat, the agreement if it is new, and the outcome of a job that ends."""
         keys = self._keys
         revisions, puts = (

@@ -130,10 +130,10 @@ class StoreClient(KeyValueClient):
     def transact(self, request: Transact) -> int | None:
         return self._perform(self._value.transact(request))
 
-    def grant(self, ttl_s: int) -> int:
-        return 0
+    def grant(self, ttl_s: int) -> str:
+        return ""
 
-    def keep_alive(self, lease: int) -> bool:
+    def keep_alive(self, lease: str) -> bool:
         return not lease
 
     def close(self) -> None:

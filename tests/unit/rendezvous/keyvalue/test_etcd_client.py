@@ -114,9 +114,9 @@ def test_a_lease_that_has_ended(gateway: ThreadingHTTPServer) -> None:
     missing = b'{"code": 5, "message": "requested lease not found"}'
     refused = "refused keep_alive: requested lease not found"
     with client_of(gateway, (404, missing)) as client, pytest.raises(StoreError, match=refused):
-        client.keep_alive(7)
+        client.keep_alive("7")
     with client_of(gateway, (200, b'{"result": {"TTL": "5"}}'), (200, b'{"result": {}}')) as client:
-        assert [client.keep_alive(7), client.keep_alive(7)] == [True, False]
+        assert [client.keep_alive("7"), client.keep_alive("7")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_a_job_that_was_stopped_makes_way_at_once(etcd: SimEtcd) -> None:
 def test_a_name_that_was_closed_stays_closed(etcd: SimEtcd) -> None:
     first, held = begun(etcd, "B"), agreement(0, "A", "B")
     closed = JobKeys("job", 0).closed
-    etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"B closed it"}, lease=0))
+    etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"B closed it"}))
     over = Over(finish=Finish(outcome=Outcome.STOPPED, because="B closed it"))
     assert first.propose(1, held, 1.0) == over  # its next heartbeat
     assert Agent("B", etcd).stand(2, 1.0, held) == over
@@ -248,7 +248,7 @@ def test_a_name_that_was_closed_stays_closed(etcd: SimEtcd) -> None:
 
 def test_who_closes_a_name_also_ends_its_own_job_by_its_own_word(etcd: SimEtcd) -> None:
     first, closed = begun(etcd, "B"), JobKeys("job", 0).closed
-    etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"A closed it"}, lease=0))
+    etcd.apply(Transact(revisions={closed: 0}, puts={closed: b"A closed it"}))
     last = agreement(1, "A", "B", finish=Finish(outcome=Outcome.STOPPED, because="A closed it"))
     assert isinstance(first.propose(1, last, 1.0), Accepted)
 
@@ -325,7 +325,7 @@ def test_ten_thousand_members_fit_into_etcd() -> None:
     large = Agreement(number=7, members=members, runs=True, round=3, host=members[0].key)
     assert len(pack(large)) < 1_000_000
     assert unpack(Agreement, pack(large)) == large
-    claim = Claim(ballot=Ballot(3, "A"), leader=member("A"), host="B", lease=7)
+    claim = Claim(ballot=Ballot(3, "A"), leader=member("A"), host="B", lease="7")
     assert unpack(Claim, pack(claim)) == claim
     for data in (pack(claim), b"", b"x" * 9, b"[3]"):
         with pytest.raises(ControlMessageError):

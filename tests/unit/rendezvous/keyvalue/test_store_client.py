@@ -106,12 +106,12 @@ def test_something_else_is_refused(held: bytes) -> None:
 
 
 def test_a_store_has_no_leases() -> None:
-    """So the only one is 0, which never ends; other numbers are those of another keeper."""
+    """So the only one has no name, and never ends; others are those of another keeper."""
     store = HashStore()
     client = StoreClient(store.clone(), "job")
     lease = client.grant(60)
     assert client.keep_alive(lease)
-    assert not client.keep_alive(lease + 7)
+    assert not client.keep_alive("7")
     write = Transact(revisions={"job/x": 0}, puts={"job/x": b"1"}, lease=lease)
     assert client.transact(write) is not None
     client.close()
