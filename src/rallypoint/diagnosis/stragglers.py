@@ -33,7 +33,7 @@ from rallypoint.diagnosis.facts import Facts
 #   long pause of a rank (a checkpoint, garbage) is one, however many short waits there are. All
 #   waits of a step count as one, as its calls have the same reason to be late (a longer sentence);
 #   where steps are not known, a greater share must make up for that.
-_LEAST_SHARE, _SHARE_OF_ONE, _SHARE_WITHOUT_STEPS = 0.05, 0.5, 0.2
+_LEAST_SHARE, _SHARE_OF_ONE, _SHARE_WITHOUT_STEPS = 0.05, 0.5, 0.15
 _LEAST_WAIT_S = 0.001
 _ACCIDENT = 1e-4
 _LEAST_WAITS = 5.0
