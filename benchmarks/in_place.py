@@ -54,6 +54,17 @@ def one_host_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
     return [state_row(options) | each.row() for each in (any_rank, first, spare)]
 
 
+def torch_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
+    """4 ranks with PyTorch on one host lose one, which is replaced: by an import, or by a fork."""
+    cases = []
+    for name, flags in (("imports", []), ("--preload torch", ["--preload", "torch"])):
+        cases.append(Case(name))
+        with one_host(4, worker=["--torch"], flags=flags) as job:
+            # Of three newcomers lost within ten seconds, the next one would wait.
+            kill_workers(job, cases[-1], options.trials, chance, pause_s=5.0)
+    return [each.row() for each in cases]
+
+
 def host_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
     """3 hosts of 2 ranks lose a rank, or all the processes of a host."""
     worker = ["--bytes", str(options.bytes)]
@@ -140,6 +151,7 @@ def cable_cases(options: argparse.Namespace, chance: random.Random) -> Rows:
 
 MEASURES: dict[str, tuple[Measure, str]] = {
     "one-host": (one_host_cases, "kill -9 of one of 4 ranks on one host"),
+    "torch": (torch_cases, "the same with PyTorch, which newcomers import or, forked, have"),
     "hosts": (host_cases, "kill -9 of a rank, or of all that runs on one of 3 hosts"),
     "cable": (cable_cases, f"a cable is pulled, with {SHORT_SILENCE}"),
     "update": (update_cost, "what update() costs where nothing fails"),

@@ -108,7 +108,10 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=80, help="of the state")
     parser.add_argument("--arrays", type=int, default=1, help="of the state")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="of the group")
+    parser.add_argument("--torch", action="store_true", help="import PyTorch first")
     options = parser.parse_args()
+    if options.torch:
+        import torch  # noqa: F401 - it takes time
     diary = Diary(options.directory)
     arrays = [numpy.ones(options.bytes // options.arrays // 8) for _ in range(options.arrays)]
     state = elastic.State(step=0, arrays=arrays)
