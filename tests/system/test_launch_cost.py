@@ -77,10 +77,10 @@ LIBRARIES = {
     "torch": ("import torch, torch.distributed as dist; array = torch.ones(2)", "'rallypoint'"),
 }
 # The number of our modules that a rank loads, and a few to spare.
-MOST_OF_OURS = 58
+MOST_OF_OURS = 62
 # For failures, other launchers, other hosts, other libraries, users' own algorithms and models.
 SELDOM_NEEDED = {
-    *("base.control_link", "base.control_message", "base.refusals", "cluster", "diagnosis"),
+    *("base.control_link", "base.control_message", "cluster", "diagnosis"),
     *("elastic", "launch", "process_group.delegated.delegate", "process_group.delegated.library"),
     *("process_group.formation.host_network", "process_group.formation.joining_libraries"),
     *("process_group.formation.mesh", "process_group.groups.agreeing", "rendezvous"),

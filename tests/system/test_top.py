@@ -302,7 +302,7 @@ def test_keys_and_sizes(launch: Launch) -> None:
         seen.type("\x1b")
         wait_until(lambda: not seen.shows(r"^Keys and columns"))
         seen.type("\r")
-        wait_until(lambda: seen.shows(r"worker\.py:\d+ in <module>"))
+        wait_until(lambda: seen.shows(r"worker\.py:\d+ in\s+<module>"))
         seen.type("\x1b")
         seen.type("/no such rank\r")
         wait_until(lambda: seen.shows(r"/no such rank$") and not seen.shows(r"^..  +3 "))

@@ -3,7 +3,7 @@
 Where there is another way, the caller takes it (docs/support.md lists them), and needs nothing of
 this. Otherwise a refusal becomes a `SystemCallError` here, by one table: that of a call in Python,
 of one in native code (native/python/refusal.h), and what only shows that there was one ("can't
-start new thread"). Imported only after a failure.
+start new thread"). Imported only after a failure, or by ranks before their groups form.
 """
 
 from __future__ import annotations

@@ -282,12 +282,15 @@ def _has_queued(group: RecordedGroup, number: int) -> bool:
 
 
 def sides(job: JobState, group: RecordedGroup, number: int) -> Sides:
-    """A group's members that have called, by what they called, the smallest side first."""
+    """A group's members that have called, by what they called, the smallest side first.
+
+    Without those whose call has no name yet: the counters of another backend know it first.
+    """
     found: Sides = []
     for rank in job.members(group):
         own = job.ranks[rank].groups.get(group.key)
         call = call_at(own, number) if own else None
-        if own is None or call is None:
+        if own is None or call is None or not call.operation:
             continue
         for side in found:
             if _agree(side[0][1:], (own, call)):

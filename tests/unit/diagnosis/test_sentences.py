@@ -181,6 +181,19 @@ def test_ranks_called_different_operations(c: int) -> None:
     assert found.roots[0].ranks == (c,)
 
 
+def test_a_call_without_a_name_yet_is_no_other_operation(c: int) -> None:
+    """Of the ranks that wait in gloo for rank c, only a counter tells one of them."""
+    gloo: dict[str, Any] = {"backend": "gloo", "is_complete": False}
+    unnamed, *named = others(c)
+    facts = job(
+        sleeping(c, group(done(2), **gloo)),
+        worker(unnamed, group(call(3, "", count=0, dtype="", operator=""), **gloo)),
+        *(worker(rank, group(call(3), **gloo)) for rank in named),
+    )
+    found = told(facts, f"rank {c} never entered all_reduce #3")
+    assert "different" not in found.sentence
+
+
 def test_two_receive_from_each_other(c: int) -> None:
     here, there = (0, 1) if c else (1, 0)
     facts = job(

@@ -31,6 +31,7 @@ from rallypoint.base.errors import (
 )
 from rallypoint.base.files import host_identity, machine_of
 from rallypoint.base.record import Record
+from rallypoint.base.refusals import refusal_in  # not later: an import needs a descriptor
 from rallypoint.engine.communicator import Communicator, FarPeer, LateMesh, PeerMemoryAccess
 from rallypoint.engine.recording import describe
 from rallypoint.engine.segment import Offer, SegmentOwner, join_segment
@@ -163,8 +164,6 @@ def form_communicator(request: GroupRequest) -> tuple[Communicator, Algorithms]:
     try:
         return _form(request)
     except (OSError, RuntimeError) as error:
-        from rallypoint.base.refusals import refusal_in  # only then
-
         refusal = refusal_in(error)
         if refusal is None:
             raise
