@@ -65,10 +65,11 @@ def _play(job: SimJob, random: Random) -> None:
         _befall(job, random)
         job.run(random.choice([0.003, 0.03, 0.3, 3.0, 3.0, 40.0]) * random.uniform(0.5, 1.5))
     job.mend()
-    if job.seed % 2:
+    lasts = job.seed % 2
+    if lasts:
         _stop_for_good(job, random)
-    else:
-        for worker in job.training.workers:
+    for worker in job.training.workers:
+        if not (lasts and worker.has_state):  # others may wait for a newcomer
             worker.signal(signal.SIGCONT)
     if _is_over(job):
         _end(job)

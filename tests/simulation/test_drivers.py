@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -12,6 +12,7 @@ from tests.simulation.known_seeds import is_needed
 from tests.simulation.sim_driver import SimJob
 from tests.simulation.sim_driver_story import story
 from tests.simulation.sim_keeper import SimEtcd, SimKeeper
+from tests.simulation.sim_network import Process
 from tests.simulation.sim_rounds import Kind
 from tests.simulation.sim_witness import ViolationError
 
@@ -22,8 +23,10 @@ from rallypoint.launch.agent.loop import Agent
 from rallypoint.launch.agent.node import NodeDecision, NodeState, ResumeEverything
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.rendezvous.consensus.follower import Follower
+from rallypoint.rendezvous.consensus.messages import Message
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.job.reports import Stop
+from rallypoint.rendezvous.job.round import Endpoint
 
 LONG = pytest.mark.long
 
@@ -241,6 +244,31 @@ def cut_two_from_each_other(job: SimJob) -> None:
     """Both reach the coordinator: only their workers notice."""
     job.cuts.add(frozenset((job.nodes[1].name, job.nodes[2].name)))
     job.loop.after(60.0, job.mend)
+
+
+def test_an_order_to_kill_a_rank_that_is_lost_comes_again() -> None:
+    """As it broke with its connection."""
+    with SimJob(seed=1, nodes=3, min_nodes=2) as job:
+        job.start_all()
+        job.run(5.0)
+        send, lost = job.network.send, list[float]()
+
+        def lose_for_a_second(
+            sender: Process, to: str, at: Endpoint | None, message: Message
+        ) -> None:
+            is_order = b'"EndRank"' in cast(bytes, message)
+            if is_order and job.loop.now < (lost or [job.loop.now])[0] + 1.0:
+                lost.append(job.loop.now)
+            else:
+                send(sender, to, at, message)
+
+        with mock.patch.object(job.network, "send", lose_for_a_second):
+            cut_two_from_each_other(job)
+            job.run(20.0)
+            assert any("was killed by the launcher" in line for line in job.story)
+            assert trains_within(job, 70.0), "\n".join(job.story)
+        assert lost
+        assert job.training.began == 1
 
 
 def test_newcomers_end_as_their_round_begins() -> None:

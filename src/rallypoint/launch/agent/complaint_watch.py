@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from rallypoint.base.control_message import CallTimedOut, LongWait, LostContact
@@ -28,11 +29,13 @@ from rallypoint.launch.agent.complaints import (
     TimedOutCalls,
 )
 from rallypoint.launch.agent.local_workers import AgentParts
+from rallypoint.launch.agent.node import NodeDecision
 from rallypoint.launch.inspection.child import Child
 from rallypoint.launch.job import OnHang
 from rallypoint.rendezvous.transport.codec import encode
 
 _BETWEEN_STOPPED_S = 0.03  # the two samples: that it does not move, its agent has seen
+_AGAIN_S = 2.0  # a rank that is killed ends the round within milliseconds
 _CALM = 0.5  # of the time until a wait is long: it is not checked more often
 
 
@@ -50,6 +53,7 @@ class ComplaintWatch:
     def _begin(self) -> None:
         """Nothing has been complained of in this round."""
         self._round, self._calm_until = self._state.round, 0.0
+        self._again_at: float | None = None
         size = self._workers.world_size
         self._hangs = Hangs(self._after_s)
         self._calls, self._contacts = TimedOutCalls(size), LostContacts(size)
@@ -57,7 +61,7 @@ class ComplaintWatch:
     @property
     def wake_at(self) -> float | None:
         """When to call `tick`; None: nothing is to be judged."""
-        return earliest(self._calls.judge_at, self._contacts.judge_at)
+        return earliest(self._calls.judge_at, self._contacts.judge_at, self._again_at)
 
     def complains(self, rank: int, message: LongWait | CallTimedOut | LostContact) -> None:
         """A worker of this node complains."""
@@ -108,10 +112,21 @@ class ComplaintWatch:
             self._begin()
         calls, contacts = self._calls, self._contacts
         if calls.judge_at is not None and now >= calls.judge_at:
-            self._parts.perform(self._state.calls_timed_out(calls.judge()))
+            self._decide(self._state.calls_timed_out, calls.judge(), now)
         if contacts.judge_at is not None and now >= contacts.judge_at:
             at_fault = contacts.judge(self._nodes().__getitem__)
-            self._parts.perform(self._state.contact_lost(at_fault))
+            self._decide(self._state.contact_lost, at_fault, now)
+        if self._again_at is not None and now >= self._again_at:
+            decide, elsewhere = self._again
+            self._decide(decide, elsewhere, now)
+
+    def _decide(
+        self, decide: Callable[[list[int]], NodeDecision], at_fault: list[int], now: float
+    ) -> None:
+        """Perform that; and again while the round goes on, as an order to others may be lost."""
+        elsewhere = [rank for rank in at_fault if rank not in self._state.group.running]
+        self._again, self._again_at = (decide, elsewhere), now + _AGAIN_S if elsewhere else None
+        self._parts.perform(decide(at_fault))
 
     def close(self) -> None:
         """Stop watching."""

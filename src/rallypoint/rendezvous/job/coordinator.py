@@ -377,7 +377,7 @@ class Coordinator:
             return otherwise
         because, self._because = self._because, ""
         self._move(JobStage.RUNNING)
-        may_join = now - self._began_at >= self._short_lives.pause_s
+        may_join = now >= self._began_at + self._short_lives.pause_s  # rounded as where it is due
         self.wake_at, self._began_at = None, now
         self.round = max(self.round, self._known_round) + 1
         over = self.current

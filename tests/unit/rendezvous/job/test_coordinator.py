@@ -785,6 +785,7 @@ class ShortLived:
         self.notices: list[str] = []
         self.job.joined(Member(key="a", host="ha", local_world_size=2), 0.0)
         self.has_joined = False
+        self.is_exact = False  # a clock that shows the time at which they are to join
 
     def run(self, until_s: float, *, lives_s: float = 1.0) -> None:
         died = self.end(causes=(FAILED,), survivors=1)
@@ -797,7 +798,7 @@ class ShortLived:
     def join(self, number: int) -> None:
         self.take(self.job.reported("a", running(number, ready=1), self.now))
         while self.job.stage is JobStage.RUNNING:
-            self.now += 0.25
+            self.now = max(self.now, self.job.wake_at or 0.0) if self.is_exact else self.now + 0.25
             self.take(self.job.tick(self.now))
         assert self.end(survivors=1, ready=1).members[0].size == 2
         self.joined_at.append(self.now)
@@ -816,6 +817,15 @@ def test_newcomers_that_die_soon_join_less_and_less_often() -> None:
     assert job.joined_at[-1] - job.joined_at[-2] == 61.0
     assert "3 times in a row" in job.notices[0]
     assert len(job.notices) == len(job.joined_at) - 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_they_join_at_the_time_that_was_said(seed: int) -> None:
+    """However the sum of times is rounded."""
+    job = ShortLived()
+    job.is_exact = True
+    job.run(100.0, lives_s=random.Random(seed).uniform(1.0, 15.0))
+    assert job.notices
 
 
 def test_newcomers_that_live_on_join_at_once() -> None:
