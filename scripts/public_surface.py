@@ -181,6 +181,14 @@ def fields() -> Iterator[str]:
         yield from (f"explain --json: {key} {each.value!r}" for each in words)
 
 
+def metrics() -> Iterator[str]:
+    """Metrics of `rallypoint metrics`."""
+    from rallypoint.diagnosis.metrics import FAMILIES
+
+    for each in FAMILIES:
+        yield f"metric {each.sample_name}: {each.kind.value}{' of ranks' * each.is_of_rank}"
+
+
 def definition_in(path: Path, name: str) -> ast.AST:
     """The definition of a function, a class or a method."""
     node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
@@ -230,7 +238,7 @@ def surface() -> Iterator[str]:
     """All lines, by kind."""
     for section in (
         *(names_of_packages, names_of_pages, entry_points, flags, variables),
-        *(fields, layouts, statuses),
+        *(fields, metrics, layouts, statuses),
     ):
         yield f"# {(section.__doc__ or '').splitlines()[0]}"
         yield from sorted(set(section()))

@@ -25,6 +25,7 @@ GROUPS = {
     "Look": {
         "ps": "list your jobs that run on this machine",
         "top": "watch a running job: who is slow, and who is stuck",
+        "metrics": "serve metrics of your running jobs to Prometheus, or write them to a file",
         "status": "show what each worker of a running job is doing",
         "explain": "explain why a job hangs, is slow, or failed",
         "logs": "print the output of the workers of a running job",
@@ -48,6 +49,7 @@ _STUDIES = {"bench", "script", "simulate", "trace"}  # in rallypoint.lab
 # What other programs call it.
 _MEANT = {
     **dict.fromkeys(("cancel", "end", "kill"), "stop"),
+    **dict.fromkeys(("exporter", "prometheus"), "metrics"),
     **dict.fromkeys(("htop", "monitor", "watch"), "top"),
     **dict.fromkeys(("jobs", "list", "ls", "squeue"), "ps"),
     **dict.fromkeys(("launch", "mpirun", "start", "torchrun"), "run"),

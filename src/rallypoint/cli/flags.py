@@ -217,6 +217,10 @@ class _LogOptions(Options, title="Output and logs"):
                       text, "default")
     quiet = Flag.switch("print only why the job ended", "-q")
     verbose = Flag.switch("print each decision and its reason", "-v")
+    metrics = Flag("serve metrics of all your jobs here to Prometheus at this address, as\n"
+                   "`rallypoint metrics` does, until the last job here has ended", "HOST:PORT",
+                   text, "", completes="127.0.0.1:9431")
+    metrics_public = Flag.switch("allow --metrics an address that other machines reach")
     json_events = Flag("append events to FILE, one JSON object per line", "FILE", text, "")
     event_log_handler = Flag("'console' prints events as JSON on stderr; 'null' does not\n"
                              "(default null)", "NAME", _read_handler, False,

@@ -126,6 +126,12 @@ def _run(options: RunOptions, command: list[str]) -> int:
     job = read_with_notes(options, command)
     if PORT_RANGE in job.environ:
         os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
+    if options.metrics:
+        from rallypoint.cli.metrics import start_beside_launcher
+
+        note = start_beside_launcher(options.metrics, is_public=options.metrics_public)
+        if job.verbosity is not Verbosity.QUIET:
+            print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
     from rallypoint.launch.agent.loop import run as run_job
 
     return run_job(job)

@@ -132,6 +132,7 @@ class JobView:
         is_undecided: some rank may turn out to be slow after more updates.
         is_stalled: no rank has begun or left a call or a step for STALLED_S.
         step, total: its last step, and how many there will be.
+        source: who counts the steps, as RecordedSteps.
         left_s: how long the rest will take, without what has passed since that step.
         steps_per_s, calls_per_s, bytes_per_s: of the middle one of its ranks.
         speed: steps (if they are not known: calls) a second, in the last second.
@@ -152,6 +153,7 @@ class JobView:
     age_s: float
     values: Mapping[str, str]
     step: int | None = None
+    source: str = ""
     total: int | None = None
     left_s: int | None = None
     steps_per_s: float | None = None
@@ -225,6 +227,7 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
         nodes=nodes,
         age_s=min(node.age_s for node in told),
         step=steps.step if steps else None,
+        source=steps.source if steps else "",
         total=steps.total if steps else None,
         left_s=steps.left_s if steps else None,
         steps_per_s=_median(each.steps_per_s for each in now),

@@ -63,6 +63,7 @@ class AgentAnswers:
             stop=stop,
             others=self._relay.ask,
             follow=self._following.ask,
+            follow_node=self._following.ask_node,
         )
         self.conversations = Conversations(parts.selector, answers)
         self._inspector = NodeInspector(parts.selector, self.conversations)

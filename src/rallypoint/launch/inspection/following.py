@@ -87,13 +87,8 @@ class Following:
 
     def ask(self, tell: Tell) -> None:
         """A program follows the job, or asks again."""
-        if tell not in self._programs:
-            if len(self._programs) >= _MOST_FOLLOWING:
-                text = f"{_MOST_FOLLOWING} programs follow this job here already; end one of them"
-                tell(json.dumps({"error": text}))
-                return
-            self._programs.append(tell)
-        self._read_node()
+        if not self._add(tell):
+            return
         roster = self._rounds.roster()
         if roster is None or not roster.leader:
             tell(_nodes_line(Line(nodes=(), why="" if roster is None else roster.why)))
@@ -101,6 +96,11 @@ class Following:
             self._follow(roster.me)
         else:
             self._say((roster.leader,), Follow())
+
+    def ask_node(self, tell: Tell) -> None:
+        """A program follows this node only, or asks again: no other agent hears of it."""
+        if self._add(tell):
+            tell(_nodes_line(Line(nodes=())))
 
     def heard(self, sender: str, message: FollowMessage) -> None:
         """Another agent asks, or has a line."""
@@ -119,6 +119,17 @@ class Following:
         """End the process."""
         if self._process is not None:
             self._process.close()
+
+    def _add(self, tell: Tell) -> bool:
+        """Have this node be read for a program; whether that is possible."""
+        if tell not in self._programs:
+            if len(self._programs) >= _MOST_FOLLOWING:
+                text = f"{_MOST_FOLLOWING} programs follow this job here already; end one of them"
+                tell(json.dumps({"error": text}))
+                return False
+            self._programs.append(tell)
+        self._read_node()
+        return True
 
     def _follow(self, asker: str) -> None:
         """This agent coordinates: tell the asker which nodes there are, and have all be read."""

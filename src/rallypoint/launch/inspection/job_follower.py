@@ -53,19 +53,25 @@ class JobFollower:
     """A program's connections to agents of the job on this machine: one that knows the others, or
     else all.
 
+    Args:
+        only_here: the nodes on other machines are not followed.
+
     Attributes:
         is_over: no agent of the job runs here any more.
         wake_at: when to `poll` at the latest, by the monotonic clock.
     """
 
-    def __init__(self, agents: Sequence[Found]) -> None:
+    def __init__(self, agents: Sequence[Found], *, only_here: bool = False) -> None:
         self.is_over = False
+        self._request: dict[str, object] = {"ask": "follow node" if only_here else "follow"}
         self._job = agents[0].job
         self._connections: dict[int, AgentConnection] = {}  # by process
         self._began = time.monotonic()
         self._expected: tuple[ExpectedNode, ...] = ()
         self._why = ""
-        self._is_alone = False  # the agent knows no others: those on this machine are asked, too
+        self._is_alone = (
+            only_here  # the agent names no others: those on this machine are asked, too
+        )
         self._nodes: dict[int, deque[tuple[float, NodeUpdate]]] = {}
         self._connect(agents)
         self._renew()
@@ -74,6 +80,10 @@ class JobFollower:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Follow the job no more."""
         for each in self._connections.values():
             each.close()
 
@@ -148,7 +158,7 @@ class JobFollower:
                 return
         for connection in self._connections.values():
             try:
-                connection.send({"ask": "follow"})
+                connection.send(self._request)
             except NoAnswerError:
                 connection.has_ended = True
 

@@ -6,6 +6,7 @@
     -> {"ask": "others"}                         <- Lines: what agents of other nodes find there
     -> {"ask": "others traced", "seconds": 5}    <- the same, of their calls for that long
     -> {"ask": "follow"}                         <- what happens, until it disconnects: following.py
+    -> {"ask": "follow node"}                    <- the same, at this node only
                                                  <- {"error": "..."}
 
     program --"others"--> agent --AskOthers--> coordinator --AskNode--> each other agent
@@ -190,6 +191,7 @@ class Answers(Record, kw_only=True):
         others: asks the other nodes, and replies whenever one has answered. They trace their
             workers for this many seconds; 0: they only inspect.
         follow: a program follows the job, or continues to; tells it a line whenever there is one.
+        follow_node: the same; it needs only the lines of this node.
     """
 
     status: Callable[[], AgentStatus]
@@ -197,6 +199,7 @@ class Answers(Record, kw_only=True):
     stop: Callable[[str], None]
     others: Callable[[Reply, float], None]
     follow: Callable[[Tell], None]
+    follow_node: Callable[[Tell], None]
 
 
 class Conversations:
@@ -290,6 +293,9 @@ class _Conversation:
             case "follow":
                 self.follows, self._is_last = True, False
                 self._answers.follow(self._tell)
+            case "follow node":
+                self.follows, self._is_last = True, False
+                self._answers.follow_node(self._tell)
             case _:
                 self._send(
                     {"error": "this agent does not know that request; it may be an older version"}

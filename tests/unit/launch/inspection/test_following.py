@@ -133,6 +133,17 @@ def test_all_nodes_are_read_for_whoever_follows(count: int) -> None:
         assert sorted(program.told) == [f"{i} at 1" for i in range(count)]
 
 
+def test_who_follows_one_node_costs_no_other_agent_anything() -> None:
+    agents, program = Agents(3), Program()
+    agents.agents[1].ask_node(program.tell)
+    assert program.lines == ['{"nodes":[]}']
+    assert agents.read_all() == [1]
+    assert program.told == ["1 at 1"]
+    assert agents.said == []
+    while agents.read_all():
+        assert agents.now < LEASE_S + 2
+
+
 def test_two_programs_share_what_is_read() -> None:
     agents, programs = Agents(3), [Program(), Program(), Program()]
     for asking, program in zip((1, 1, 2), programs, strict=True):

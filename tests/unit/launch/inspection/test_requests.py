@@ -72,6 +72,7 @@ class Agent:
             stop=self.stopped.append,
             others=lambda reply, _: reply(Line(nodes=())),
             follow=self.following.append,
+            follow_node=self.following.append,
         )
         self.conversations = Conversations(self.selector, answers)
 
@@ -176,9 +177,10 @@ def test_those_who_never_read_make_room_for_others(agent: Agent) -> None:
         program.close()
 
 
-def test_those_who_follow_stay_whoever_else_asks(agent: Agent) -> None:
+@pytest.mark.parametrize("request_", [b'{"ask": "follow"}\n', b'{"ask": "follow node"}\n'])
+def test_those_who_follow_stay_whoever_else_asks(agent: Agent, request_: bytes) -> None:
     with agent.connect() as program:
-        program.sendall(b'{"ask": "follow"}\n')
+        program.sendall(request_)
         agent.work()
         for _ in range(40):
             with agent.connect() as other:
@@ -189,7 +191,7 @@ def test_those_who_follow_stay_whoever_else_asks(agent: Agent) -> None:
         assert tell("a line")
         assert program.recv(100) == b"a line\n"
         # Asked again twice before the agent could read.
-        program.sendall(b'{"ask": "follow"}\n{"ask": "follow"}\n')
+        program.sendall(2 * request_)
         agent.work()
         assert agent.following == [tell, tell]
     agent.work()
