@@ -25,6 +25,7 @@ GROUPS = {
     "Look": {
         "ps": "list your jobs that run on this machine",
         "top": "watch a running job: who is slow, and who is stuck",
+        "page": "watch a running job in a browser",
         "status": "show what each worker of a running job is doing",
         "explain": "explain why a job hangs, is slow, or failed",
         "logs": "print the output of the workers of a running job",
@@ -49,6 +50,7 @@ _STUDIES = {"bench", "script", "simulate", "trace"}  # in rallypoint.lab
 _MEANT = {
     **dict.fromkeys(("cancel", "end", "kill"), "stop"),
     **dict.fromkeys(("htop", "monitor", "watch"), "top"),
+    **dict.fromkeys(("browser", "dashboard", "ui", "web"), "page"),
     **dict.fromkeys(("jobs", "list", "ls", "squeue"), "ps"),
     **dict.fromkeys(("launch", "mpirun", "start", "torchrun"), "run"),
     **dict.fromkeys(("check", "diagnose"), "doctor"),
