@@ -25,6 +25,7 @@ GROUPS = {
     "Look": {
         "ps": "list your jobs that run on this machine",
         "top": "watch a running job: who is slow, and who is stuck",
+        "page": "watch a running job in a browser",
         "metrics": "serve metrics of your running jobs to Prometheus, or write them to a file",
         "status": "show what each worker of a running job is doing",
         "explain": "explain why a job hangs, is slow, or failed",
@@ -51,6 +52,7 @@ _MEANT = {
     **dict.fromkeys(("cancel", "end", "kill"), "stop"),
     **dict.fromkeys(("exporter", "prometheus"), "metrics"),
     **dict.fromkeys(("htop", "monitor", "watch"), "top"),
+    **dict.fromkeys(("browser", "dashboard", "ui", "web"), "page"),
     **dict.fromkeys(("jobs", "list", "ls", "squeue"), "ps"),
     **dict.fromkeys(("launch", "mpirun", "start", "torchrun"), "run"),
     **dict.fromkeys(("check", "diagnose"), "doctor"),

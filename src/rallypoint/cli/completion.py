@@ -32,7 +32,7 @@ For fish, in ~/.config/fish/config.fish:
 """
 
 _SUMMARIES = {name: text for group in GROUPS.values() for name, text in group.items()}
-_ABOUT_JOBS = ("explain", "logs", "stacks", "status", "stop", "top", "trace")
+_ABOUT_JOBS = ("explain", "logs", "page", "stacks", "status", "stop", "top", "trace")
 _OPERATIONS = (
     "all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier"
 )

@@ -9,27 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from shutil import get_terminal_size
 
-from rallypoint.base.errors import HostError
-from rallypoint.base.json_records import to_json
 from rallypoint.base.wording import printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Flag, Options
-from rallypoint.cli.top.browser import Browser, inspect
+from rallypoint.cli.top.browser import Browser
 from rallypoint.cli.top.frame import Choices, frame
 from rallypoint.cli.top.screen import Screen
-from rallypoint.diagnosis.job_view import (
-    SILENT_S,
-    JobHistory,
-    JobView,
-    RankState,
-    view_of,
-)
-from rallypoint.launch.inspection.job_follower import START_S, follow
+from rallypoint.cli.watching import follow_job, view_json, view_once
+from rallypoint.diagnosis.job_view import JobView, view_of
 
 PROGRAM = "rallypoint top"
 _USAGE = f"""\
@@ -41,9 +32,6 @@ changed in the job, and it costs its machines some milliseconds a second, only w
 
 Without a terminal, or with --once, it prints one screen after about two seconds.
 """
-_ONCE_S = START_S + SILENT_S + 0.5  # until then it is known which nodes tell nothing
-_MOST_S = 15.0  # this machine may be busy
-_BRIEF_S = 0.1
 _WIDE = 160  # columns where no terminal says how many there are
 
 
@@ -69,11 +57,6 @@ def _watch(job: RunningJob, options: _TopOptions) -> int:
             is_over = browser.browse()
     except KeyboardInterrupt:
         return 0
-    except HostError as error:
-        if "does not know that request" not in str(error):
-            raise
-        text = "its launcher is older than this rallypoint, and cannot be followed"
-        raise HostError(f"{text}; `rallypoint status` shows its ranks.") from None
     if is_over:
         print(printable(f"{job} has ended"))
     if browser.is_busy:  # with what nobody waits for any more
@@ -87,20 +70,7 @@ def _is_terminal() -> bool:
 
 
 def _print_once(job: RunningJob, *, is_json: bool) -> int:
-    began, view = time.monotonic(), None
-    for history in follow(job.agents, _briefly):
-        past_s = time.monotonic() - began
-        is_late = past_s > (_ONCE_S if any(node.updates for node in history.nodes) else _MOST_S)
-        if not (is_late or _is_enough(history)):
-            continue
-        view = view_of(history)
-        if view is not None and view.is_stalled:
-            view = view_of(history, inspect(job.agents))
-            break
-        if is_late or (view is not None and not view.is_undecided):
-            break
-    if view is None:
-        raise HostError(f"{job} has told nothing for {_MOST_S:g} s; it may have ended.")
+    view = view_once(job)
     if is_json:
         print(_json(job, view))
         return 0
@@ -111,17 +81,8 @@ def _print_once(job: RunningJob, *, is_json: bool) -> int:
     return 0
 
 
-def _briefly(descriptors: Sequence[int], timeout_s: float) -> None:
-    time.sleep(min(_BRIEF_S, timeout_s))
-
-
-def _is_enough(history: JobHistory) -> bool:
-    """Whether each node has told two things, which give rates."""
-    return bool(history.nodes) and all(len(node.updates) > 1 for node in history.nodes)
-
-
 def _print_json(job: RunningJob) -> int:
-    for history in follow(job.agents):
+    for history in follow_job(job):
         view = view_of(history)
         if view is not None:
             print(_json(job, view), flush=True)
@@ -129,17 +90,4 @@ def _print_json(job: RunningJob) -> int:
 
 
 def _json(job: RunningJob, view: JobView) -> str:
-    told = _shown(to_json(view, with_defaults=True))
-    assert isinstance(told, dict)
-    return json.dumps({"run_id": job.run_id, "name": job.name, **told})
-
-
-def _shown(told: object) -> object:
-    """Times and shares to what is known of them, and states as on the screen."""
-    if isinstance(told, dict):
-        return {name: _shown(each) for name, each in told.items()}
-    if isinstance(told, list):
-        return [_shown(each) for each in told]
-    if isinstance(told, str) and told in RankState.__members__:
-        return RankState[told].value
-    return round(told, 6) if isinstance(told, float) else told
+    return json.dumps(view_json(job, view, with_defaults=True))

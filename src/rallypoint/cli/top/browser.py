@@ -23,31 +23,17 @@ from rallypoint.cli.logs import last_lines
 from rallypoint.cli.stacks import stacks_text
 from rallypoint.cli.top.frame import HELP, SORTS, Choices, Page, frame, shown_ranks
 from rallypoint.cli.top.screen import Screen
-from rallypoint.diagnosis.activity import current_site
+from rallypoint.cli.watching import Inspections, follow_job, inspect
 from rallypoint.diagnosis.answer import explanation_of
-from rallypoint.diagnosis.explanation import Verdict
 from rallypoint.diagnosis.job_view import Inspection, JobHistory, JobView, view_of
 from rallypoint.launch.inspection.all_nodes import look_everywhere
-from rallypoint.launch.inspection.entries import Found
-from rallypoint.launch.inspection.job_follower import follow
 
 R = TypeVar("R")
 _VIEW_S = 0.5  # the ranks are looked through at most so often, and keys are answered at once
-_EXPLAIN_S, _MOST_EXPLAIN_S = 5.0, 60.0
 _SPEEDS = 20  # bars
 _TRACE_S = 5
 _LOG_LINES, _LOG_LINES_OF_RANK = 200, 20
 _NO_LOGS = "it writes no output to files on this machine; --log-dir DIR --redirects 3 does"
-
-
-def inspect(agents: Sequence[Found]) -> Inspection:
-    """Why the job of these agents makes no progress."""
-    looks = look_everywhere(agents)
-    workers = [worker for node in looks.second.nodes for worker in node.workers]
-    return Inspection(
-        explanation_of(looks.first, looks.second),
-        {worker.rank: current_site(worker) for worker in workers},
-    )
 
 
 class Browser:
@@ -59,8 +45,7 @@ class Browser:
         self._view: JobView | None = None
         self._viewed_at = -_VIEW_S
         self._speeds: deque[float] = deque(maxlen=_SPEEDS)
-        self._inspection: Inspection | None = None
-        self._explain_at, self._explain_s = 0.0, _EXPLAIN_S
+        self._inspections = Inspections()
         self._running: set[str] = set()
         self._done = SimpleQueue[Callable[[], None]]()
         self._actions: dict[str, Callable[[], None]] = {
@@ -83,7 +68,7 @@ class Browser:
 
     def browse(self) -> bool:
         """Until the user ends it, or the job is over; whether it is."""
-        for history in follow(self._job.agents, self._wait):
+        for history in follow_job(self._job, self._wait):
             for key in self._screen.pressed():
                 if not self._pressed(key):
                     return False
@@ -99,23 +84,18 @@ class Browser:
         now = time.monotonic()
         if self._choices.is_paused or now < self._viewed_at + _VIEW_S:
             return
-        before, self._view = self._view, view_of(history, self._inspection)
+        before, self._view = self._view, view_of(history, self._inspections.latest)
         self._viewed_at = now
         view = self._view
         if view is None:
             return
         if view.speed is not None and (before is None or before.uptime_s != view.uptime_s):
             self._speeds.append(view.speed)
-        if not view.is_stalled:
-            self._inspection, self._explain_s, self._explain_at = None, _EXPLAIN_S, 0.0
-        elif now >= self._explain_at:
-            self._explain_at = now + self._explain_s
+        if self._inspections.is_due(view, now):
             self._start("why", lambda: inspect(self._job.agents), self._inspected)
 
     def _inspected(self, inspection: Inspection) -> None:
-        self._inspection = inspection
-        if inspection.explanation.kind is Verdict.NO_HANG:  # it computes: look more and more rarely
-            self._explain_s = min(2 * self._explain_s, _MOST_EXPLAIN_S)
+        self._inspections.add(inspection)
         self._viewed_at = -_VIEW_S
 
     def _draw(self) -> None:

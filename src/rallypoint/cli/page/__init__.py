@@ -1,0 +1,140 @@
+"""`rallypoint page`: a job as it runs, in a browser: what `rallypoint top` shows.
+
+content.py has what is shown, page.html how, and page_server.py who gets it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rallypoint.base.errors import HostError
+from rallypoint.base.wording import printable
+from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, reader, text
+from rallypoint.cli.page.content import PageData, saved_document
+from rallypoint.cli.page.page_server import PageServer
+from rallypoint.cli.watching import Inspections, follow_job, inspect, view_once
+from rallypoint.diagnosis.job_view import view_of
+
+PROGRAM = "rallypoint page"
+_USAGE = f"""\
+usage: {PROGRAM} [JOB] [FLAGS]
+
+Watch a running job in a browser: what `rallypoint top` shows, and what has happened since. It
+prints the page's URL, and with ssh the command that forwards it to your own computer. The URL
+holds a token: whoever has it can read the page. Nothing is changed in the job. The command ends
+with the job, or by Ctrl-C.
+"""
+_FAREWELL_S = 3.0  # so that open pages learn that the job has ended
+_PORT = 8432  # suggested for the user's own computer
+
+
+def _loopback(given: str) -> tuple[str, int]:
+    host, _, port = given.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    if not ipaddress.ip_address(host).is_loopback:
+        raise ValueError(given)
+    return host, integer(port, most=65535)
+
+
+class _PageOptions(Options):
+    listen = Flag(
+        "where to listen, on this machine only (default 127.0.0.1:0; port 0:\na free one)",
+        "HOST:PORT",
+        reader(_loopback, "{name} is {text!r}; it must be 127.0.0.1:PORT or [::1]:PORT."),
+        ("127.0.0.1", 0),
+    )
+    socket = Flag("listen on a Unix socket instead, which only you can open", "PATH", text, "")
+    page_host = Flag(
+        "another host name by which browsers reach it, as through a proxy",
+        "NAME",
+        text,
+        "",
+        repeats=True,
+    )
+    save = Flag("write what is to be seen now into one HTML file, and exit", "FILE", text, "")
+    help = HELP
+
+
+def page(words: Sequence[str]) -> int:
+    """Run `rallypoint page WORDS`; returns the exit status."""
+    return perform_on_job(PROGRAM, words, _USAGE, _PageOptions, _show)
+
+
+def _show(job: RunningJob, options: _PageOptions) -> int:
+    places = [name for name in ("--listen", "--socket") if name in options.texts]
+    if len(places) > 1 or (places and options.save):
+        others = " and ".join([*places, *(["--save"] if options.save else [])])
+        raise UsageError(f"{others} exclude each other; leave one out.")
+    try:
+        return _save(job, options.save) if options.save else _serve(job, options)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _save(job: RunningJob, file: str) -> int:
+    data = PageData(job, time.time())
+    data.add(view_once(job), time.time())
+    try:
+        Path(file).write_text(saved_document(data.to_json()), encoding="utf-8")
+    except OSError as error:
+        raise HostError(f"{file} cannot be written: {error.strerror}.") from None
+    print(f"saved in {file}, with the names of hosts, ranks and files that it shows")
+    return 0
+
+
+def _serve(job: RunningJob, options: _PageOptions) -> int:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    names = [name for name in options.page_host.split(",") if name]
+    address = options.socket or options.listen
+    data, inspections, inspection = PageData(job, time.time()), Inspections(), threading.Thread()
+
+    def explain() -> None:
+        with suppress(HostError, OSError):
+            inspections.add(inspect(job.agents))
+
+    with PageServer(address, names) as server:
+        server.publish(json.dumps(data.to_json()).encode())
+        print(printable(invitation(server.address, server.token, os.environ)), flush=True)
+        for history in follow_job(job):
+            view = view_of(history, inspections.latest)
+            if view is None:
+                continue
+            data.add(view, time.time())
+            server.publish(json.dumps(data.to_json()).encode())
+            if not inspection.is_alive() and inspections.is_due(view, time.monotonic()):
+                inspection = threading.Thread(target=explain, daemon=True)
+                inspection.start()
+        data.end(time.time())
+        server.publish(json.dumps(data.to_json()).encode())
+        print(printable(f"{job} has ended"), flush=True)
+        time.sleep(_FAREWELL_S)
+    return 0
+
+
+def invitation(address: tuple[str, int] | str, token: str, environ: Mapping[str, str]) -> str:
+    """How to open the page: here, and from where the user is."""
+    if isinstance(address, str):
+        here, port = os.path.abspath(address), _PORT
+    else:
+        host, port = address
+        here = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    is_forwarded = isinstance(address, str) or bool(environ.get("SSH_CONNECTION"))
+    lines = [] if isinstance(address, str) else [f"http://{here}/#{token}"]
+    if is_forwarded:
+        user, machine = getpass.getuser(), socket.gethostname()
+        lines += ["On your own computer:", f"  ssh -N -L {port}:{here} {user}@{machine}"]
+        lines += [f"  and then open http://127.0.0.1:{port}/#{token}"]
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""What the page of a job shows: the page itself, page.html, and the data in it. Pure.
+
+Text of the job may hold anything: the data is made printable here, and the page shows it as text
+only. It holds what `rallypoint top --json` prints, hence no token, environment or command line.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import rallypoint
+from rallypoint.base.wording import name_ranks, one_line
+from rallypoint.cli.jobs import RunningJob
+from rallypoint.cli.top.frame import Choices, shown_ranks
+from rallypoint.cli.watching import view_json
+from rallypoint.diagnosis.job_view import JobView
+
+DOCUMENT = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_SPEEDS, _EVENTS = 300, 200  # one speed a second
+_MOST_HOSTS = 3  # in an event
+_PLACE_OF_DATA = "<!-- data -->"  # in the document, where a saved one has its own
+
+
+class PageData:
+    """The latest view of a job, and what happened since the page began.
+
+    Args:
+        began_s: when, in seconds since 1970, as all times here.
+    """
+
+    def __init__(self, job: RunningJob, began_s: float) -> None:
+        self._job, self._began_s, self._at_s = job, began_s, began_s
+        self._view: JobView | None = None
+        self._speeds: deque[float] = deque(maxlen=_SPEEDS)
+        self._events: deque[dict[str, object]] = deque(maxlen=_EVENTS)
+        self._has_ended = False
+
+    def add(self, view: JobView, at_s: float) -> None:
+        """Take the next view."""
+        before, self._view, self._at_s = self._view, view, at_s
+        if view.speed is not None and (before is None or before.uptime_s != view.uptime_s):
+            self._speeds.append(float(f"{view.speed:.4g}"))
+        for text in changes(before, view):
+            self._events.append({"at": round(at_s, 3), "text": text})
+
+    def end(self, at_s: float) -> None:
+        """The job is over."""
+        self._has_ended = True
+        self._events.append({"at": round(at_s, 3), "text": "the job has ended"})
+
+    def to_json(self) -> dict[str, object]:
+        """For `json.dumps`."""
+        told: dict[str, object] = {"run_id": self._job.run_id, "name": self._job.name}
+        if self._view is not None:
+            told = view_json(self._job, self._view, with_defaults=False)
+            told["order"] = [rank.rank for rank in shown_ranks(self._view, Choices())]
+        told |= {
+            "version": rallypoint.__version__,
+            "began": round(self._began_s, 3),
+            "at": round(self._at_s, 3),
+            "has_ended": self._has_ended,
+            "speeds": list(self._speeds),
+            "events": list(self._events),
+        }
+        printed = _printable(told)
+        assert isinstance(printed, dict)
+        return printed
+
+
+def changes(before: JobView | None, now: JobView) -> Iterator[str]:
+    """What has happened between two views, a sentence each; `before`: None: this is the first."""
+    is_new = before is None or before.round != now.round
+    if is_new and now.round >= 0:
+        nodes = "1 node" if now.node_count == 1 else f"{now.node_count} nodes"
+        seen = "begins" if before is not None else "runs"
+        yield f"round {now.round} {seen}: {now.world_size} ranks on {nodes}"
+    known = {} if before is None or is_new else {rank.rank: rank.end for rank in before.ranks}
+    ended: dict[str, list[int]] = {}
+    for rank in now.ranks:
+        if rank.end and rank.end != known.get(rank.rank):
+            ended.setdefault(rank.end, []).append(rank.rank)
+    yield from (f"{name_ranks(ranks)}: {end}" for end, ranks in ended.items())
+    if before is None:
+        return
+
+    def begun_and_over(old: Sequence[object], new: Sequence[object]) -> tuple[str, str]:
+        return _listed([e for e in new if e not in old]), _listed([e for e in old if e not in new])
+
+    silent = [
+        [f"node {each.host}" for each in view.nodes if each.silent_s is not None]
+        for view in (before, now)
+    ]
+    lost, back = begun_and_over(*silent)
+    slow = [[f"rank {each.rank}" for each in view.ranks if each.is_slow] for view in (before, now)]
+    late, in_time = begun_and_over(*slow)
+    if lost:
+        yield f"silent: {lost}"
+    if back:
+        yield f"no longer silent: {back}"
+    if late:
+        yield f"slow: {late}, for which others wait again and again"
+    if in_time:
+        yield f"no longer slow: {in_time}"
+    if now.is_stalled and not before.is_stalled:
+        yield "no rank makes progress"
+    if before.is_stalled and not now.is_stalled:
+        yield "the job makes progress again"
+    faults = [any(each.is_at_fault for each in view.ranks) for view in (before, now)]
+    if faults == [False, True]:
+        yield now.headline
+
+
+def _listed(names: Sequence[object]) -> str:
+    more = len(names) - _MOST_HOSTS
+    text = ", ".join(map(str, names[:_MOST_HOSTS]))
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def _printable(told: object) -> object:
+    """All texts, with control characters and those that reorder a line spelled out."""
+    if isinstance(told, dict):
+        return {one_line(name): _printable(each) for name, each in told.items()}
+    if isinstance(told, list):
+        return [_printable(each) for each in told]
+    return one_line(told) if isinstance(told, str) else told
+
+
+def policy(*, is_saved: bool = False) -> str:
+    """The Content-Security-Policy: the document's own script and style, by their hashes."""
+    script, style = (
+        base64.b64encode(hashlib.sha256(_block(tag).encode()).digest()).decode()
+        for tag in ('<script type="module">', "<style>")
+    )
+    rules = f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'"
+    rules += "; img-src data:; base-uri 'none'; form-action 'none'"
+    # A file makes no requests; and frame-ancestors has an effect only in a header.
+    return rules if is_saved else f"{rules}; connect-src 'self'; frame-ancestors 'none'"
+
+
+def _block(tag: str) -> str:
+    end = f"</{tag[1:].split('>')[0].split()[0]}>"
+    found = re.search(f"{re.escape(tag)}(.*?){end}", DOCUMENT, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def saved_document(data: dict[str, object]) -> str:
+    """The page with its data, as a file that needs nothing else."""
+    text = json.dumps(data).replace("<", "\\u003c")  # so that no </script> ends the block
+    policy_tag = f'<meta http-equiv="Content-Security-Policy" content="{policy(is_saved=True)}">'
+    block = f'<script type="application/json" id="saved">{text}</script>'
+    return DOCUMENT.replace(_PLACE_OF_DATA, f"{policy_tag}\n{block}", 1)

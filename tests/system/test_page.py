@@ -1,0 +1,226 @@
+"""`rallypoint page` on real jobs: what it prints and serves, what it saves, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.pages import blocks_tested_by
+from tests.system.conftest import Launch
+from tests.system.everyday import wait_until
+from tests.system.test_jobs import rallypoint, start_waiting_job
+from tests.system.test_top import SLOW, followers, sleeps_between, start_slow_job
+
+pytestmark = pytest.mark.system
+
+PAGE = (sys.executable, "-m", "rallypoint", "page")
+
+
+class Served:
+    """A running `rallypoint page`, as a browser that was given its URL."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.url = process.stdout.readline().strip()
+        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/#([\w-]{22})", self.url)
+        assert found is not None, self.url
+        self.port, self.token = int(found[1]), found[2]
+
+    def get(self, target: str = "/data") -> bytes:
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        client.request("GET", target, headers={"Authorization": f"Bearer {self.token}"})
+        answer = client.getresponse()
+        assert answer.status == 200
+        return answer.read()
+
+    def data(self) -> dict[str, object]:
+        return json.loads(self.get())  # type: ignore[no-any-return]
+
+
+@contextmanager
+def served(*words: str, **environ: str) -> Iterator[Served]:
+    process = subprocess.Popen(
+        [*PAGE, *words], stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
+    )
+    with process:
+        try:
+            yield Served(process)
+        finally:
+            process.kill()
+
+
+def states_of(data: dict[str, object]) -> list[object]:
+    ranks = data.get("ranks", [])
+    assert isinstance(ranks, list)
+    return [each["state"] for each in ranks]
+
+
+def shows_four_ranks(page: Served) -> bool:
+    return len(states_of(page.data())) == 4
+
+
+def events_of(data: dict[str, object]) -> list[str]:
+    events = data["events"]
+    assert isinstance(events, list)
+    return [each["text"] for each in events]
+
+
+@pytest.mark.everyday
+def test_a_slow_rank_is_named_and_the_end_is_told(launch: Launch) -> None:
+    pid = start_slow_job(launch)
+    with served(str(pid)) as page:
+        assert b"<title>Rallypoint</title>" in page.get("/")
+        wait_until(lambda: "slow rank 2: others wait" in str(page.data().get("headline")))
+        data = page.data()
+        assert len(states_of(data)) == 4
+        assert data["order"] == [2, 0, 1, 3]
+        assert "round 0 runs: 4 ranks on 1 node" in events_of(data)
+        assert "slow: rank 2, for which others wait again and again" in events_of(data)
+        assert data["speeds"]
+        assert len(followers(pid)) == 1
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: bool(page.data()["has_ended"]))
+        assert page.process.wait(60) == 0
+        assert page.process.stdout is not None
+        assert page.process.stdout.read().endswith(" has ended\n")
+
+
+def test_a_job_that_hangs_has_the_sentence_of_explain(launch: Launch) -> None:
+    pid = start_waiting_job(launch)
+    with served(pid) as page:
+        wait_until(lambda: bool(page.data().get("is_stalled")))
+        wait_until(lambda: str(page.data()["headline"]).startswith("rank 1 "))
+        events = events_of(page.data())
+        assert any(text.startswith("rank 1 ") for text in events)
+
+
+def test_a_lost_rank_is_on_the_time_line(launch: Launch) -> None:
+    tells = "import os; open(f'pid.{rank}', 'w').write(str(os.getpid()))\n"
+    script = SLOW.replace("while True", f"{tells}while True")
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1")
+    pid = launch.start(*flags, launch.script(script)).pid
+    launch.wait_for("ready.*", 2)
+    with served(str(pid)) as page:
+        wait_until(lambda: len(states_of(page.data())) == 2)
+        os.kill(int((launch.directory / "pid.1").read_text()), signal.SIGKILL)
+        wait_until(lambda: "round 1 begins: 2 ranks on 1 node" in events_of(page.data()))
+
+
+def test_ctrl_c_ends_it_and_its_reader(launch: Launch) -> None:
+    pid = start_slow_job(launch)
+    with served(str(pid)) as page:
+        wait_until(lambda: len(states_of(page.data())) == 4)
+        page.process.send_signal(signal.SIGINT)
+        assert page.process.wait(60) == 0
+    wait_until(lambda: not followers(pid))
+    wait_until(lambda: sleeps_between(Path(f"/proc/{pid}/status"), 2.0))
+
+
+def test_a_unix_socket(launch: Launch) -> None:
+    pid = start_slow_job(launch)
+    path = launch.directory / "page.sock"
+    command = [*PAGE, str(pid), "--socket", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert re.fullmatch(rf"  ssh -N -L 8432:{path} \S+@\S+\n", lines[1])
+        assert re.fullmatch(r"  and then open http://127\.0\.0\.1:8432/#[\w-]{22}\n", lines[2])
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:8432\r\n\r\n")
+            assert client.recv(1 << 10).startswith(b"HTTP/1.0 200 OK\r\n")
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not path.exists()
+
+
+def test_over_ssh_it_prints_what_to_type(launch: Launch) -> None:
+    pid = start_slow_job(launch)
+    with served(str(pid), SSH_CONNECTION="10.0.0.1 50000 10.0.0.2 22") as page:
+        assert page.process.stdout is not None
+        lines = [page.process.stdout.readline() for _ in range(3)]
+        forward = rf"  ssh -N -L {page.port}:127\.0\.0\.1:{page.port} \S+@\S+\n"
+        assert re.fullmatch(forward, lines[1])
+        assert lines[2] == f"  and then open {page.url}\n"
+
+
+def test_secrets_and_hostile_names_stay_where_they_are(launch: Launch) -> None:
+    """The data has no command line, environment or token, and no text that a terminal obeys."""
+    name = "job\x1b]0;pwned\x07</script><script>\u202e"
+    flags = ("--nproc-per-node", "4", "--rdzv-id", name)
+    script = launch.script(SLOW)
+    environ = {"API_KEY": "SECRET2", "RALLYPOINT_TOKEN": "SECRET3"}
+    pid = launch.start(*flags, script, "--api-key=SECRET1", environ=environ).pid
+    launch.wait_for("ready.*", 4)
+    file = launch.directory / "report.html"
+    with served(str(pid)) as page:
+        wait_until(lambda: len(states_of(page.data())) == 4)
+        told = page.get().decode()
+    done = rallypoint("page", str(pid), "--save", str(file))
+    assert done.returncode == 0, done.stderr
+    for text in (told, file.read_text()):
+        assert "SECRET" not in text
+        assert "\\u001b" not in text
+        assert "\\u202e" not in text.replace("\\\\u202e", "")
+        assert "pwned\\\\x07" in text
+    assert file.read_text().count("</script>") == 2
+    assert json.loads(told)["name"] == name.encode("unicode_escape").decode()
+
+
+def test_the_guides_commands(launch: Launch) -> None:
+    pid = start_slow_job(launch)
+    for block in blocks_tested_by("tests/system/test_page.py::test_the_guides_commands"):
+        for program, *words in block.commands():
+            assert program == "rallypoint"
+            if "--save" not in words:
+                with served(str(pid), *words[1:]) as page:
+                    wait_until(partial(shows_four_ranks, page))
+                continue
+            words[-1] = str(launch.directory / words[-1])
+            done = rallypoint(*words[:1], str(pid), *words[1:])
+            assert done.returncode == 0, done.stderr
+            saved = re.search(r'id="saved">(.*?)</script>', Path(words[-1]).read_text())
+            assert saved is not None
+            assert len(states_of(json.loads(saved[1]))) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--listen", "0.0.0.0:0"), "--listen is '0.0.0.0:0'; it must be 127.0.0.1:PORT"),
+        (("--listen", "example.com:80"), "it must be 127.0.0.1:PORT or [::1]:PORT"),
+        (("--listen", "127.0.0.1"), "it must be 127.0.0.1:PORT or [::1]:PORT"),
+        (("--listen", "localhost:0", "--socket", "x"), "--listen and --socket exclude each other"),
+        (("--socket", "x", "--save", "y"), "--socket and --save exclude each other"),
+    ],
+)
+def test_wrong_flags(launch: Launch, words: tuple[str, ...], text: str) -> None:
+    pid = start_slow_job(launch)
+    done = rallypoint("page", str(pid), *words)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+def test_no_job() -> None:
+    assert rallypoint("page", "no-such-job").returncode == 5
+
+
+def test_a_file_that_cannot_be_written(launch: Launch) -> None:
+    pid = start_slow_job(launch)
+    done = rallypoint("page", str(pid), "--save", "/no/such/place.html")
+    assert done.returncode == 1
+    assert "/no/such/place.html cannot be written: No such file or directory." in done.stderr
