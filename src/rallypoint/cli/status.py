@@ -105,11 +105,15 @@ def _call(worker: WorkerFacts, now_ns: int) -> tuple[RecordedCall | None, str]:
     running = [call for call in calls if call.state == "running"]
     if running:
         call = min(running, key=lambda each: each.since_ns)  # the one that has lasted longest
-        return call, f"{_name(call)} for {brief((now_ns - call.since_ns) / 1e9)}"
+        return call, f"{_name(call)} for {_since(call, now_ns)}"
     if calls:
         call = max(calls, key=lambda each: each.since_ns)
-        return call, f"after {_name(call)}, {brief((now_ns - call.since_ns) / 1e9)} ago"
+        return call, f"after {_name(call)}, {_since(call, now_ns)} ago"
     return None, ""
+
+
+def _since(call: RecordedCall, now_ns: int) -> str:
+    return brief(max(0.0, (now_ns - call.since_ns) / 1e9))  # calls are read after the clock
 
 
 def _name(call: RecordedCall) -> str:
