@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.hosts import Hosts
 from tests.pages import blocks_tested_by
 from tests.system.conftest import Launch
 from tests.system.everyday import wait_until
@@ -160,6 +162,46 @@ def test_a_second_job_joins_the_exporter_which_ends_with_the_last_one(
         other.process.kill()
         other.process.wait(60)
         other.expect_nothing_left()
+
+
+def test_each_node_serves_its_ranks_and_the_first_one_the_job(
+    needs_hosts: None, tmp_path: Path
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(STEPS)
+    run = f"run --metrics 127.0.0.1:9431 --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d \
+        --rdzv-endpoint 10.77.0.1:29400 {script}"
+    with Hosts(2) as hosts:
+        nodes = []
+        for number, host in enumerate(hosts.hosts):
+            own = f"RALLYPOINT_RUN_DIR={tmp_path}/host{number}"  # each is a machine of its own
+            command = ["env", own, sys.executable, "-m", "rallypoint", *run.split()]
+            nodes.append(host.popen(command, cwd=tmp_path))
+        url = "http://127.0.0.1:9431/metrics"
+        program = f"import urllib.request as u; print(u.urlopen('{url}').read().decode())"
+
+        def has_ranks(host: int, family: str, *ranks: int) -> bool:
+            text = hosts[host].run(sys.executable, "-c", program)
+            print(text)
+            found = re.findall(rf'^rallypoint_{family}{{.*rank="(\d+)"', text, re.MULTILINE)
+            return sorted(map(int, found)) == list(ranks)
+
+        def node_ranks(host: int) -> list[int]:
+            return [each for each in (0, 1) if has_ranks(host, "job_info", each)]
+
+        try:
+            wait_until(lambda: len(list(tmp_path.glob("ready.*"))) == 4)
+            for number in (1, 2):
+                wait_until(partial(node_ranks, number))
+                (own_rank,) = node_ranks(number)
+                ranks = (2 * own_rank, 2 * own_rank + 1)
+                wait_until(partial(has_ranks, number, "calls_total", *ranks))
+                of_job = (0, 1, 2, 3) if own_rank == 0 else ()
+                wait_until(partial(has_ranks, number, "lateness_seconds", *of_job))
+        finally:
+            for node in nodes:
+                node.kill()
+                node.wait()
 
 
 def test_a_killed_launcher_leaves_no_exporter(launch: Launch, address: str) -> None:

@@ -80,6 +80,7 @@ class Following:
         self._rounds, self._start, self._clock = rounds, start, clock
         self._process: NodeProcess | None = None
         self._programs: list[Tell] = []
+        self._node_programs: list[Tell] = []  # they get this node's lines only
         self._read_until = 0.0
         self._coordinator, self._until = "", 0.0  # who wants this node's lines, and how long
         self._askers: dict[str, float] = {}  # as coordinator: agents with programs, and how long
@@ -87,7 +88,7 @@ class Following:
 
     def ask(self, tell: Tell) -> None:
         """A program follows the job, or asks again."""
-        if not self._add(tell):
+        if not self._add(tell, self._programs):
             return
         roster = self._rounds.roster()
         if roster is None or not roster.leader:
@@ -99,7 +100,7 @@ class Following:
 
     def ask_node(self, tell: Tell) -> None:
         """A program follows this node only, or asks again: no other agent hears of it."""
-        if self._add(tell):
+        if self._add(tell, self._node_programs):
             tell(_nodes_line(Line(nodes=())))
 
     def heard(self, sender: str, message: FollowMessage) -> None:
@@ -120,14 +121,14 @@ class Following:
         if self._process is not None:
             self._process.close()
 
-    def _add(self, tell: Tell) -> bool:
+    def _add(self, tell: Tell, programs: list[Tell]) -> bool:
         """Have this node be read for a program; whether that is possible."""
-        if tell not in self._programs:
-            if len(self._programs) >= _MOST_FOLLOWING:
+        if tell not in programs:
+            if len(self._programs) + len(self._node_programs) >= _MOST_FOLLOWING:
                 text = f"{_MOST_FOLLOWING} programs follow this job here already; end one of them"
                 tell(json.dumps({"error": text}))
                 return False
-            self._programs.append(tell)
+            programs.append(tell)
         self._read_node()
         return True
 
@@ -159,6 +160,7 @@ class Following:
     def _read(self, line: str) -> None:
         """This node was read."""
         self._tell(line)
+        self._node_programs = [tell for tell in self._node_programs if tell(line)]
         if self._clock() < self._until:
             self._say((self._coordinator,), FromNode(line))
         self._pass_on(line, self._rounds.key)

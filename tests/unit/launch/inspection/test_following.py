@@ -140,8 +140,16 @@ def test_who_follows_one_node_costs_no_other_agent_anything() -> None:
     assert agents.read_all() == [1]
     assert program.told == ["1 at 1"]
     assert agents.said == []
+    for leader in (0, 1):  # others follow the whole job, which does not concern it
+        agents.leader, agents.now = leader, agents.now + RENEW_S
+        whole = Program()
+        agents.agents[1].ask(whole.tell)
+        assert agents.read_all() == [0, 1, 2]
+        assert len(whole.told) >= 3
+        assert program.lines == [f"1 at {agents.now:g}"]
+        program.lines.clear()
     while agents.read_all():
-        assert agents.now < LEASE_S + 2
+        assert agents.now < 2 * LEASE_S + 2
 
 
 def test_two_programs_share_what_is_read() -> None:
