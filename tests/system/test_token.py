@@ -14,6 +14,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -133,11 +134,11 @@ def test_what_this_test_finds(tmp_path: Path) -> None:
     os.close(sink)
 
 
-@pytest.mark.parametrize("preload", [False, True], ids=["", "preload"])
-@pytest.mark.parametrize("way", ["variable", "file", *GIVEN_BY_SHELL, "function"])
+@pytest.mark.parametrize(
+    ("way", "preload"),
+    [*product(("variable", "file", *GIVEN_BY_SHELL), (False, True)), ("function", False)],
+)
 def test_no_process_of_a_job_has_its_token(launch: Launch, way: str, preload: bool) -> None:
-    if way == "function" and preload:
-        pytest.skip("functions have no --preload")
     script = launch.script(WORKER)
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--spares", "1"]
     options += ["--hang-after", "1"]
