@@ -263,6 +263,7 @@ def write(path: Path) -> None:
     exporter, new = Exporter(), path.with_name(f".{path.name}.new")
     write_at = time.monotonic() + START_S
     try:
+        new.touch()  # where that fails, it is refused at once
         while True:
             exporter.poll()
             if time.monotonic() >= write_at:

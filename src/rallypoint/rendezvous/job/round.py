@@ -39,7 +39,8 @@ class Endpoint(Record, kw_only=True):
         is_port = port.isascii() and port.isdigit() and len(port) < 10 and int(port) < 65536
         if not (is_host and is_port):
             raise InvalidArgumentError(
-                f"{name} is {text!r}; it must be HOST:PORT, with an IPv6 address in brackets."
+                f"{name} is {text!r}; it must be HOST:PORT, with a port below 65536, and an IPv6"
+                " address in brackets."
             )
         return cls(host=host, port=int(port))
 

@@ -69,7 +69,10 @@ def test_several_endpoints_have_commas_between_them(endpoints: list[Endpoint]) -
     ],
 )
 def test_an_ill_formed_endpoint_is_refused_with_its_text(text: str) -> None:
-    sentence = re.escape(f"it is {text!r}; it must be HOST:PORT, with an IPv6 address in brackets.")
+    sentence = re.escape(
+        f"it is {text!r}; it must be HOST:PORT, with a port below 65536, and an IPv6 address in"
+        " brackets."
+    )
     with pytest.raises(InvalidArgumentError, match=f"^{sentence}$"):
         Endpoint.parse(text, 7, name="it")
 
