@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup, current_groups
@@ -144,7 +144,8 @@ def job_state(first: Facts, second: Facts) -> JobState:
         workers = {worker.rank: worker for worker in node.workers}
         for rank in {*node.ranks, *workers}:
             ranks[rank] = _rank(rank, node, workers.get(rank), earlier.get(rank))
-    return JobState(dict(sorted(ranks.items())), second.nodes)
+    named = _with_names([ranks[rank] for rank in sorted(ranks)])
+    return JobState({rank.rank: rank for rank in named}, second.nodes)
 
 
 def entered(group: RecordedGroup) -> int:
@@ -175,6 +176,32 @@ def _rank(
         moved=worker is not None and before is not None and _calls(worker) != _calls(before),
         stays=worker is None or before is None or _frames(worker) == _frames(before),
     )
+
+
+def _with_names(ranks: Sequence[Rank]) -> list[Rank]:
+    """Ranks whose calls have the names that other members give to them.
+
+    Another backend's counters tell that a call has begun before its name is known.
+    """
+    names: dict[tuple[str, int], set[str]] = {}
+    for group in (group for rank in ranks for group in rank.groups.values()):
+        for call in group.calls:
+            names.setdefault((group.key, call.number), set()).add(call.operation)
+
+    def named(group: RecordedGroup) -> RecordedGroup:
+        if all(call.operation for call in group.calls):
+            return group
+        calls = []
+        for call in group.calls:
+            known = names[group.key, call.number] - {""}
+            is_told = not call.operation and len(known) == 1
+            calls.append(call.__replace__(operation=known.pop()) if is_told else call)
+        return group.__replace__(calls=tuple(calls))
+
+    return [
+        replace(rank, groups={key: named(group) for key, group in rank.groups.items()})
+        for rank in ranks
+    ]
 
 
 def _condition(

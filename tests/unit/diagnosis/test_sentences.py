@@ -109,7 +109,7 @@ def test_of_calls_that_ended_at_one_tick_of_the_clock_the_last_is_told(c: int) -
 
 def test_a_call_of_which_only_the_number_is_known(c: int) -> None:
     before = group(done(16, "", ended_ns=0))
-    found = told(hang(killed(c, before)), "its last done was operation #16; ")
+    found = told(hang(killed(c, before), group(call(17))), "its last done was operation #16; ")
     (line,) = [line for line in found.evidence if "has done" in line]
     assert line == f"rank {c} has done operation #16 of default group, begun 12.0 s ago"
 
@@ -181,7 +181,7 @@ def test_ranks_called_different_operations(c: int) -> None:
     assert found.roots[0].ranks == (c,)
 
 
-def test_a_call_without_a_name_yet_is_no_other_operation(c: int) -> None:
+def test_a_call_without_a_name_yet_has_that_of_the_others(c: int) -> None:
     """Of the ranks that wait in gloo for rank c, only a counter tells one of them."""
     gloo: dict[str, Any] = {"backend": "gloo", "is_complete": False}
     unnamed, *named = others(c)
@@ -192,6 +192,19 @@ def test_a_call_without_a_name_yet_is_no_other_operation(c: int) -> None:
     )
     found = told(facts, f"rank {c} never entered all_reduce #3")
     assert "different" not in found.sentence
+    assert "other calls" not in found.sentence
+    assert {edge.operation for edge in found.edges} == {"all_reduce"}
+
+
+def test_calls_that_differ_give_no_name_to_one_without(c: int) -> None:
+    gloo: dict[str, Any] = {"backend": "gloo", "is_complete": False}
+    unnamed, one, *rest = others(c)
+    facts = job(
+        worker(c, group(call(3, "broadcast"), **gloo)),
+        worker(unnamed, group(call(3, "", count=0, dtype="", operator=""), **gloo)),
+        *(worker(rank, group(call(3), **gloo)) for rank in (one, *rest)),
+    )
+    told(facts, "different operations", f"rank {c} broadcast")
 
 
 def test_two_receive_from_each_other(c: int) -> None:
