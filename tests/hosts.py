@@ -80,12 +80,20 @@ class Namespace:
 class Host(Namespace):
     """One host; `number` counts from 1."""
 
-    def __init__(self, number: int, holder: subprocess.Popen[str], pid: int) -> None:
+    def __init__(
+        self, number: int, holder: subprocess.Popen[str], pid: int, directory: Path
+    ) -> None:
         super().__init__(holder, pid, has_processes=True)
+        self._directory = directory  # for temporary files, which a power failure leaves behind
         self.number = number
         self.name = f"host{number}"
         self.address = f"{NETWORK}.{number}"
         self.address_6 = f"{NETWORK_6}:{number:x}"
+
+    def enter(self, *command: str) -> list[str]:
+        """As of a namespace; without a TMPDIR, temporary files end with the hosts."""
+        directory = '[ "$TMPDIR" ] || export TMPDIR="$0"; exec "$@"'
+        return super().enter("sh", "-c", directory, str(self._directory), *command)
 
     def popen(
         self,
@@ -211,7 +219,7 @@ class Hosts:
         # --fork: the child is the first process of a new tree, whose end is the end of the tree.
         holder = self._hold(["--pid", "--fork", "--kill-child", "--mount-proc"], script)
         children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
-        return Host(number, holder, int(children[0]))
+        return Host(number, holder, int(children[0]), self._directory)
 
     def _hold(self, more: list[str], script: str) -> subprocess.Popen[str]:
         *steps, last = script.split(" && ")
