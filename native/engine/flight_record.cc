@@ -230,6 +230,12 @@ bool is_asked_for_more() {
                                   header->answered.load(std::memory_order_relaxed);
 }
 
+bool is_watched() {
+  const RecordHeader* const header = record().header;
+  return header != nullptr &&
+         coarse_now_ns() / 1'000'000'000 < header->watched_until.load(std::memory_order_relaxed);
+}
+
 void answer_question() {
   RecordHeader* const header = record().header;
   if (header == nullptr) return;

@@ -129,7 +129,9 @@ struct alignas(kRecordPage) RecordHeader {
   // CLOCK_MONOTONIC; the tracing program extends it; 0: no tracing
   std::atomic<std::uint64_t> trace_until;
   std::uint32_t trace_version;  // the version that this process writes
-  std::uint32_t unused_too;
+  // Seconds of CLOCK_MONOTONIC; a reader extends it: other backends' groups are looked at more
+  // often.
+  std::atomic<std::uint32_t> watched_until;
   std::atomic<std::uint32_t> asked;     // incremented by a reader who wants to know more of other
   std::atomic<std::uint32_t> answered;  // backends' groups; the last question that was answered
 };

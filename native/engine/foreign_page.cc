@@ -76,8 +76,14 @@ void end_transfer(ForeignPage& page, unsigned which, CallState how) {
 }
 
 void add_wait(ForeignPage& page, std::uint64_t waited_ns) {
-  page.waited_ns().fetch_add(waited_ns, std::memory_order_relaxed);
-  page.waited_squared().fetch_add(squared_wait(waited_ns), std::memory_order_relaxed);
+  page.waits().ns.fetch_add(waited_ns, std::memory_order_relaxed);
+  page.waits().squared.fetch_add(squared_wait(waited_ns), std::memory_order_relaxed);
+}
+
+void extend_sampled_wait(ForeignPage& page, std::uint64_t waited_ns, std::uint64_t by_ns) {
+  const std::uint64_t squared = squared_wait(waited_ns + by_ns) - squared_wait(waited_ns);
+  page.sampled_waits().ns.fetch_add(by_ns, std::memory_order_relaxed);
+  page.sampled_waits().squared.fetch_add(squared, std::memory_order_relaxed);
 }
 
 void withdraw_transfer(ForeignPage& page, unsigned which) {

@@ -18,6 +18,12 @@ namespace rallypoint {
 inline constexpr unsigned kForeignCalls = 32;
 inline constexpr unsigned kForeignTransfers = 16;
 
+// For how long, and the sum of the squares (flight_record.h).
+struct WaitCounts {
+  std::atomic<std::uint64_t> ns;
+  std::atomic<std::uint64_t> squared;
+};
+
 struct alignas(64) ForeignCall {
   std::atomic<std::uint64_t> word;  // as a RecordedCall's
   Relaxed<std::uint64_t> since_ns;  // CLOCK_MONOTONIC
@@ -29,7 +35,7 @@ struct alignas(64) ForeignCall {
   std::int64_t shape[8];
   std::uint32_t dimensions;  // ~0: not known
   std::uint32_t unused;
-  std::atomic<std::uint64_t> counts[2];  // of the group, in its first entry: ForeignPage
+  WaitCounts waits;  // of the group: see ForeignPage
 };
 static_assert(sizeof(ForeignCall) == 192);
 
@@ -56,9 +62,10 @@ struct alignas(kRecordPage) ForeignPage {
   ForeignCall calls[kForeignCalls];                    // by number
   ForeignTransfer transfers[kForeignTransfers];
 
-  // For how long Python has waited for works, and the sum of the squares (flight_record.h).
-  std::atomic<std::uint64_t>& waited_ns() { return calls[0].counts[0]; }
-  std::atomic<std::uint64_t>& waited_squared() { return calls[0].counts[1]; }
+  // Of Python, for works; and as the scribe has sampled them, wherever the program waited. Both are
+  // of all groups of other backends, and counted in the first one.
+  WaitCounts& waits() { return calls[0].waits; }
+  WaitCounts& sampled_waits() { return calls[1].waits; }
 };
 static_assert(sizeof(ForeignPage) == 2 * kRecordPage);
 
@@ -85,11 +92,15 @@ int begin_transfer(ForeignPage& page, bool sends, std::uint32_t peer, std::int32
                    std::uint64_t count, std::string_view dtype);
 void end_transfer(ForeignPage& page, unsigned which, CallState how);
 void add_wait(ForeignPage& page, std::uint64_t waited_ns);
+// A wait that had been sampled for `waited_ns` continues.
+void extend_sampled_wait(ForeignPage& page, std::uint64_t waited_ns, std::uint64_t by_ns);
 // The backend refused the transfer, so it has not counted it either.
 void withdraw_transfer(ForeignPage& page, unsigned which);
 
 // Whether a reader of the record has asked for more than the status since `answer_question`.
 bool is_asked_for_more();
 void answer_question();
+// Whether a reader follows the counts now.
+bool is_watched();
 
 }  // namespace rallypoint

@@ -30,6 +30,7 @@ using DumpTrace = std::function<std::string(bool includes_calls)>;
 using Pages = std::map<std::pair<std::string, std::string>, ForeignPage*>;
 
 constexpr timespec kPause{0, 100'000'000};
+constexpr timespec kPauseWhileWatched{0, 20'000'000};
 constexpr std::uint64_t kLongNs = 2'000'000'000;   // a call that takes this long is examined
 constexpr std::uint64_t kApartNs = 1'000'000'000;  // between searches for groups that are not found
 constexpr unsigned kMostSearches = 3;
@@ -110,7 +111,9 @@ struct Progress {
   std::int64_t completed = -1;
   std::int64_t written = -1;  // what had been begun when the calls were last written
   std::uint64_t since_ns = 0;
-  std::int64_t skipped = 0;  // of what was counted: in no entry
+  std::int64_t skipped = 0;   // of what was counted: in no entry
+  std::int64_t seen = 0;      // what had been begun at the last look
+  std::int64_t together = 0;  // calls that may have been in progress at once, since none was
 };
 
 // The recorder of a backend, and what has been seen in it.
@@ -120,6 +123,8 @@ class Source {
       : backend_(std::move(backend)), dump_(std::move(dump)) {}
 
   const std::string& backend() const { return backend_; }
+  bool is_in_progress() const { return is_in_progress_; }  // a call, of any watched group
+  std::int64_t completed() const { return completed_; }    // of all watched groups
   void look(const Pages& pages, bool is_asked);
 
  private:
@@ -131,6 +136,8 @@ class Source {
   std::map<std::int64_t, Progress> groups_;  // by the recorder's number
   MonotonicTime clock_;
   std::uint64_t folded_ns_ = 0;
+  bool is_in_progress_ = false;
+  std::int64_t completed_ = 0;
 };
 
 bool Source::read(bool includes_calls, Trace& trace) {
@@ -163,6 +170,8 @@ void Source::look(const Pages& pages, bool is_asked) {
     if (is_behind && progress.written != status.enqueued) is_wanted = true;
   }
   if (is_wanted) fold(pages);
+  is_in_progress_ = false;
+  completed_ = 0;
   for (const TraceStatus& status : trace.statuses) {
     Progress& progress = groups_[status.group_id];
     if (is_wanted) {
@@ -170,6 +179,13 @@ void Source::look(const Pages& pages, bool is_asked) {
       ++progress.searches;
     }
     if (progress.page == nullptr) continue;
+    // gloo completes two calls at a time. If the first one is done last, its count stays too low by
+    // one, so after two or more at once the last one cannot be told from none.
+    const std::int64_t running = status.enqueued - status.completed;
+    const std::int64_t new_ones = status.enqueued - std::exchange(progress.seen, status.enqueued);
+    progress.together = running <= 0 ? 0 : std::max({progress.together, running, new_ones});
+    if (running > (progress.together > 1 ? 1 : 0)) is_in_progress_ = true;
+    completed_ += status.completed;
     const auto count = [&](std::int64_t counted) {
       return static_cast<std::uint64_t>(std::max<std::int64_t>(0, counted - progress.skipped));
     };
@@ -225,11 +241,15 @@ class Scribe {
  private:
   void run(int signal);
   void stop();
+  void sample_waits();
 
   std::timed_mutex mutex_;
   Pages pages_;
   std::deque<GroupWatch> watches_;  // of all pages
   std::vector<Source> sources_;
+  std::uint64_t sampled_ns_ = 0;
+  std::uint64_t waited_ns_ = 0;  // so far, for what is in progress
+  std::int64_t completed_ = 0;
   bool is_started_ = false;
   std::atomic<bool> is_stopped_ = false;
 };
@@ -265,6 +285,26 @@ void Scribe::stop() {
   is_stopped_ = true;
 }
 
+// DDP waits for its collectives in C++, where nobody counts. So the time since the last look counts
+// as a wait if one of gloo's calls is in progress now. Other backends tell the end of a call late
+// or never.
+void Scribe::sample_waits() {
+  const std::uint64_t now_ns = coarse_now_ns();
+  const std::uint64_t before_ns = std::exchange(sampled_ns_, now_ns);
+  const auto gloo = std::ranges::find(sources_, "gloo", &Source::backend);
+  if (gloo == sources_.end() || before_ns == 0) return;
+  const bool goes_on = std::exchange(completed_, gloo->completed()) == completed_;
+  if (!goes_on || !gloo->is_in_progress()) waited_ns_ = 0;
+  if (!gloo->is_in_progress()) return;
+  ForeignPage* first = nullptr;  // Python's waits are counted there, too
+  for (const auto& [names, page] : pages_) {
+    const bool is_open = page->presence.load(std::memory_order_relaxed) == GroupPresence::foreign;
+    if (is_open && (first == nullptr || page < first)) first = page;
+  }
+  if (first != nullptr) extend_sampled_wait(*first, waited_ns_, now_ns - before_ns);
+  waited_ns_ += now_ns - before_ns;
+}
+
 void Scribe::run(int signal) {
   pthread_setname_np(pthread_self(), "rally-scribe");
   if (signal > 0) {
@@ -281,8 +321,9 @@ void Scribe::run(int signal) {
       for (Source& source : sources_) source.look(pages_, is_asked);
       if (is_asked) answer_question();
       for (GroupWatch& watch : watches_) watch.look();
+      sample_waits();
     }
-    nanosleep(&kPause, nullptr);
+    nanosleep(is_watched() ? &kPauseWhileWatched : &kPause, nullptr);
   }
 }
 

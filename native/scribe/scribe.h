@@ -3,6 +3,7 @@
 // as the process, so that the record is at most a tenth of a second old when the process is killed.
 //
 //   each 100 ms    which call each group began last, and which is done     some microseconds
+//   (20 while somebody watches)
 //   now and then   the last calls, with their sizes: when a group is new, is behind for two
 //                  seconds, or a reader asks                               up to 20 ms
 //

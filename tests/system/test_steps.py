@@ -122,6 +122,7 @@ BEGIN = {
     "dist.init_process_group('rallypoint')\n"
     "def ones(n): return torch.ones(n)\n",
 }
+BEGIN["ddp of gloo"] = BEGIN["gloo"]
 STEPS = """
 import pathlib, sys, time
 calls, slow = map(int, sys.argv[1:])
@@ -162,10 +163,11 @@ for step in range(10**9):
         ("rallypoint", 8, 7, 5),
         pytest.param("gloo", 4, 7, 2, marks=NEEDS_TORCH),
         pytest.param("ddp", 4, 7, 1, marks=NEEDS_TORCH),
+        pytest.param("ddp of gloo", 4, 7, 2, marks=NEEDS_TORCH),
     ],
 )
 def test_a_slow_rank_is_named(launch: Launch, kind: str, ranks: int, calls: int, slow: int) -> None:
-    script = launch.script(BEGIN[kind] + (DDP if kind == "ddp" else STEPS))
+    script = launch.script(BEGIN[kind] + (DDP if kind.startswith("ddp") else STEPS))
     line = 1 + Path(script).read_text().splitlines().index("    time.sleep(0.06)  # HERE")
     process = launch.start("--nproc-per-node", str(ranks), script, str(calls), str(slow))
     launch.wait_for("ready.*", ranks)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rallypoint.base.flight_record import read_groups, read_steps
+from rallypoint.base.flight_record import read_groups, read_steps, watch_closely
 from rallypoint.base.recorded_call import RecordedGroup
 from rallypoint.base.recorded_steps import RecordedSteps
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
@@ -111,6 +111,7 @@ def _worker(
     if descriptors:
         offset = rank.record_slot * FLIGHT_RECORD_BYTES
         groups = read_groups(descriptors[0], offset)
+        watch_closely(descriptors[0], offset)
         steps = read_steps(descriptors[0], offset)
     ago_s = max(0.0, time.time() - rank.ended_at)
     end = WorkerEnd(

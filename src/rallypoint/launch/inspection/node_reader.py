@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from rallypoint.base.flight_record import read_counts, read_steps
+from rallypoint.base.flight_record import read_counts, read_steps, watch_closely
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup, current_groups
 from rallypoint.base.recorded_steps import RecordedSteps, steps_of_job
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
@@ -130,6 +130,7 @@ def _read_rank(
     groups: list[RecordedGroup] = []
     if descriptors:
         groups = current_groups(read_counts(descriptors[0], _offset(worker)))
+        watch_closely(descriptors[0], _offset(worker))
     of_call, call = _call(groups)
     counted = sorted((each for each in groups if not each.has_left), key=_weight, reverse=True)
 
