@@ -88,12 +88,13 @@ class SimTraining:
         self.pids = 1000
         self._digests: dict[int, int] = {}
         self._groups: dict[tuple[str, str, int], SimGroup] = {}
+        self._formed: SimGroup | None = None
 
     @property
     def size(self) -> int:
-        """Of the newest group, if it trains."""
-        newest = list(self._groups.values())[-1:]
-        return sum(each.size for each in newest if each.is_formed and not each.is_over)
+        """Of the group that was formed last, if it trains."""
+        group = self._formed  # a worker may come to an older one later
+        return 0 if group is None or group.is_over else group.size
 
     def arrive(self, worker: SimWorker) -> None:
         """A worker is where its place says."""
@@ -116,7 +117,7 @@ class SimTraining:
             if not group.is_over and not any(each.is_dead for each in members):
                 self._stall(group, members, self._form)  # as soon as they are
             return
-        group.is_formed, group.stalled_since = True, None
+        group.is_formed, group.stalled_since, self._formed = True, None, group
         self._check_alone(group)
         having = [each for each in members if each.has_state]
         if having:
