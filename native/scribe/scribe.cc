@@ -31,7 +31,7 @@ using Pages = std::map<std::pair<std::string, std::string>, ForeignPage*>;
 
 constexpr timespec kPause{0, 100'000'000};
 constexpr timespec kPauseWhileWatched{0, 20'000'000};
-constexpr std::uint64_t kLongNs = 2'000'000'000;   // a call that takes this long is examined
+constexpr std::uint64_t kLongNs = 2'000'000'000;   // a call, or a pause, that long is examined
 constexpr std::uint64_t kApartNs = 1'000'000'000;  // between searches for groups that are not found
 constexpr unsigned kMostSearches = 3;
 constexpr auto kLastDump = std::chrono::seconds(1);
@@ -108,11 +108,11 @@ struct Progress {
   ForeignPage* page = nullptr;  // null: its group is unknown, or nobody watches it
   bool is_known = false;
   unsigned searches = 0;
+  std::int64_t enqueued = -1;
   std::int64_t completed = -1;
   std::int64_t written = -1;  // what had been begun when the calls were last written
   std::uint64_t since_ns = 0;
   std::int64_t skipped = 0;   // of what was counted: in no entry
-  std::int64_t seen = 0;      // what had been begun at the last look
   std::int64_t together = 0;  // calls that may have been in progress at once, since none was
 };
 
@@ -162,12 +162,18 @@ void Source::look(const Pages& pages, bool is_asked) {
     Progress& progress = groups_[status.group_id];
     const bool is_sought = !progress.is_known && progress.searches < kMostSearches;
     if (is_sought && now_ns - folded_ns_ > kApartNs) is_wanted = true;
-    if (progress.completed != status.completed || status.enqueued <= status.completed) {
-      progress.completed = status.completed;
+    const bool was_idle = progress.enqueued <= progress.completed;
+    if (progress.completed != status.completed ||
+        (was_idle && progress.enqueued != status.enqueued)) {
       progress.since_ns = now_ns;
     }
-    const bool is_behind = now_ns - progress.since_ns > kLongNs;
-    if (is_behind && progress.written != status.enqueued) is_wanted = true;
+    const std::int64_t running = status.enqueued - status.completed;
+    const std::int64_t new_ones = status.enqueued - progress.enqueued;
+    progress.together = running <= 0 ? 0 : std::max({progress.together, running, new_ones});
+    progress.enqueued = status.enqueued;
+    progress.completed = status.completed;
+    const bool is_quiet = now_ns - progress.since_ns > kLongNs;
+    if (is_quiet && progress.written != status.enqueued) is_wanted = true;
   }
   if (is_wanted) fold(pages);
   is_in_progress_ = false;
@@ -182,8 +188,6 @@ void Source::look(const Pages& pages, bool is_asked) {
     // gloo completes two calls at a time. If the first one is done last, its count stays too low by
     // one, so after two or more at once the last one cannot be told from none.
     const std::int64_t running = status.enqueued - status.completed;
-    const std::int64_t new_ones = status.enqueued - std::exchange(progress.seen, status.enqueued);
-    progress.together = running <= 0 ? 0 : std::max({progress.together, running, new_ones});
     if (running > (progress.together > 1 ? 1 : 0)) is_in_progress_ = true;
     completed_ += status.completed;
     const auto count = [&](std::int64_t counted) {

@@ -186,6 +186,27 @@ def test_what_is_behind_is_written_without_being_asked(launch: Launch) -> None:
     os.close(record)
 
 
+def test_the_last_calls_are_written_once_no_other_begins(launch: Launch) -> None:
+    """The rank that keeps others waiting is in no call; what it has called last is known."""
+    code = (
+        "ready()\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+        "dist.barrier()\n"
+        "time.sleep(1000)\n"
+    )
+    record = start(launch, code, 2)
+    # A new group's calls are written at once.
+
+    def is_written(*call: object) -> bool:
+        groups = [groups_of(record, rank, asks=False)["default group"] for rank in range(2)]
+        return all(brief(each.calls[-1])[:3] == call for each in groups)
+
+    wait_until(lambda: is_written("all_reduce", 39, "done"))
+    (launch.directory / "go").touch()
+    wait_until(lambda: is_written("barrier", 40, "done"))
+    os.close(record)
+
+
 MESSAGES = """
 other = 1 - rank
 works = [dist.irecv(torch.zeros(3), other, tag=i) for i in range(20)]

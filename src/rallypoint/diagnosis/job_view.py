@@ -161,6 +161,13 @@ class JobView:
     bytes_per_s: float | None = None
     speed: float | None = None
 
+    @property
+    def percent(self) -> int | None:
+        """How much of the total is done, at most 100; None: the total is not known."""
+        if not self.total or self.step is None:
+            return None
+        return min(100, self.step * 100 // self.total)
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -185,7 +192,7 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
         return None
     latest = max((node.updates[-1] for node in told), key=lambda each: (each.round, each.uptime_ms))
     samples = {each.now.rank: each for node in told for each in _samples(node, latest.round)}
-    late = _lateness(samples)
+    late, names = _lateness(samples), _names(samples)
     is_stalled = _is_stalled(samples, latest)
     if not is_stalled:
         inspection = None  # it has moved since
@@ -198,6 +205,7 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
             node,
             samples.get(rank),
             late.get(rank),
+            names,
             site=sites.get(rank, ""),
             is_at_fault=rank in at_fault,
         )
@@ -250,6 +258,12 @@ class _Sample:
     before: RankUpdate
     now_of: NodeUpdate
     now: RankUpdate
+
+    @property
+    def call(self) -> tuple[str, int]:
+        """The key of the group of its current or last call, and the call's number."""
+        group = self.now.group
+        return self.now_of.groups[group].key if group >= 0 else "", self.now.number
 
     @property
     def interval_s(self) -> float:
@@ -351,6 +365,18 @@ def _lateness(samples: Mapping[int, _Sample]) -> dict[int, Lateness]:
     return lateness(first, now) if all(each.interval_s > 0 for each in alive.values()) else {}
 
 
+def _names(samples: Mapping[int, _Sample]) -> dict[tuple[str, int], str]:
+    """Of collectives, by the key of their group and their number, where all members who know agree.
+
+    Other backends count a call before they tell its name.
+    """
+    names: dict[tuple[str, int], set[str]] = {}
+    for each in samples.values():
+        if each.now.operation not in ("", "send", "recv"):
+            names.setdefault(each.call, set()).add(each.now.operation)
+    return {call: told.pop() for call, told in names.items() if len(told) == 1}
+
+
 def _ranks(history: JobHistory) -> Iterator[tuple[NodeHistory, int]]:
     pairs = {rank: node for node in history.nodes for rank in node.ranks}
     return ((node, rank) for rank, node in sorted(pairs.items(), key=lambda each: each[0]))
@@ -379,6 +405,7 @@ def _rank(
     node: NodeHistory,
     sample: _Sample | None,
     late: Lateness | None,
+    names: Mapping[tuple[str, int], str],
     *,
     site: str,
     is_at_fault: bool,
@@ -403,7 +430,7 @@ def _rank(
         state=_state(sample),
         end=now.end,
         group=sample.now_of.groups[now.group].name if now.group >= 0 else "",
-        operation=now.operation,
+        operation=now.operation or names.get(sample.call, ""),
         number=now.number if now.number >= 0 else None,
         is_in_call=now.is_running,
         for_s=now.for_ms / 1000 if now.group >= 0 else None,

@@ -89,6 +89,35 @@ def test_rates_are_those_of_the_program() -> None:
     assert found.ranks[1].no_core == pytest.approx(0.01, rel=0.2)
 
 
+def test_a_call_without_a_name_has_that_of_the_other_members() -> None:
+    """If they agree; and neither of another call nor of a send of that number."""
+    history = FollowedJob().history(5.0)
+
+    def shown(**names: str) -> str:
+        (node,) = history.nodes
+        update = node.updates[-1]
+        ranks = [
+            rank.__replace__(operation=names.get(f"of{rank.rank}", ""), number=8 + (rank.rank == 3))
+            for rank in update.ranks
+        ]
+        node = replace(node, updates=(*node.updates[:-1], update.__replace__(ranks=tuple(ranks))))
+        found = view_of(JobHistory(nodes=(node,)))
+        assert found is not None
+        return found.ranks[0].operation
+
+    assert shown(of1="all_reduce", of3="broadcast") == "all_reduce"
+    assert shown(of1="all_reduce", of2="broadcast") == ""
+    assert shown(of1="send", of3="broadcast") == ""
+
+
+def test_the_share_of_the_total_that_is_done() -> None:
+    found = view(FollowedJob(steps=True), 60.0)
+    assert found.percent == 600 * 100 // 50_000
+    assert replace(found, step=0).percent == 0
+    assert replace(found, step=60_000).percent == 100  # a total may be too low
+    assert replace(found, total=None).percent is None
+
+
 def test_nothing_is_known_before_two_updates() -> None:
     found = view(FollowedJob(), 1.0, count=1)
     assert found.calls_per_s is None

@@ -226,8 +226,8 @@ def _top(name: str, view: JobView | None, choices: Choices, columns: int) -> lis
     line = [(name, "bold"), (f"{about}  {view.phase} {duration(view.uptime_s)}", "")]
     if view.step is not None:
         line.append((f"   step {view.step:,}", "bold"))
-        if view.total:
-            line.append((f" of {view.total:,}  {view.step * 100 // view.total} %", ""))
+        if view.percent is not None:
+            line.append((f" of {view.total:,}  {view.percent} %", ""))
         if view.left_s is not None:
             line.append((f"  {duration(view.left_s)} left", ""))
     is_bad = view.is_stalled or any(rank.is_slow or rank.is_at_fault for rank in view.ranks)
