@@ -114,14 +114,15 @@ def progress(
 
     Args:
         step: the steps done so far, from 0. After a restart from a checkpoint, that one's.
-        total: how many there will be in all; if it is None, the last one told counts.
+        total: how many there will be in all; if it is None, the last one told counts. A step may
+            exceed it: a total is often an estimate, and no reason to end a program that trains.
         values: at most 16 numbers to show, such as a loss, converted by `float`: a tensor on a GPU
             is waited for. Their names have at most 32 bytes. They replace the last ones.
 
     Raises:
         InvalidArgumentError: a step is negative, or a total is not positive; there are too many
             values, a name is too long, or a value is not a number.
-        InvalidTypeError: a step or a total is not an integer.
+        InvalidTypeError: a step or a total is not an integer, or is a bool.
     """
     done, planned = _count(step, "step"), None if total is None else _count(total, "total")
     if planned == 0:
@@ -143,6 +144,8 @@ def record_step(source: int, step: int | None = None) -> None:
 
 def _count(value: SupportsIndex, name: str) -> int:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         count = index(value)
     except TypeError:
         from rallypoint.base.errors import InvalidTypeError

@@ -17,7 +17,7 @@ import rallypoint
 from rallypoint.base.errors import InvalidArgumentError, InvalidTypeError
 from rallypoint.base.flight_record import read_steps
 from rallypoint.base.memory_file import memory_file
-from rallypoint.base.recorded_steps import MOST_LOGGED, RecordedSteps
+from rallypoint.base.recorded_steps import MOST_LOGGED, RecordedSteps, remaining_s
 from rallypoint.base.worker_hook import FLIGHT_RECORD, FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 
 
@@ -143,6 +143,8 @@ def test_without_a_launcher_it_does_nothing() -> None:
         ((-1,), {}, "step must be from 0"),
         ((2**63,), {}, "step must be from 0"),
         ((1, 0), {}, "total must be positive"),
+        ((1, -1), {}, "total must be from 0"),
+        ((1, 2**63), {}, "total must be from 0"),
         ((1,), {f"v{n}": 1 for n in range(17)}, "at most 16 values, not 17"),
         ((1,), {"x" * 33: 1}, "more than 32 bytes"),
         ((1,), {"loss": "much"}, "loss must be a number, not 'much'"),
@@ -156,7 +158,17 @@ def test_what_is_wrong_is_said(
         rallypoint.progress(*arguments, **values)
 
 
-@pytest.mark.parametrize("step", [1.0, "1", None])
-def test_steps_are_integers(step: object) -> None:
+@pytest.mark.parametrize("wrong", [1.0, float("nan"), "1", True])
+def test_steps_are_integers(wrong: Any) -> None:
     with pytest.raises(InvalidTypeError, match="step must be an integer, not"):
-        rallypoint.progress(step)  # type: ignore[arg-type]
+        rallypoint.progress(wrong)
+    with pytest.raises(InvalidTypeError, match="total must be an integer, not"):
+        rallypoint.progress(1, wrong)
+
+
+def test_a_total_may_be_too_low(memory: int, tmp_path: Path) -> None:
+    program = "for step in range(30): rallypoint.progress(step + 1, 20)"
+    found = steps_after(memory, tmp_path, program)
+    assert found is not None
+    assert (found.step, found.total, found.share) == (30, 20, 1.0)
+    assert remaining_s([(0.1 * step, step) for step in range(31)], 30, 20) == 0.0
