@@ -5,7 +5,7 @@ enough, inspections of a job without progress, and a view as JSON.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import to_json
@@ -23,23 +23,12 @@ from rallypoint.diagnosis.job_view import (
 )
 from rallypoint.launch.inspection.all_nodes import look_everywhere
 from rallypoint.launch.inspection.entries import Found
-from rallypoint.launch.inspection.job_follower import START_S, Wait, follow
+from rallypoint.launch.inspection.job_follower import START_S, follow
 
 _ONCE_S = START_S + SILENT_S + 0.5  # until then it is known which nodes tell nothing
 _MOST_S = 15.0  # this machine may be busy
 _BRIEF_S = 0.1
 _EXPLAIN_S, _MOST_EXPLAIN_S = 5.0, 60.0
-
-
-def follow_job(job: RunningJob, wait: Wait | None = None) -> Iterator[JobHistory]:
-    """As `follow`, with a sentence about launchers that are too old for it."""
-    try:
-        yield from follow(job.agents, wait) if wait else follow(job.agents)
-    except HostError as error:
-        if "does not know that request" not in str(error):
-            raise
-        text = "its launcher is older than this rallypoint, and cannot be followed"
-        raise HostError(f"{text}; `rallypoint status` shows its ranks.") from None
 
 
 def view_once(job: RunningJob) -> JobView:
@@ -49,7 +38,7 @@ def view_once(job: RunningJob) -> JobView:
         HostError: it tells nothing.
     """
     began, view = time.monotonic(), None
-    for history in follow_job(job, _briefly):
+    for history in follow(job.agents, _briefly):
         past_s = time.monotonic() - began
         is_late = past_s > (_ONCE_S if any(node.updates for node in history.nodes) else _MOST_S)
         if not (is_late or _is_enough(history)):

@@ -24,8 +24,9 @@ from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, reader, text
 from rallypoint.cli.page.content import PageData, saved_document
 from rallypoint.cli.page.page_server import PageServer
-from rallypoint.cli.watching import Inspections, follow_job, inspect, view_once
+from rallypoint.cli.watching import Inspections, inspect, view_once
 from rallypoint.diagnosis.job_view import view_of
+from rallypoint.launch.inspection.job_follower import follow
 
 PROGRAM = "rallypoint page"
 _USAGE = f"""\
@@ -108,7 +109,7 @@ def _serve(job: RunningJob, options: _PageOptions) -> int:
     with PageServer(address, names) as server:
         server.publish(json.dumps(data.to_json()).encode())
         print(printable(invitation(server.address, server.token, os.environ)), flush=True)
-        for history in follow_job(job):
+        for history in follow(job.agents):
             view = view_of(history, inspections.latest)
             if view is None:
                 continue

@@ -19,8 +19,9 @@ from rallypoint.cli.options import HELP, Flag, Options
 from rallypoint.cli.top.browser import Browser
 from rallypoint.cli.top.frame import Choices, frame
 from rallypoint.cli.top.screen import Screen
-from rallypoint.cli.watching import follow_job, view_json, view_once
+from rallypoint.cli.watching import view_json, view_once
 from rallypoint.diagnosis.job_view import JobView, view_of
+from rallypoint.launch.inspection.job_follower import follow
 
 PROGRAM = "rallypoint top"
 _USAGE = f"""\
@@ -82,7 +83,7 @@ def _print_once(job: RunningJob, *, is_json: bool) -> int:
 
 
 def _print_json(job: RunningJob) -> int:
-    for history in follow_job(job):
+    for history in follow(job.agents):
         view = view_of(history)
         if view is not None:
             print(_json(job, view), flush=True)

@@ -23,10 +23,11 @@ from rallypoint.cli.logs import last_lines
 from rallypoint.cli.stacks import stacks_text
 from rallypoint.cli.top.frame import HELP, SORTS, Choices, Page, frame, shown_ranks
 from rallypoint.cli.top.screen import Screen
-from rallypoint.cli.watching import Inspections, follow_job, inspect
+from rallypoint.cli.watching import Inspections, inspect
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.job_view import Inspection, JobHistory, JobView, view_of
 from rallypoint.launch.inspection.all_nodes import look_everywhere
+from rallypoint.launch.inspection.job_follower import follow
 
 R = TypeVar("R")
 _VIEW_S = 0.5  # the ranks are looked through at most so often, and keys are answered at once
@@ -68,7 +69,7 @@ class Browser:
 
     def browse(self) -> bool:
         """Until the user ends it, or the job is over; whether it is."""
-        for history in follow_job(self._job, self._wait):
+        for history in follow(self._job.agents, self._wait):
             for key in self._screen.pressed():
                 if not self._pressed(key):
                     return False

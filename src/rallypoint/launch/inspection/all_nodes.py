@@ -62,7 +62,7 @@ def look_everywhere(agents: Sequence[Found], *, between_s: float = BETWEEN_S) ->
     nodes = others.found | {each.second.node_rank: (each.first, each.second) for each in here}
     notes = [*others.notes, *others.troubles]
     for node in others.expected or ():
-        if node.node_rank in nodes:
+        if node.node_rank in nodes or node.node_rank < 0:  # before the first round
             continue
         missing = Node(
             node_rank=node.node_rank,

@@ -18,11 +18,15 @@ from rallypoint.diagnosis.node_update import NodeUpdate, from_line
 from rallypoint.launch.inspection.agent_client import AgentConnection, NoAnswerError
 from rallypoint.launch.inspection.entries import Found, running_agents
 from rallypoint.launch.inspection.following import RENEW_S
-from rallypoint.launch.inspection.requests import ExpectedNode, Line
+from rallypoint.launch.inspection.requests import UNKNOWN, ExpectedNode, Line
 
 _KEPT = 11  # updates of a node: ten seconds
 START_S = 2.0  # what a node may take to begin
 _AGAIN_S = 1.0  # after an agent was lost, until it is looked for again
+_TOO_OLD = (
+    "its launcher is older than this rallypoint, and cannot be followed; `rallypoint status` shows"
+    " its ranks."
+)
 
 Wait = Callable[[Sequence[int], float], object]
 
@@ -96,9 +100,14 @@ class JobFollower:
         """Take what was told, and renew what is due. Errors are those of `follow`."""
         now = time.monotonic()
         for pid, connection in tuple(self._connections.items()):
-            if select.select([connection], [], [], 0)[0]:
-                for line in connection.lines(now):
-                    self._told(line)
+            try:
+                if select.select([connection], [], [], 0)[0]:
+                    for line in connection.lines(now):
+                        self._told(line)
+            except HostError as error:
+                if UNKNOWN not in str(error):
+                    raise
+                raise HostError(_TOO_OLD) from None
             if connection.has_ended:
                 connection.close()
                 del self._connections[pid]

@@ -36,6 +36,7 @@ _MAX_REQUEST = 64 << 10
 _MOST_AT_ONCE = 16
 _MAX_UNSENT = 64 << 20
 _MOST_ASKING = 16
+UNKNOWN = "does not know that request"  # what agents of any version say
 
 
 class RankStatus(Record, kw_only=True):
@@ -297,9 +298,7 @@ class _Conversation:
                 self.follows, self._is_last = True, False
                 self._answers.follow_node(self._tell)
             case _:
-                self._send(
-                    {"error": "this agent does not know that request; it may be an older version"}
-                )
+                self._send({"error": f"this agent {UNKNOWN}; it may be an older version"})
 
     def _send_line(self, line: Line) -> None:
         self._send(to_json(line))

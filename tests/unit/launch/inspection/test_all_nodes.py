@@ -151,6 +151,13 @@ def test_nodes_that_do_not_answer_are_waited_for(connection: type[FakeConnection
     assert looks.notes == ("node 2 (h2) answers, but could not be inspected in time",)
 
 
+def test_before_the_first_round_nobody_is_missing(connection: type[FakeConnection]) -> None:
+    assert EXPECTED.nodes is not None
+    waiting = tuple(each.__replace__(node_rank=-1, ranks=(0, 0)) for each in EXPECTED.nodes)
+    looks = look(connection, Line(nodes=waiting[:1]), Line(nodes=waiting))
+    assert looks.second.nodes == (node(0),)
+
+
 def test_answers_without_findings_are_noted(connection: type[FakeConnection]) -> None:
     nonsense = {"found": {"first": 7, "second": to_json(node(1))}}
     looks = look(connection, EXPECTED, Line(found={"trouble": "no room"}), nonsense)
