@@ -7,6 +7,7 @@ Names, not times: benchmarks/launch.py measures.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,20 @@ def test_a_launch_imports_nothing_expensive(flags: list[str], tmp_path: Path) ->
     assert not imported & EXPENSIVE
 
 
-def imported_by(words: list[str], directory: Path) -> set[str]:
+def test_a_launcher_in_a_trainjob_imports_nothing_expensive(tmp_path: Path) -> None:
+    """What reports to Kubeflow is another process."""
+    (tmp_path / "noop.py").touch()
+    names = ("URL", "CA_CERT", "TOKEN")
+    variables = {f"KUBEFLOW_TRAINER_SERVER_{name}": "https://localhost:1/" for name in names}
+    words = ["--standalone", "noop.py"]
+    # Its program may look for the job while that runs.
+    runs = (imported_by(words, tmp_path, **variables) for _ in range(100))
+    imported = next(each for each in runs if "rallypoint.launch.agent.answers" not in each)
+    assert "rallypoint.cli.beside_launcher" in imported
+    assert not imported & {*EXPENSIVE, "http", "http.client"}
+
+
+def imported_by(words: list[str], directory: Path, **environ: str) -> set[str]:
     """What `rallypoint run` imports with these words."""
     launcher = Path(sys.executable).parent / "rallypoint"
     result = subprocess.run(
@@ -51,6 +65,7 @@ def imported_by(words: list[str], directory: Path) -> set[str]:
         text=True,
         check=False,
         cwd=directory,
+        env={**os.environ, **environ},
     )
     assert result.returncode == 0, result.stderr
     return {

@@ -29,20 +29,21 @@ PAGE = (sys.executable, "-m", "rallypoint", "page")
 
 
 class Served:
-    """A running `rallypoint page`, as a browser that was given its URL."""
+    """A page, as a browser that was given its URL."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.process = process
-        self.url = process.stdout.readline().strip()
+    def __init__(self, url: str) -> None:
+        self.url = url
         found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/#([\w-]{22})", self.url)
         assert found is not None, self.url
         self.port, self.token = int(found[1]), found[2]
 
-    def get(self, target: str = "/data") -> bytes:
+    def ask(self, target: str) -> http.client.HTTPResponse:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         client.request("GET", target, headers={"Authorization": f"Bearer {self.token}"})
-        answer = client.getresponse()
+        return client.getresponse()
+
+    def get(self, target: str = "/data") -> bytes:
+        answer = self.ask(target)
         assert answer.status == 200
         return answer.read()
 
@@ -50,14 +51,23 @@ class Served:
         return json.loads(self.get())  # type: ignore[no-any-return]
 
 
+class ServedByCommand(Served):
+    """A running `rallypoint page`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        super().__init__(process.stdout.readline().strip())
+
+
 @contextmanager
-def served(*words: str, **environ: str) -> Iterator[Served]:
+def served(*words: str, **environ: str) -> Iterator[ServedByCommand]:
     process = subprocess.Popen(
         [*PAGE, *words], stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
     )
     with process:
         try:
-            yield Served(process)
+            yield ServedByCommand(process)
         finally:
             process.kill()
 
@@ -186,6 +196,16 @@ def test_the_guides_commands(launch: Launch) -> None:
     for block in blocks_tested_by("tests/system/test_page.py::test_the_guides_commands"):
         for program, *words in block.commands():
             assert program == "rallypoint"
+            if words[0] == "run":
+                other = Launch(launch.directory / "other")
+                other.directory.mkdir()
+                other.script("import time; time.sleep(600)", "train.py")
+                process = other.start(*words[1:])
+                wait_until(partial(has_a_page, other))
+                process.kill()
+                process.wait(60)
+                other.expect_nothing_left()
+                continue
             if "--save" not in words:
                 with served(str(pid), *words[1:]) as page:
                     wait_until(partial(shows_four_ranks, page))
@@ -213,6 +233,98 @@ def test_wrong_flags(launch: Launch, words: tuple[str, ...], text: str) -> None:
     done = rallypoint("page", str(pid), *words)
     assert done.returncode == 2
     assert text in done.stderr
+
+
+def has_a_page(launch: Launch) -> bool:
+    return "the page of this job: http" in launch.err
+
+
+def beside(launch: Launch) -> Served:
+    (url,) = re.findall(r"^rallypoint run: the page of this job: (http\S+)$", launch.err, re.M)
+    page = Served(url)
+    wait_until(lambda: page.ask("/data").status != http.HTTPStatus.SERVICE_UNAVAILABLE)
+    return page
+
+
+def is_served(page: Served) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", page.port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.everyday
+def test_beside_a_launcher_it_ends_with_the_job(launch: Launch) -> None:
+    process = launch.start(
+        *("--page", "127.0.0.1:0", "--quiet", "--nproc-per-node", "4", "--rdzv-id", "mine"),
+        launch.script(SLOW),
+    )
+    launch.wait_for("ready.*", 4)
+    page = beside(launch)
+    wait_until(lambda: shows_four_ranks(page))
+    assert page.data()["run_id"] == "mine"
+    process.send_signal(signal.SIGINT)  # at a terminal, Ctrl-C goes to all processes of the job
+    wait_until(lambda: bool(page.data()["has_ended"]))
+    process.wait(60)
+    wait_until(lambda: not is_served(page))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_launcher_that_is_killed_leaves_no_page(launch: Launch, how: signal.Signals) -> None:
+    process = launch.start("--page", "127.0.0.1:0", launch.script("import time; time.sleep(600)"))
+    wait_until(lambda: "the page of this job" in launch.err)
+    page = beside(launch)
+    process.send_signal(how)
+    if how is signal.SIGSTOP:
+        process.kill()
+    wait_until(lambda: not is_served(page))
+
+
+def test_a_job_that_fails_at_once_leaves_no_page(launch: Launch) -> None:
+    assert launch.run("--page", "127.0.0.1:0", launch.script("raise SystemExit(3)")) == 1
+    assert "the page of this job: http" in launch.err
+    launch.expect_nothing_left()
+
+
+def test_beside_a_launcher_on_a_unix_socket(launch: Launch) -> None:
+    path = launch.directory / "page.sock"
+    process = launch.start("--page", str(path), launch.script("import time; time.sleep(600)"))
+    wait_until(lambda: "then open" in launch.err)
+    assert re.search(rf"^  ssh -N -L 8432:{path} \S+@\S+$", launch.err, re.MULTILINE)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    process.terminate()
+    process.wait(60)
+    wait_until(lambda: not path.exists())
+
+
+def test_only_the_first_node_has_a_page_in_a_cluster(launch: Launch) -> None:
+    """All nodes of a Slurm step have the same command."""
+    environ = {"SLURM_JOB_ID": "7"}
+    script = launch.script("import time; time.sleep(600)")
+    address = ("--master-addr", "127.0.0.1", "--master-port", "1")
+    flags = ("--page", "127.0.0.1:0", "--nnodes", "2", "--on", "here", *address)
+    first = launch.start(*flags, "--node-rank", "0", script, environ=environ)
+    wait_until(lambda: "and then open" in launch.err)
+    first.kill()
+    first.wait(60)
+    second = launch.start(*flags, "--node-rank", "1", script, environ=environ)
+    wait_until(lambda: str(second.pid) in rallypoint("ps").stdout)
+    assert "page" not in launch.err
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "text"),
+    [
+        ("0.0.0.0:0", 2, "--page is '0.0.0.0:0'; it must be 127.0.0.1:PORT"),
+        ("8432", 2, "it must be 127.0.0.1:PORT or [::1]:PORT"),
+        ("/no/such/page.sock", 1, "cannot be served at /no/such/page.sock: No such file"),
+    ],
+)
+def test_wrong_places_beside_a_launcher(launch: Launch, where: str, status: int, text: str) -> None:
+    assert launch.run("--page", where, launch.script("open('ran', 'w')")) == status
+    assert text in launch.err
+    assert not (launch.directory / "ran").exists()
 
 
 def test_no_job() -> None:

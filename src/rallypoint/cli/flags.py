@@ -221,6 +221,12 @@ class _LogOptions(Options, title="Output and logs"):
                    "`rallypoint metrics` does, until the last job here has ended", "HOST:PORT",
                    text, "", completes="127.0.0.1:9431")
     metrics_public = Flag.switch("allow --metrics an address that other machines reach")
+    page = Flag("serve a page of this job for your browser at this address or Unix\n"
+                "socket, as `rallypoint page` does; port 0: a free one", "HOST:PORT|PATH",
+                text, "", completes="127.0.0.1:0")
+    kubeflow_status = Flag("report progress as the status of Kubeflow's TrainJob: 'auto' if the\n"
+                           "program calls rallypoint.progress (default), 'on' or 'off'",
+                           "WHEN", one_of("auto", "on", "off"), "auto", completes="auto on off")
     json_events = Flag("append events to FILE, one JSON object per line", "FILE", text, "")
     event_log_handler = Flag("'console' prints events as JSON on stderr; 'null' does not\n"
                              "(default null)", "NAME", _read_handler, False,

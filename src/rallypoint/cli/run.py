@@ -14,9 +14,20 @@ from rallypoint.base.errors import HostError, InvalidArgumentError
 from rallypoint.base.port_range import VARIABLE as PORT_RANGE
 from rallypoint.base.wording import printable
 from rallypoint.cli.flags import PROGRAM, LegacyOptions, RunOptions
-from rallypoint.cli.options import describe, perform, selected
+from rallypoint.cli.options import UsageError, describe, perform, selected
 from rallypoint.cli.read_job import read_job
 from rallypoint.launch.job import Job, Verbosity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rallypoint.cli.beside_launcher import ProgramBeside
+
+_KUBEFLOW = (
+    "KUBEFLOW_TRAINER_SERVER_URL",
+    "KUBEFLOW_TRAINER_SERVER_CA_CERT",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN",
+)
+_LAST_REPORT_S = 12.0  # five until it may be sent, five until it is given up
 
 # What --help shows; the lessons and torchrun's users need no more.
 _COMMON = (
@@ -126,15 +137,49 @@ def _run(options: RunOptions, command: list[str]) -> int:
     job = read_with_notes(options, command)
     if PORT_RANGE in job.environ:
         os.environ[PORT_RANGE] = job.environ[PORT_RANGE]  # for this process's own ports
+    reporter = _start_beside(options, job)
+    from rallypoint.launch.agent.loop import run as run_job
+
+    status = 1
+    try:
+        status = run_job(job)
+    finally:
+        if reporter is not None:
+            reporter.finish(str(status), _LAST_REPORT_S)
+    return status
+
+
+def _start_beside(options: RunOptions, job: Job) -> ProgramBeside | None:
+    """Start what the flags request; returns the program that reports to Kubeflow, if any."""
     if options.metrics:
         from rallypoint.cli.metrics import start_beside_launcher
 
         note = start_beside_launcher(options.metrics, is_public=options.metrics_public)
         if job.verbosity is not Verbosity.QUIET:
             print(printable(f"{PROGRAM}: {note}"), file=sys.stderr)
-    from rallypoint.launch.agent.loop import run as run_job
+    server = [os.environ.get(name, "") for name in _KUBEFLOW]
+    if options.kubeflow_status == "on" and not all(server):
+        raise UsageError(
+            f"--kubeflow-status is on, but {', '.join(_KUBEFLOW)} are not all set; Kubeflow Trainer"
+            " sets them from 2.2 on, with its feature gate TrainJobStatus."
+        )
+    meeting, me = job.rendezvous, str(os.getpid())
+    is_first = not (job.nodes.node_rank if meeting is None else meeting.node_rank)
+    # Where nodes may come and go, another one may become the first.
+    is_ever_first = is_first or (meeting is not None and meeting.min_nodes < meeting.max_nodes)
+    reports = all(server) and options.kubeflow_status != "off" and is_ever_first
+    shows_page = options.page and is_first
+    if not (reports or shows_page):
+        return None
+    from rallypoint.cli.beside_launcher import ProgramBeside
 
-    return run_job(job)
+    if shows_page:
+        page = ProgramBeside("rallypoint.cli.page", (me, options.page), answers=True)
+        print(printable(f"{PROGRAM}: the page of this job: {page.answer}"), file=sys.stderr)
+    if not reports:
+        return None
+    words = (me, options.kubeflow_status, *server)
+    return ProgramBeside("rallypoint.cli.kubeflow", words, shows_errors=True)
 
 
 def read_with_notes(options: RunOptions, command: Sequence[str]) -> Job:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
@@ -17,8 +16,8 @@ from pathlib import Path
 
 from rallypoint.base.address import endpoint_of, is_loopback, numeric_family
 from rallypoint.base.errors import HostError, InvalidArgumentError
+from rallypoint.cli.beside_launcher import ProgramBeside
 from rallypoint.cli.options import HELP, Flag, Options, UsageError, perform, refuse_words, text
-from rallypoint.launch.job import TOKEN
 from rallypoint.rendezvous.job.round import Endpoint
 
 PROGRAM = "rallypoint metrics"
@@ -68,17 +67,7 @@ def start_beside_launcher(address: str, *, is_public: bool) -> str:
     if not sockets:
         return f"your exporter at {address} serves the metrics of this job, too"
     numbers = [each.fileno() for each in sockets]
-    ended, _ = os.pipe()  # this process keeps the other end until it ends
-    subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, *map(str, numbers)],
-        stdin=ended,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=numbers,
-        start_new_session=True,  # Ctrl-C ends the job; other jobs may go on
-        env={name: value for name, value in os.environ.items() if name != TOKEN},
-    )
-    os.close(ended)
+    ProgramBeside(__name__, list(map(str, numbers)), keeps=numbers)
     for each in sockets:
         each.close()
     return "; ".join(notes)

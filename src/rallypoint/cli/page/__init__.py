@@ -1,6 +1,7 @@
 """`rallypoint page`: a job as it runs, in a browser: what `rallypoint top` shows.
 
-content.py has what is shown, page.html how, and page_server.py who gets it.
+content.py has what is shown, page.html how, and page_server.py who gets it. `rallypoint run --page`
+starts the same beside its launcher.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import getpass
 import ipaddress
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -20,7 +22,8 @@ from pathlib import Path
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.wording import printable
-from rallypoint.cli.jobs import RunningJob, perform_on_job
+from rallypoint.cli.beside_launcher import answer_launcher
+from rallypoint.cli.jobs import RunningJob, perform_on_job, running_jobs
 from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, reader, text
 from rallypoint.cli.page.content import PageData, saved_document
 from rallypoint.cli.page.page_server import PageServer
@@ -39,6 +42,9 @@ with the job, or by Ctrl-C.
 """
 _FAREWELL_S = 3.0  # so that open pages learn that the job has ended
 _PORT = 8432  # suggested for the user's own computer
+_SEEK_S = 0.2  # how often a job that is about to start is looked for
+# Where these are set, the user is on another machine.
+_ELSEWHERE = ("SSH_CONNECTION", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
 def _loopback(given: str) -> tuple[str, int]:
@@ -49,11 +55,14 @@ def _loopback(given: str) -> tuple[str, int]:
     return host, integer(port, most=65535)
 
 
+_read_listen = reader(_loopback, "{name} is {text!r}; it must be 127.0.0.1:PORT or [::1]:PORT.")
+
+
 class _PageOptions(Options):
     listen = Flag(
         "where to listen, on this machine only (default 127.0.0.1:0; port 0:\na free one)",
         "HOST:PORT",
-        reader(_loopback, "{name} is {text!r}; it must be 127.0.0.1:PORT or [::1]:PORT."),
+        _read_listen,
         ("127.0.0.1", 0),
     )
     socket = Flag("listen on a Unix socket instead, which only you can open", "PATH", text, "")
@@ -96,33 +105,64 @@ def _save(job: RunningJob, file: str) -> int:
 
 
 def _serve(job: RunningJob, options: _PageOptions) -> int:
+    _end_by_signals()
+    names = [name for name in options.page_host.split(",") if name]
+    with PageServer(options.socket or options.listen, names) as server:
+        data = PageData(job, time.time())
+        server.publish(json.dumps(data.to_json()).encode())
+        print(printable(invitation(server.address, server.token, os.environ)), flush=True)
+        _publish(job, data, server)
+    return 0
+
+
+def serve_beside_launcher(pid: int, where: str) -> None:
+    """Serve the page of the job that this launcher is about to start, and tell it how to open it.
+
+    Args:
+        where: HOST:PORT, or the path of a Unix socket, which has a slash.
+
+    Raises:
+        UsageError: it is neither.
+        HostError: nothing can listen there.
+    """
+    _end_by_signals()
+    with PageServer(where if "/" in where else _read_listen(where, "--page")) as server:
+        answer_launcher(invitation(server.address, server.token, os.environ))
+        while not select.select([sys.stdin], [], [], _SEEK_S)[0]:
+            for job in running_jobs():
+                if pid in [agent.pid for agent in job.agents]:
+                    data = PageData(job, time.time())
+                    server.publish(json.dumps(data.to_json()).encode())
+                    with suppress(HostError):
+                        return _publish(job, data, server)
+
+
+def _end_by_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    names = [name for name in options.page_host.split(",") if name]
-    address = options.socket or options.listen
-    data, inspections, inspection = PageData(job, time.time()), Inspections(), threading.Thread()
+
+
+def _publish(job: RunningJob, data: PageData, server: PageServer) -> None:
+    """Serve what is told of a job, until it has ended."""
+    inspections, inspection = Inspections(), threading.Thread()
 
     def explain() -> None:
         with suppress(HostError, OSError):
             inspections.add(inspect(job.agents))
 
-    with PageServer(address, names) as server:
+    for history in follow(job.agents):
+        view = view_of(history, inspections.latest)
+        if view is None:
+            continue
+        data.add(view, time.time())
         server.publish(json.dumps(data.to_json()).encode())
-        print(printable(invitation(server.address, server.token, os.environ)), flush=True)
-        for history in follow(job.agents):
-            view = view_of(history, inspections.latest)
-            if view is None:
-                continue
-            data.add(view, time.time())
-            server.publish(json.dumps(data.to_json()).encode())
-            if not inspection.is_alive() and inspections.is_due(view, time.monotonic()):
-                inspection = threading.Thread(target=explain, daemon=True)
-                inspection.start()
-        data.end(time.time())
-        server.publish(json.dumps(data.to_json()).encode())
-        print(printable(f"{job} has ended"), flush=True)
-        time.sleep(_FAREWELL_S)
-    return 0
+        if not inspection.is_alive() and inspections.is_due(view, time.monotonic()):
+            inspection = threading.Thread(target=explain, daemon=True)
+            inspection.start()
+    data.end(time.time())
+    server.publish(json.dumps(data.to_json()).encode())
+    print(printable(f"{job} has ended"), flush=True)
+    time.sleep(_FAREWELL_S)
 
 
 def invitation(address: tuple[str, int] | str, token: str, environ: Mapping[str, str]) -> str:
@@ -132,7 +172,7 @@ def invitation(address: tuple[str, int] | str, token: str, environ: Mapping[str,
     else:
         host, port = address
         here = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    is_forwarded = isinstance(address, str) or bool(environ.get("SSH_CONNECTION"))
+    is_forwarded = isinstance(address, str) or any(environ.get(name) for name in _ELSEWHERE)
     lines = [] if isinstance(address, str) else [f"http://{here}/#{token}"]
     if is_forwarded:
         user, machine = getpass.getuser(), socket.gethostname()

@@ -66,7 +66,7 @@ class PageServer(ThreadingMixIn, TCPServer):
         self.token = secrets.token_urlsafe(16)
         self._names = frozenset(name.lower() for name in names)
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._data, self._tag = b"null", '""'
+        self._data, self._tag = b"", '""'
         self._path = address if isinstance(address, str) else ""
         self.address_family = (
             socket.AF_UNIX
@@ -81,7 +81,7 @@ class PageServer(ThreadingMixIn, TCPServer):
         except OSError as error:
             where = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
             text = f"the page cannot be served at {where}: {error.strerror}"
-            raise HostError(f"{text}; choose another place with --listen or --socket.") from None
+            raise HostError(f"{text}; choose another address.") from None
         finally:
             os.umask(mask)
         self.address: tuple[str, int] | str = self._path or self.socket.getsockname()[:2]
@@ -109,7 +109,7 @@ class PageServer(ThreadingMixIn, TCPServer):
 
     @property
     def published(self) -> tuple[bytes, str]:
-        """The data, and its entity tag."""
+        """The data, and its entity tag; empty if there is none yet."""
         return self._data, self._tag
 
     def refusal(self, headers: Message, path: str) -> HTTPStatus | None:
@@ -195,6 +195,8 @@ class _Conversation(BaseHTTPRequestHandler):
         refusal = self.server.refusal(self.headers, path)
         if refusal is not None:
             self._answer(refusal)
+        elif path == "/data" and not self.server.published[0]:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE)
         elif path == "/":
             self._answer(HTTPStatus.OK, DOCUMENT.encode(), "text/html")
         else:

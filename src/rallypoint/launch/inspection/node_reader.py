@@ -40,7 +40,7 @@ def read_each_second(agent: AgentConnection) -> None:
     while True:
         signal.alarm(int(LEASE_S))  # if the agent does not answer, or reading does not end
         try:
-            update = _read(agent)
+            update = read_agents_node(agent)
             agent.send_line(to_line(update))
         except NoAnswerError:
             return
@@ -49,7 +49,8 @@ def read_each_second(agent: AgentConnection) -> None:
         time.sleep(next_at - time.monotonic())
 
 
-def _read(agent: AgentConnection) -> NodeUpdate:
+def read_agents_node(agent: AgentConnection) -> NodeUpdate:
+    """The state of that agent's node now; errors are those of `AgentConnection`."""
     answer, descriptors = agent.ask({"ask": "look"})
     try:
         status = read_status(answer)

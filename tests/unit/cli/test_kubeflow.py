@@ -1,0 +1,141 @@
+"""What a TrainJob's status says, and when it is sent, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.kubeflow_server import Request, is_valid_status
+from tests.unit.diagnosis.followed_job import FollowedJob
+
+from rallypoint.base.recorded_steps import MOST_VALUES, NAME_BYTES
+from rallypoint.cli.kubeflow import Problem, Reporter, train_job_status
+from rallypoint.diagnosis.job_view import JobView, view_of
+
+AT_S = 1796000000.75
+
+
+def view(at_s: float = 60.0, **changes: Any) -> JobView:
+    found = view_of(FollowedJob(steps=True, values={"loss": "2.31"}).history(at_s))
+    assert found is not None
+    return replace(found, **changes)
+
+
+def status_of(body: bytes) -> dict[str, Any]:
+    request = Request(0.0, "", {}, body)
+    assert is_valid_status(request)
+    return request.status
+
+
+def test_the_body_is_that_of_the_proposal() -> None:
+    assert json.loads(train_job_status(view(), AT_S)) == {
+        "trainerStatus": {
+            "progressPercentage": 1,
+            "estimatedRemainingSeconds": 4940,
+            "metrics": [
+                {"name": "rounds", "value": "1"},
+                {"name": "stalled", "value": "0"},
+                {"name": "step", "value": "600"},
+                {"name": "loss", "value": "2.31"},
+            ],
+            "lastUpdatedTime": "2026-11-30T00:53:20Z",
+        }
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    found = view_of(FollowedJob().history(60.0))
+    assert found is not None
+    assert status_of(train_job_status(found, AT_S)).keys() == {"metrics", "lastUpdatedTime"}
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "expected"), [(None, (99, 4940)), (0, (100, 0)), (1, (99, None))]
+)
+def test_only_a_job_that_has_succeeded_has_100_per_cent(
+    exit_status: int | None, expected: tuple[int, int | None]
+) -> None:
+    found = status_of(train_job_status(view(step=50_001), AT_S, exit_status))
+    assert (found["progressPercentage"], found.get("estimatedRemainingSeconds")) == expected
+
+
+def test_a_slow_rank_and_a_hang_are_metrics() -> None:
+    found = view_of(FollowedJob(late_s={3: 0.03}, steps=True).history(60.0))
+    assert found is not None
+    told = status_of(train_job_status(replace(found, is_stalled=True), AT_S))
+    metrics = {each["name"]: each["value"] for each in told["metrics"]}
+    assert (metrics["rank_last"], metrics["stalled"]) == ("3", "1")
+
+
+def test_all_that_a_record_can_hold_is_within_the_limits(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(200):
+        letters = [chance.choice('a\x00\x1b\u00fc\U0001f600"\\') for _ in range(NAME_BYTES)]
+        names = {
+            "".join(letters[: at + 1])
+            .encode()[:NAME_BYTES]
+            .decode(errors="ignore"): "-1.23457e+300"
+            for at in range(MOST_VALUES)
+        }
+        numbers: dict[str, Any] = {
+            "step": chance.choice([0, 1, 2**63 - 1]),
+            "total": chance.choice([None, 1, 2**63 - 1]),
+            "left_s": chance.choice([None, -1, 0, 10**30]),
+        }
+        values = {**names, "": "1", "step": "7"}
+        status_of(train_job_status(view(values=values, **numbers), AT_S))
+
+
+class Server:
+    """One that notes when statuses come."""
+
+    def __init__(self) -> None:
+        self.problem: Problem | None = None
+        self.sent: list[float] = []
+        self.now = 0.0
+        self.reporter = Reporter(self.post)
+
+    def post(self, _: bytes) -> Problem | None:
+        self.sent.append(self.now)
+        return self.problem
+
+    def run(self, until_s: float, **changes: Any) -> list[float]:
+        """When statuses of a job came that is looked at each second."""
+        self.sent.clear()
+        while self.now < until_s:
+            self.reporter.report(view(**changes), self.now, AT_S)
+            self.now += 1.0
+        return self.sent
+
+
+def test_each_30_s_and_at_news_but_never_within_5_s(seed: int) -> None:
+    server = Server()
+    assert server.run(70) == [0, 30, 60]
+    assert server.run(100, step=1000) == [70]
+    assert server.run(103, step=1000) == [100]
+    assert server.run(140, step=1000, round=1) == [105, 135]
+    server = Server()
+    chance = random.Random(seed)
+    sent = [
+        at_s for end in range(1, 500) for at_s in server.run(end, step=chance.randrange(50_000))
+    ]
+    assert min(later - at_s for at_s, later in pairwise(sent)) == 5
+
+
+def test_after_trouble_it_waits_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    server.problem = Problem("500", "it answers 500\x1b[2J: " + "x" * 1000)
+    assert [*server.run(20), *server.run(70, step=1000)] == [0, 30, 60]
+    server.problem = Problem("timeout", "it has not answered")
+    assert server.run(125, step=1000) == [90, 120]
+    first, second = capsys.readouterr().err.splitlines()
+    assert "but the job continues: it answers 500\\x1b[2J: xxx" in first
+    assert len(first) < 300
+    assert second.endswith(": it has not answered")
+    server.problem = None
+    assert server.run(160, step=1000) == [150]
+    assert server.run(170, step=5000) == [160]
