@@ -77,7 +77,9 @@ def explanation_of(*samples: Facts) -> Explanation:
             knot=next((each.ranks for each in findings if each.cause is Cause.DEADLOCK), ()),
         )
     if all(rank.condition is Condition.NOT_SEEN for rank in job):
-        return _unknown("no data of the job was kept")
+        is_early = samples[-1].round < 0
+        reason = "its first round has not begun" if is_early else "no data of the job was kept"
+        return _unknown(reason)
     silent = [rank.node for rank in job if rank.node and rank.condition is Condition.SILENT]
     if silent and not job.moved:
         return _unknown(f"node {silent[0].node_rank} ({silent[0].host}) has not answered")

@@ -268,6 +268,12 @@ def test_nothing_was_kept() -> None:
     )
 
 
+def test_before_the_first_round() -> None:
+    found = looked(Facts(run_id="r", round=-1, world_size=0, nodes=()))
+    assert found.exit_status == 4
+    assert found.sentence.endswith(", because its first round has not begun.")
+
+
 def test_of_a_silent_node_nothing_can_be_said_if_nobody_waits_for_it() -> None:
     seen = job(sleeping(0, group(done(3), members="0-1")))
     lost = Node(node_rank=1, host="box2", ranks=(1,), silent_s=3.0)
