@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON ?=
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo quick test test-all test-torch test-gpu test-aarch64 wheel check docs docs-serve pages sanitize fuzz coverage check-long bench clean
+.PHONY: help demo quick test test-all test-torch test-gpu test-aarch64 wheel check docs docs-serve pages sanitize fuzz coverage check-long bench records clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
@@ -20,7 +20,7 @@ help:
 	@echo "make test-aarch64  the native unit tests for aarch64, emulated (needs qemu and a cross-compiler)"
 	@echo "make check   formatting, types, import contracts, the words of pages"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at 127.0.0.1:8000"
-	@echo "make pages   write the pages of docs/ that follow from other files: --help, decisions"
+	@echo "make pages   write the pages that follow from other files: --help, decisions, measurements"
 	@echo "make sanitize  the native store and engine under sanitizers, for three minutes"
 	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
 	@echo "             half (needs clang)"
@@ -33,6 +33,7 @@ help:
 	@echo "                 sanitizers, fuzzers, DeepSpeed, PyTorch's own tests at three world sizes, coverage"
 	@echo "                 (more than six hours; needs torch, scikit-learn, clang, llvm)"
 	@echo "make bench   measure against torchrun and gloo (needs: .venv/bin/pip install torch)"
+	@echo "make records  measure anew what the performance page shows (needs torch, and a quiet machine)"
 	@echo "make clean   remove everything that make made"
 
 # The environment holds the package as users get it: a normal install, renewed when a source changes,
@@ -126,6 +127,9 @@ check-long: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	@scripts/bench $(VENV)
+
+records: $(VENV)/.installed
+	@scripts/records $(VENV)
 
 clean:
 	rm -rf $(VENV) .venv-torch-* .venv-docs site build dist .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -6,7 +6,6 @@ floor. A table on screen, and benchmarks/results/launch.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -16,10 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from table import save
+
 WORKERS = 2
 TARGET_RATIO = 0.1
 TARGET_MIB = 35.0
-RESULTS = Path(__file__).parent / "results" / "launch.json"
 
 HOLD = """
 import os, sys, time
@@ -155,9 +155,7 @@ def main() -> None:
         raise SystemExit("rallypoint is not installed beside this Python; run `make` first")
     results = measure(rounds)
     show(results)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"rounds": rounds, "results": results}, indent=2) + "\n")
-    print(f"written to {RESULTS}")
+    save("launch", [{"launcher": name, **row} for name, row in results.items()])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import statistics
@@ -19,7 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "sessions.json"
+from table import save
+
 BUSY = 8
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
@@ -159,10 +159,8 @@ def main() -> None:
             print(f"{workers} workers, {name:<15} {what:<14} {statistics.median(values):9.2f}")
             print(f"    {' '.join(f'{value:.2f}' for value in values)}", flush=True)
     grouped = AUTOGROUP.exists() and AUTOGROUP.read_text().strip() == "1"
-    RESULTS.parent.mkdir(exist_ok=True)
-    report = {"autogroups": grouped, "cpus": os.cpu_count(), "results": results}
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"autogroups are {'on' if grouped else 'off'}; written to {RESULTS}")
+    print(f"autogroups are {'on' if grouped else 'off'}")
+    save("sessions", [{**row, "autogroups": grouped} for row in results])
 
 
 if __name__ == "__main__":

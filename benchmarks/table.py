@@ -1,12 +1,18 @@
-"""What the benchmarks share: rows on screen, the same rows as JSON in benchmarks/results/."""
+"""What the benchmarks share: rows on screen, and the same rows as JSON in benchmarks/results/.
+
+docs/measurements/index.md describes how such a file becomes a figure of a page.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +35,23 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def save(name: str, rows: list[dict[str, Any]]) -> None:
-    """Write the rows, and on what machine they were measured."""
+    """Write the rows as a record: with the date, the command, the machine and the versions."""
     RESULTS.mkdir(exist_ok=True)
-    machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
+    program = f"benchmarks/{Path(sys.argv[0]).name}"
+    record = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "command": shlex.join(["python", program, *sys.argv[1:]]),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "load": round(os.getloadavg()[0], 1),  # when the benchmark ends
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "rows": rows,
+    }
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+    path.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 
 
@@ -45,6 +63,16 @@ def need(module: str, why: str) -> bool:
         print(f"{module} is not installed: {why}", file=sys.stderr)
         return False
     return True
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("rallypoint", "numpy", "torch"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _cpu() -> str:

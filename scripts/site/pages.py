@@ -1,7 +1,8 @@
 """pages.py [--check]: write the pages that follow from other files, or say which are out of date.
 
 - docs/reference/command-line.md: the help of each command, word for word;
-- docs/decisions/index.md: the decisions, with their status and date.
+- docs/decisions/index.md: the decisions, with their status and date;
+- docs/performance.md, its charts, and the figures of README.md: performance.py.
 
 Run it with the Python of an environment that has Rallypoint: `make pages`.
 """
@@ -13,6 +14,8 @@ import io
 import re
 import sys
 from pathlib import Path
+
+import performance
 
 from rallypoint import cli
 
@@ -88,18 +91,25 @@ def decisions() -> str:
     return _DECISIONS + "".join(rows)
 
 
-PAGES = {"reference/command-line.md": command_line, "decisions/index.md": decisions}
+PAGES = {
+    "docs/reference/command-line.md": command_line,
+    "docs/decisions/index.md": decisions,
+    "docs/measurements/all_reduce.svg": performance.all_reduce_chart,
+    "docs/measurements/beside_others.svg": performance.beside_others_chart,
+    "docs/performance.md": performance.page,
+    "README.md": performance.readme,
+}
 
 
 def main() -> int:
     """Write the pages, or compare them; the exit status."""
     stale = 0
     for name, content in PAGES.items():
-        path, text = DOCS / name, content()
+        path, text = ROOT / name, content()
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         if "--check" in sys.argv[1:]:
-            print(f"docs/{name} is out of date: run `make pages`", file=sys.stderr)
+            print(f"{name} is out of date: run `make pages`", file=sys.stderr)
             stale = 1
         else:
             path.write_text(text, encoding="utf-8")

@@ -5,6 +5,9 @@ time over size, one line for each contender.
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,8 +100,10 @@ def write_json(
     machines: str,
     rows: Sequence[Row],
 ) -> None:
-    """Write all results, including each turn's time."""
+    """Write all results, including each turn's time, with the date and the command."""
     data = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": shlex.join(["rallypoint", *sys.argv[1:]]),
         "request": asdict(request),
         "contenders": dict(versions),
         "place": machines,

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +205,14 @@ def test_the_table_without_peers(capsys: pytest.CaptureFixture[str]) -> None:
     assert row.split() == ["4096", "1024", "float32", "-", "2.00", "2.05", "2.05", "0"]
 
 
-def test_json_has_each_time(tmp_path: Path) -> None:
+def test_json_has_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "found.json"
+    monkeypatch.setattr("sys.argv", ["/bin/rallypoint", "bench", "send"])
     write_json(str(path), request(), VERSIONS, "here", rows())
     found = json.loads(path.read_text())
     assert (found["place"], found["contenders"]["mpich"]) == ("here", "5.0")
+    assert found["command"] == "rallypoint bench send"
+    assert datetime.fromisoformat(found["date"]) <= datetime.now(UTC).replace(tzinfo=None)
     assert found["request"]["counts"] == [1024, 2048]
     small, large = (row["results"] for row in found["rows"])
     assert small["rallypoint"]["times_us"] == [1.0, 2.0, 9.0]
