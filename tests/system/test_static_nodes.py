@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -227,3 +228,28 @@ def test_a_wrong_token_ends_the_node_at_once(nodes: tuple[Launch, Launch], free_
     assert "it has a different token; set the same RALLYPOINT_TOKEN" in nodes[1].err
     host.terminate()
     assert host.wait(100) == 143
+
+
+OTHER_VERSION = """
+from rallypoint.rendezvous.transport import codec
+codec.VERSION += 1
+"""
+
+
+@pytest.mark.everyday
+def test_an_agent_of_another_version_is_refused(
+    nodes: tuple[Launch, Launch], free_port: int, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    flags = ["--nnodes", "2", "--master-port", str(free_port)]
+    script = nodes[0].script("")
+    host = nodes[0].start(*flags, script)
+    other = {"PYTHONPATH": os.pathsep.join(paths)}
+    guest = nodes[1].start(*flags, "--node-rank", "1", script, environ=other)
+    assert guest.wait(100) == 1  # the time-out is 600 s
+    cure = "runs another version of rallypoint; install the same version on all nodes"
+    assert nodes[1].err.count(cure) == 1
+    host.terminate()
+    assert host.wait(100) == 143
+    assert nodes[0].err.count(cure) == 1

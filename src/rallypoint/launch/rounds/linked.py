@@ -48,7 +48,7 @@ from rallypoint.rendezvous.job.reports import (
     assert_never,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member
-from rallypoint.rendezvous.transport.codec import decode, encode
+from rallypoint.rendezvous.transport.codec import OtherVersionError, decode, encode
 from rallypoint.rendezvous.transport.link import TOKEN_REFUSED
 from rallypoint.rendezvous.transport.peer_connections import PeerConnections, Receiver
 
@@ -113,7 +113,8 @@ class LinkedRounds(RoundSource, Receiver):
         self._finish: Finish | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
         self.to_find_out = ""  # see Job
-        self._refused: set[str] = set()  # addresses of agents without the job's token
+        # Addresses of agents without the job's token, and keys of agents of another version.
+        self._refused: set[str] = set()
         self._findings: list[str] = []  # the first one: what keeps this node from the others
         self._start_findings: list[str] | None = None  # the same at the start; None: not looked for
         self._examine_at = self._last_examination_at = inf
@@ -207,6 +208,9 @@ class LinkedRounds(RoundSource, Receiver):
             return
         try:
             message = decode(payload)
+        except OtherVersionError as error:
+            self._heard_other_version(key, is_refusal=error.is_refusal)
+            return
         except ControlMessageError as error:
             self._say(f"agent {key}: {error}")
             return
@@ -221,6 +225,20 @@ class LinkedRounds(RoundSource, Receiver):
             )
         elif not isinstance(message, Join) or self._may_join(key, message):
             self._received(key, message)
+
+    def _heard_other_version(self, key: str, *, is_refusal: bool) -> None:
+        """Refuse it, once. If it refuses this node, which has no job yet, this node ends."""
+        cure = "install the same version on all nodes"
+        address = self._connections.address_of(key)
+        if is_refusal:
+            why = f"the agent at {address} runs another version of rallypoint; {cure}"
+            self._received(key, Refuse(self.key, why))
+        elif key not in self._refused and len(self._refused) < _MOST_REFUSED:
+            self._refused.add(key)
+            self._say(
+                f"refused a node from {address}: it runs another version of rallypoint; {cure}."
+            )
+            self._connections.send(key, None, encode(Refuse(key, "its version is another one")))
 
     def _received(self, key: str, message: Message) -> None:
         self._happened(lambda now: self._core.received(key, message, now))

@@ -42,6 +42,21 @@ BEAT, ACK = b"B", b"A"
 _lists: dict[tuple[type, str], tuple[object, str]] = {}
 
 
+class OtherVersionError(ControlMessageError):
+    """A message of another version of this protocol.
+
+    Attributes:
+        is_refusal: its sender refuses this agent. The name of that message is the same in all
+            versions.
+    """
+
+    def __init__(self, *, is_refusal: bool) -> None:
+        super().__init__(
+            "an agent runs another version of rallypoint; install the same version on all nodes."
+        )
+        self.is_refusal = is_refusal
+
+
 def encode(message: Record) -> bytes:
     """Encode one message; other records can be encoded for storage in the same way."""
     pulse = _encode_pulse(message)
@@ -78,9 +93,7 @@ def decode_any(kinds: Mapping[str, type[R]], data: bytes) -> R:
             return from_row(kinds[name], fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _invalid(data, error) from None
-    raise ControlMessageError(
-        "an agent runs another version of rallypoint; install the same version on all nodes."
-    )
+    raise OtherVersionError(is_refusal=name == "Refuse")
 
 
 @cache

@@ -134,6 +134,11 @@ class PeerConnections(ConnectionListener):
         """Whether there is a connection with that agent."""
         return key in self._links
 
+    def address_of(self, key: str) -> str:
+        """The address of a connected agent; its key for one that is not."""
+        links = self._links.get(key)
+        return links[-1].peer if links else key
+
     def send(self, to: str, at: Endpoint | None, payload: bytes) -> None:
         """Send to that agent; lost if it is not there."""
         links = self._links.get(to)

@@ -40,7 +40,13 @@ from rallypoint.rendezvous.job.reports import (
     Stop,
 )
 from rallypoint.rendezvous.job.round import Endpoint, Member, seats_of
-from rallypoint.rendezvous.transport.codec import VERSION, decode, decode_record, encode
+from rallypoint.rendezvous.transport.codec import (
+    VERSION,
+    OtherVersionError,
+    decode,
+    decode_record,
+    encode,
+)
 
 MEMBER = Member(node_rank=0, host="h", local_world_size=2, role="r")
 SEATS = seats_of((MEMBER,), number=1, store=Endpoint(host="a", port=1))
@@ -138,6 +144,14 @@ def test_what_is_kept_elsewhere() -> None:
 def test_only_exactly_a_message_is_one(body: object) -> None:
     with pytest.raises(ControlMessageError):
         decode(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("kind", ["Refuse", "Join"])
+def test_another_version_is_told_from_an_invalid_message(kind: str) -> None:
+    """And so is its refusal, whatever its fields are there."""
+    with pytest.raises(OtherVersionError, match="another version of rallypoint") as caught:
+        decode(json.dumps([VERSION + 1, kind, {"unknown": 1}]).encode())
+    assert caught.value.is_refusal == (kind == "Refuse")
 
 
 def test_a_message_by_hand() -> None:
