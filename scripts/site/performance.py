@@ -38,6 +38,7 @@ LOSS = {
     "torchft, 1 s": "torchft, gloo, 1 s",
     "torchrun": "torchrun",
 }
+OF_GLOO = ("all_reduce_2_default", "all_reduce_2_priority")
 # What the page shows, and the records that have it.
 FIGURES = {
     "Start": ("preload",),
@@ -46,8 +47,10 @@ FIGURES = {
     "Loss, 1 GiB in each rank": ("in_place_peers_1GiB",),
     "DDP": ("ddp_2",),
     "Shared GPU": ("shared_gpu_2",),
-    "all_reduce": ("all_reduce_2", "all_reduce_4"),
-    "gloo's fastest, with": ("all_reduce_2_default", "all_reduce_2_priority"),
+    "all_reduce, 2 ranks": ("all_reduce_2",),
+    "all_reduce, 4 ranks": ("all_reduce_4",),
+    "gloo, default placement": ("all_reduce_2_default",),
+    "gloo, real-time priority": ("all_reduce_2_priority",),
     "Other operations": tuple(f"{each}_2" for each in OPERATIONS[1:]),
 }
 
@@ -151,7 +154,7 @@ def times(name: str) -> dict[int, dict[str, float]]:
 def all_reduce(ranks: int) -> dict[int, dict[str, float]]:
     """The times of all_reduce, with gloo's fastest at each size."""
     found = times(f"all_reduce_{ranks}")
-    others = [times(name) for name in FIGURES["gloo's fastest, with"]] if ranks == 2 else []
+    others = [times(name) for name in OF_GLOO] if ranks == 2 else []
     for nbytes, row in found.items():
         seen = [each[nbytes]["gloo"] for each in others if "gloo" in each.get(nbytes, {})]
         if "gloo" in row:
@@ -225,7 +228,7 @@ def sources() -> str:
         first = record(names[0])
         operation = names[0].rpartition("_")[0]
         command = first["command"]
-        if len(names) > 3:  # the same command for each operation
+        if len(names) > 1:  # the same command for each operation
             command = command.replace(operation, "OPERATION")
         machine = first.get("machine", {})  # `rallypoint bench` describes it in words
         where = first["place"] if "place" in first else machine.get("gpu", machine["cpu"])

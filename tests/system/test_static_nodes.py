@@ -242,7 +242,8 @@ def test_an_agent_of_another_version_is_refused(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    flags = ["--nnodes", "2", "--master-port", str(free_port)]
+    at = ["--master-addr", "127.0.0.1", "--master-port", str(free_port)]
+    flags = ["--nnodes", "2", *at]
     script = nodes[0].script("")
     host = nodes[0].start(*flags, script)
     other = {"PYTHONPATH": os.pathsep.join(paths)}
