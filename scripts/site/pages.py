@@ -98,6 +98,7 @@ PAGES = {
     "docs/measurements/beside_others.svg": performance.beside_others_chart,
     "docs/performance.md": performance.page,
     "README.md": performance.readme,
+    "README.zh-CN.md": performance.readme_zh,
 }
 
 

@@ -121,6 +121,18 @@ _README = """\
 | DDP step, 2 CPU workers, {model} parameters ([source]({ddp_file})) \
 | {gloo_step} (gloo) | {step} |
 """
+_README_ZH = """\
+| | torchrun | Rallypoint |
+|-|-|-|
+| {workers} 个 PyTorch 工作进程共用 2 个核，从启动到第一次 all_reduce（[来源]({preload_file})） \
+| {torchrun} | {run}；加 `--preload torch` 为 {preload} |
+| 启动器占用的内存（[来源]({launch_file})） | {torchrun_mib} MiB | {our_mib} MiB |
+| 4 个工作进程中的一个被强制终止（[来源]({loss_file})） | {torchrun_loss} 后启动 4 个新进程 \
+| {loss} 后其余 3 个继续运行，需使用 [`rallypoint.elastic`](docs/guides/in-place-recovery.md) |
+| 作业卡住 | 没有输出 | 报告 rank、调用和代码行 |
+| DDP 单步，2 个 CPU 工作进程，{model} 参数（[来源]({ddp_file})） \
+| {gloo_step}（gloo） | {step} |
+"""  # noqa: RUF001 - Chinese punctuation
 _MARKED = re.compile(
     r"(<!-- figures, written by `make pages` -->\n\n).*?(<!-- end of figures -->)", re.DOTALL
 )
@@ -250,7 +262,16 @@ def page() -> str:
 
 def readme() -> str:
     """README.md, with the table beside torchrun as the records have it."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return _with_figures("README.md", _README)
+
+
+def readme_zh() -> str:
+    """The same for README.zh-CN.md."""
+    return _with_figures("README.zh-CN.md", _README_ZH)
+
+
+def _with_figures(name: str, table: str) -> str:
+    text = (ROOT / name).read_text(encoding="utf-8")
     files = {
         f"{key}_file": f"docs/measurements/{name}.json"
         for key, name in (
@@ -260,10 +281,10 @@ def readme() -> str:
             ("ddp", "ddp_2"),
         )
     }
-    table = _README.format(**figures(), **files)
+    table = table.format(**figures(), **files)
     written, count = _MARKED.subn(lambda marks: f"{marks[1]}{table}\n{marks[2]}", text)
     if count != 1:
-        raise SystemExit("README.md: the marks of its figures are missing")
+        raise SystemExit(f"{name}: the marks of its figures are missing")
     return written
 
 
