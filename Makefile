@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON ?=
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo quick test test-all test-torch test-gpu test-aarch64 wheel check docs docs-serve pages sanitize fuzz coverage check-long bench records clean
+.PHONY: help demo quick test test-all test-torch test-gpu test-aarch64 wheel check docs docs-serve pages sanitize fuzz coverage check-long bench pictures records clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
@@ -21,6 +21,7 @@ help:
 	@echo "make check   formatting, types, import contracts, the words of pages"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at 127.0.0.1:8000"
 	@echo "make pages   write the pages that follow from other files: --help, decisions, measurements"
+	@echo "make pictures  run what the pictures of terminals in docs/images/ show, and write them anew"
 	@echo "make sanitize  the native store and engine under sanitizers, for three minutes"
 	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
 	@echo "             half (needs clang)"
@@ -127,6 +128,9 @@ check-long: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	@scripts/bench $(VENV)
+
+pictures: $(VENV)/.installed
+	@$(VENV)/bin/python scripts/site/pictures.py
 
 records: $(VENV)/.installed
 	@scripts/records $(VENV)

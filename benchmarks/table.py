@@ -1,6 +1,6 @@
 """What the benchmarks share: rows on screen, and the same rows as JSON in benchmarks/results/.
 
-docs/measurements/index.md describes how such a file becomes a figure of a page.
+docs/measurements.md describes how such a file becomes a figure of a page.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ larger buffer.
 
 ## Sources
 
-DIR stands for an environment with that peer. [Measurements](measurements/index.md) describes the
+DIR stands for an environment with that peer. [Measurements](measurements.md) describes the
 files and lists older results.
 
 {sources}
