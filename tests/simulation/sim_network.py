@@ -186,12 +186,12 @@ class SimNetwork:
             if self._cuts and (sender.host, target.host) in self._cuts:
                 self._held.append((sender, target, message))
                 return
-            if not target.is_alive:
+            if not target.is_alive or target.key != way[1]:  # it may have been started again
                 return
             if message is None:
-                target.hear_closed(sender.key)
+                target.hear_closed(way[0])
             else:
-                target.hear(sender.key, message)
+                target.hear(way[0], message)
 
         self._loop.at(arrival, arrive)
 
