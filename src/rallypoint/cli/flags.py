@@ -228,6 +228,8 @@ class _LogOptions(Options, title="Output and logs"):
                            "program calls rallypoint.progress (default), 'on' or 'off'",
                            "WHEN", one_of("auto", "on", "off"), "auto", completes="auto on off")
     json_events = Flag("append events to FILE, one JSON object per line", "FILE", text, "")
+    no_history = Flag.switch("keep nothing about the job after its end, for `rallypoint top`\n"
+                             "(RALLYPOINT_HISTORY=off)")
     event_log_handler = Flag("'console' prints events as JSON on stderr; 'null' does not\n"
                              "(default null)", "NAME", _read_handler, False,
                              completes="null console")

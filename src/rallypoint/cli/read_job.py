@@ -19,7 +19,15 @@ from rallypoint.base.worker_env import AS_GLOO, SHUTDOWN_TIMEOUT, SHUTDOWN_TIMEO
 from rallypoint.cli.flags import PROGRAM, STATIC, JobOptions, LegacyOptions, read_token
 from rallypoint.cli.options import UsageError, is_whole, seconds
 from rallypoint.cli.surroundings import fill_in
-from rallypoint.launch.job import LOCAL_RANK_MACRO, TOKEN, Job, Nodes, Rendezvous, Verbosity
+from rallypoint.launch.job import (
+    HISTORY,
+    LOCAL_RANK_MACRO,
+    TOKEN,
+    Job,
+    Nodes,
+    Rendezvous,
+    Verbosity,
+)
 from rallypoint.launch.log_spec import STDERR, STDOUT, LogSpec, translate_template
 from rallypoint.rendezvous.job.round import Endpoint
 
@@ -97,6 +105,7 @@ def read_job(
         cpus=cpus,
         verbosity=_talk(options),
         events_file=options.json_events,
+        keeps_history=not options.no_history and _read_history(environ),
         prints_events=options.event_log_handler,
         on_hang=options.on_hang,
         hang_after_s=options.hang_after,
@@ -107,6 +116,13 @@ def read_job(
     notes += [note for note in (binding_note, preload_note) if note]
     meaningless = _meaningless(options, job)
     return job, [*notes, *meaningless] if job.verbosity is Verbosity.VERBOSE else notes
+
+
+def _read_history(environ: Mapping[str, str]) -> bool:
+    value = environ.get(HISTORY, "on")
+    if value not in ("on", "off"):
+        raise UsageError(f"{HISTORY} is {value!r}; it must be on or off.")
+    return value == "on"
 
 
 def _behind(command: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.job_so_far import JobSoFar
 from rallypoint.base.json_records import from_row, to_row
 from rallypoint.base.record import Record
 from rallypoint.base.recorded_call import GroupCounts, RecordedGroup
@@ -138,6 +139,7 @@ class NodeUpdate(Record, kw_only=True):
         phase, round, nodes, world_size: as `requests.AgentStatus`.
         uptime_ms: of its agent.
         groups: those of its ranks.
+        so_far: what has happened in the job; None: another node tells it.
     """
 
     node_rank: int
@@ -152,6 +154,7 @@ class NodeUpdate(Record, kw_only=True):
     steps: StepsUpdate | None
     groups: tuple[GroupNames, ...]
     ranks: tuple[RankUpdate, ...]
+    so_far: JobSoFar | None = None
 
     def reading(self, rank: RankUpdate) -> RankReading:
         """A rank's counters."""

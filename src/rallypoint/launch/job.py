@@ -30,6 +30,7 @@ from rallypoint.rendezvous.job.gathering import Limits
 from rallypoint.rendezvous.job.round import Endpoint, Member, Placement, Seat
 
 TOKEN = "RALLYPOINT_TOKEN"  # the name of the variable
+HISTORY = "RALLYPOINT_HISTORY"  # off: as --no-history
 # Where the guardian puts a worker's end of the control socket, and the memory of its record.
 CONTROL_FD_NUMBER = 3
 FLIGHT_RECORD_NUMBER = 4
@@ -171,6 +172,7 @@ class Job(Record, kw_only=True, secret=("environ",)):
             usual in its group.
         spares: how many more workers to start, which wait until they can replace lost ones.
         preload: modules that one process imports, which forks the workers; empty: there is none.
+        keeps_history: leave a file with what has happened.
     """
 
     command: tuple[str, ...]
@@ -194,6 +196,7 @@ class Job(Record, kw_only=True, secret=("environ",)):
     hang_after_s: float | None = None
     spares: int = 0
     preload: tuple[str, ...] = ()
+    keeps_history: bool = True
 
     def __post_init__(self) -> None:
         if not self.command:

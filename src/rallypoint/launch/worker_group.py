@@ -71,6 +71,15 @@ class WorkerExit(Record, kw_only=True):
         return min(self.time_s, self.error.time_s) if self.error else self.time_s
 
     @property
+    def cause(self) -> str:
+        """Why it failed, in a word, as in docs/events.md."""
+        if self.killed_because:
+            return "hang"
+        if self.error is not None:
+            return "raised"
+        return "killed" if self.signal is not None else "ended"
+
+    @property
     def text(self) -> str:
         """One line: which rank failed, and how."""
         return f"rank {self.rank} {self.what}"

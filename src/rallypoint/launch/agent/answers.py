@@ -15,6 +15,7 @@ from contextlib import suppress
 from rallypoint.base.address import loopback_trouble
 from rallypoint.base.control_message import WorkerError
 from rallypoint.base.errors import ControlMessageError
+from rallypoint.base.job_so_far import NEWEST
 from rallypoint.launch.agent.complaints import AgentMessage, EndRank
 from rallypoint.launch.agent.final_reports import OomKills
 from rallypoint.launch.agent.local_workers import AgentParts
@@ -55,7 +56,7 @@ class AgentAnswers:
         self._relay = Relay(parts.rounds, self._inspect)
         self._following = Following(
             parts.rounds,
-            lambda *how: NodeProcess(parts.selector, self._status, self._records, *how),
+            lambda *how: NodeProcess(parts.selector, self._status_with_events, self._records, *how),
         )
         answers = Answers(
             status=self._status,
@@ -70,6 +71,7 @@ class AgentAnswers:
         self._tracer = NodeInspector(parts.selector, self.conversations)
         self._job, self._state, self._rounds = parts.job, parts.state, parts.rounds
         self._workers, self._oom_kills, self._began = parts.workers, oom_kills, began
+        self._events = parts.progress.events
         self._reported = reported
 
     def close(self) -> None:
@@ -115,6 +117,11 @@ class AgentAnswers:
             news=self._rounds.news,
             workers=tuple(map(self._rank_status, state.group.local_ranks)),
         )
+
+    def _status_with_events(self) -> AgentStatus:
+        if self._state.node_rank != 0:
+            return self._status()  # node rank 0 tells of the job
+        return self._status().__replace__(so_far=self._events.so_far(NEWEST))
 
     def _records(self) -> Sequence[int]:
         evidence = self._workers.evidence

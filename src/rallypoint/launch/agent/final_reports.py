@@ -25,6 +25,8 @@ TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
     from rallypoint.diagnosis.facts import Facts, WorkerEnd
     from rallypoint.launch.inspection.inspect_node import ProcessSnapshot
+    from rallypoint.launch.output.progress import JobEvents
+    from rallypoint.launch.output.streams import Output
 
 _LONG_S = 1.0  # an operation that took longer is reported when a user stops the job
 _FORMING_S = 3.0  # a job may have no group for this long
@@ -125,6 +127,54 @@ class Reports:
         if finish is not None and finish.outcome is Outcome.GIVEN_UP:
             lines += self._leave_error()
         return lines
+
+    def keep_history(
+        self,
+        seat: Seat | None,
+        events: JobEvents,
+        output: Output | None,
+        *,
+        ended: float,
+        text: str,
+    ) -> None:
+        """Leave a file with what has happened; without a place for it, nothing is left.
+
+        Args:
+            output: its thread writes the file, and is left alone if the file system hangs.
+            ended: when the job ended, in seconds since 1970.
+            text: what was reported of its end.
+        """
+        try:
+            from rallypoint.launch.inspection.ended_job import EndedJob, RankEnd, write
+
+            group, steps = self._state.group, events.steps
+            job = EndedJob(
+                run_id=self._job.run_id,
+                pid=os.getpid(),
+                host=self._job.host,
+                node_rank=self._state.node_rank,
+                command=self._job.command,
+                ended=ended,
+                uptime_s=time.monotonic() - self._began,
+                status=self._state.status,
+                text=text,
+                round=self._state.round,
+                nodes=seat.nodes if seat else 0,
+                world_size=seat.world_size if seat else 0,
+                step=steps.step if steps else None,
+                total=steps.total if steps else None,
+                ranks=tuple(
+                    RankEnd(rank=rank, pid=end.pid, end="" if end.succeeded else end.ending)
+                    for rank, end in sorted(group.exits.items())
+                ),
+                so_far=events.so_far(),
+            )
+            since_s = time.time() - time.monotonic()
+            samples = [(since_s + at_s, step) for at_s, step in events.samples]
+            if output is not None:
+                output.files.call(lambda: write(job, samples))
+        except Exception:  # how the launcher ends does not depend on it
+            return
 
     def _aborted(
         self, evidence: RoundEvidence | None, stderr_of: Callable[[int], str]
@@ -251,7 +301,14 @@ class RoundEvidence:
         return found.sentence if found.kind is Verdict.EXPLAINED else ""
 
     def keep(
-        self, group: WorkerGroup, *, oom_kills: int | None, status: int, hang: str, logs: str
+        self,
+        group: WorkerGroup,
+        *,
+        oom_kills: int | None,
+        status: int,
+        hang: str,
+        logs: str,
+        ended: float,
     ) -> None:
         """Save it for `rallypoint explain`, if there is any.
 
@@ -260,24 +317,25 @@ class RoundEvidence:
             status: the launcher's exit status.
             hang: the hang for which the launcher ended the job, as it was reported.
             logs: the directory of the workers' output; empty if that is not kept.
+            ended: when the job ended, in seconds since 1970.
         """
         if not self.records.seen_ns:
             return
         from rallypoint.launch.inspection.saved_job import KeptJob, keep
 
         try:
-            ended = KeptJob(
+            job = KeptJob(
                 run_id=self._job.run_id,
                 pid=os.getpid(),
                 command=self._job.command,
-                ended=time.time(),
+                ended=ended,
                 status=status,
                 hang=hang,
                 failure=_failure_of(group),
                 logs=logs,
                 facts=self._facts(group, oom_kills),
             )
-            keep(ended)
+            keep(job)
         except Exception:  # how the launcher ends does not depend on it
             return
 

@@ -153,7 +153,11 @@ class InPlaceRecovery:
             self._recoveries.add(
                 recovery.lost_s(now), is_loss=recovery.is_loss, begins_again=begins_again
             )
-            self._progress.went_on(recovery.report(workers.by_rank, now))
+            self._progress.went_on(
+                recovery.report(workers.by_rank, now),
+                cause=recovery.cause,
+                lost_s=recovery.lost_s(now),
+            )
             if self._lets_go_on:
                 self._stand_by_at = now
 
@@ -267,6 +271,13 @@ class Recovery:
     def is_loss(self) -> bool:
         """Whether somebody was lost; or else others have joined, or left as planned."""
         return bool(self._failures) or self._is_urgent
+
+    @property
+    def cause(self) -> str:
+        """Of the loss, as `JobSoFar.losses` has it; empty: nobody was lost."""
+        if self._failures:
+            return self._failures[0].cause
+        return "elsewhere" if self.is_loss else ""
 
     def formed(self, now: float) -> None:
         """All workers of this node are in the round's group."""

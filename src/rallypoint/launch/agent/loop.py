@@ -46,7 +46,7 @@ from rallypoint.launch.agent.node import (
 from rallypoint.launch.agent.signals import FORWARDED, Signals
 from rallypoint.launch.agent.stuck_ranks import StuckRanks
 from rallypoint.launch.inspection.entries import Entry, make_entry
-from rallypoint.launch.job import Job, with_silence
+from rallypoint.launch.job import HISTORY, Job, with_silence
 from rallypoint.launch.output.progress import ProgressReporter
 from rallypoint.launch.output.sink import STDERR
 from rallypoint.launch.output.streams import Output
@@ -224,6 +224,7 @@ class Agent:
 
     def end(self) -> None:
         """End all processes."""
+        self._count_steps()
         self._stuck_ranks.close()
         if self._template is not None:
             self._template.close()
@@ -266,7 +267,16 @@ class Agent:
             hint=self._where_logs_are,
             stderr_of=self._stderr_of,
         )
+        ended = time.time()
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
+        if self._job.keeps_history and self._job.environ.get(HISTORY) != "off":
+            self._reports.keep_history(
+                self._workers.seat,
+                self._progress.events,
+                self._output,
+                ended=ended,
+                text="\n".join(lines),
+            )
         evidence = self._workers.evidence
         if lines and evidence is not None:
             evidence.keep(
@@ -275,6 +285,7 @@ class Agent:
                 status=self._state.status,
                 hang=self._state.hang,
                 logs="" if self._output is None else self._output.kept_in,
+                ended=ended,
             )
 
     @property
@@ -293,6 +304,13 @@ class Agent:
 
     def _stderr_of(self, local_rank: int) -> str:
         return "" if self._output is None else self._output.stderr_of(local_rank)
+
+    def _count_steps(self) -> None:
+        """Workers are about to end, or to continue in another round: count what they have done."""
+        try:
+            self._progress.events.count(self._workers.steps())
+        except Exception:  # whatever they wrote there
+            return
 
     def _read_records(self) -> None:
         """After trouble: record the workers' calls before they react to it."""
@@ -358,7 +376,9 @@ class Agent:
                     assert_never(order)
 
     def _start_round(self, start: Start) -> None:
+        self._count_steps()
         if self._state.phase is Phase.KEEPING:
+            self._progress.events.interrupted()
             self._recovery.begin(start)
             return self._rounds.settle()  # workers that continue are about to need the store
         failed, elsewhere = self._state.group, self._state.stopped_because
@@ -373,6 +393,12 @@ class Agent:
         if self._step_signals is not None:
             self._step_signals.forget()
         self._recovery.forget()
+        if start.because and before >= 0:
+            if failures := failed.failures():
+                self._progress.round_failed(failures[0].text, failures[0].cause)
+            elif start.is_urgent:
+                self._progress.round_failed(elsewhere or start.because, "elsewhere")
+            self._progress.events.restarted()
         self._progress.network_chosen(self._rounds.network)  # if it was not known before
         self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
         self._spawn(seat)

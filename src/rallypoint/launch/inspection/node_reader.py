@@ -13,8 +13,10 @@ import time
 from collections.abc import Sequence
 
 from rallypoint.base.flight_record import read_counts, read_steps, watch_closely
+from rallypoint.base.job_so_far import JobSoFar
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup, current_groups
 from rallypoint.base.recorded_steps import RecordedSteps, steps_of_job
+from rallypoint.base.trained_time import TrainedTime
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.node_update import (
     GroupNames,
@@ -37,10 +39,13 @@ _MOST_SITE = 60  # characters; the file's name and line are at the end
 def read_each_second(agent: AgentConnection) -> None:
     """Read the node of the agent at the other end, until that is gone."""
     next_at = time.monotonic()
+    least_s = 0.0  # of trained time, which must not fall when steps are dropped from their log
     while True:
         signal.alarm(int(LEASE_S))  # if the agent does not answer, or reading does not end
         try:
-            update = read_agents_node(agent)
+            update = read_agents_node(agent, least_s)
+            if update.so_far is not None and update.so_far.trained is not None:
+                least_s = update.so_far.trained.trained_s
             agent.send_line(to_line(update))
         except NoAnswerError:
             return
@@ -49,22 +54,27 @@ def read_each_second(agent: AgentConnection) -> None:
         time.sleep(next_at - time.monotonic())
 
 
-def read_agents_node(agent: AgentConnection) -> NodeUpdate:
-    """The state of that agent's node now; errors are those of `AgentConnection`."""
+def read_agents_node(agent: AgentConnection, least_s: float = 0.0) -> NodeUpdate:
+    """The state of that agent's node now; errors are those of `AgentConnection`.
+
+    Args:
+        least_s: how long its job has trained at least.
+    """
     answer, descriptors = agent.ask({"ask": "look"})
     try:
         status = read_status(answer)
-        return read_node(status, descriptors)
+        return read_node(status, descriptors, least_s)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def read_node(status: AgentStatus, descriptors: Sequence[int]) -> NodeUpdate:
+def read_node(status: AgentStatus, descriptors: Sequence[int], least_s: float = 0.0) -> NodeUpdate:
     """The state of a node now.
 
     Args:
         status: its agent's answer; the descriptors of its workers' records came with it.
+        least_s: how long the job has trained at least.
     """
     now_ns = time.monotonic_ns()
     places: dict[GroupNames, int] = {}
@@ -93,7 +103,19 @@ def read_node(status: AgentStatus, descriptors: Sequence[int]) -> NodeUpdate:
         steps=_steps(best),
         groups=tuple(places),
         ranks=tuple(ranks),
+        so_far=_with_trained(status.so_far, best, least_s),
     )
+
+
+def _with_trained(
+    so_far: JobSoFar | None, steps: RecordedSteps | None, least_s: float
+) -> JobSoFar | None:
+    """With the steps of this round."""
+    if so_far is None or steps is None:
+        return so_far
+    trained = (so_far.trained or TrainedTime()).after(steps)
+    least_s = max(least_s, trained.trained_s)
+    return so_far.__replace__(trained=trained.__replace__(trained_s=least_s))
 
 
 def _offset(worker: RankStatus) -> int:

@@ -25,6 +25,7 @@ import selectors
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+from rallypoint.base.job_so_far import JobSoFar
 from rallypoint.base.json_records import to_json
 from rallypoint.base.record import Record
 
@@ -75,6 +76,7 @@ class AgentStatus(Record, kw_only=True):
         oom_kills: the number of out-of-memory kills since the job began, if known.
         loopback_trouble: why processes there do not reach each other; empty if they do.
         news: what the agent waits for while there is no round.
+        so_far: what has happened, for the process that reads the node of node rank 0.
     """
 
     run_id: str
@@ -90,6 +92,7 @@ class AgentStatus(Record, kw_only=True):
     loopback_trouble: str
     news: str
     workers: tuple[RankStatus, ...]
+    so_far: JobSoFar | None = None
 
     @property
     def is_paused(self) -> bool:

@@ -9,13 +9,13 @@ was killed saves nothing, and each node saves only its own part.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import from_json, to_json
 from rallypoint.diagnosis.facts import Facts
+from rallypoint.launch.inspection.ended_job import state_directory, stem_of
 from rallypoint.launch.inspection.entries import shown_name
 
 _MOST_FILES = 20
@@ -53,13 +53,13 @@ class KeptJob:
 
 def keep(job: KeptJob) -> None:
     """Save it; if there is no place for it, nothing is saved."""
-    directory = _directory()
     data = json.dumps(to_json(job))
     if len(data) > _MOST_BYTES:
         return
     try:
+        directory = Path(state_directory())
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = directory / f"{job.pid}.{int(job.ended)}.json"
+        path = directory / f"{stem_of(job.pid, job.ended)}.json"
         path.with_suffix(".new").write_text(data)
         path.with_suffix(".new").rename(path)
         for old in _newest_first(directory)[_MOST_FILES:]:
@@ -71,7 +71,11 @@ def keep(job: KeptJob) -> None:
 def kept_jobs() -> list[KeptJob]:
     """This user's failed jobs on this machine, latest first."""
     jobs = []
-    for path in _newest_first(_directory()):
+    try:
+        paths = _newest_first(Path(state_directory()))
+    except OSError:
+        return []
+    for path in paths:
         try:
             jobs.append(from_json(KeptJob, json.loads(path.read_text())))
         except (OSError, ValueError, HostError):  # of another version, say
@@ -85,11 +89,6 @@ def latest_kept(word: str) -> KeptJob | None:
         if word in ("", str(job.pid)) or job.run_id.startswith(word) or job.name.startswith(word):
             return job
     return None
-
-
-def _directory() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(home) / "rallypoint"
 
 
 def _newest_first(directory: Path) -> list[Path]:

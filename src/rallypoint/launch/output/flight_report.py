@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rallypoint.base.recorded_steps import RecordedSteps
 
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2  # a Python of old headers has no names
+_MAGIC_BYTES = 4  # at the beginning of each record
 _MOST_PARTS = 12  # the most parts of a line
 _AGE_NS = 250_000_000  # records of other backends' groups may be this old
 _MOST_LINES = 8
@@ -166,14 +167,15 @@ class FlightRecords:
 
     def steps(self, slots: Iterable[int]) -> RecordedSteps | None:
         """How far the program is that writes these slots; None if that is not known."""
-        if self._descriptor < 0:
-            return None
+        offsets = [slot * FLIGHT_RECORD_BYTES for slot in slots]
+        if self._descriptor < 0 or not any(
+            any(os.pread(self._descriptor, _MAGIC_BYTES, offset)) for offset in offsets
+        ):
+            return None  # no worker has a record
         from rallypoint.base.flight_record import read_steps
         from rallypoint.base.recorded_steps import steps_of_job
 
-        return steps_of_job(
-            read_steps(self._descriptor, slot * FLIGHT_RECORD_BYTES) for slot in slots
-        )
+        return steps_of_job(read_steps(self._descriptor, offset) for offset in offsets)
 
     def close(self) -> None:
         """Free the memory."""

@@ -1,4 +1,5 @@
 """What is shown of a running job: a status line or event lines for people, a journal for programs.
+The latest events stay in memory, for those who watch the job and for its history.
 
 It only reports; nothing is decided here. Without flags, a job whose output is not redirected prints
 only what went wrong.
@@ -7,6 +8,8 @@ only what went wrong.
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from rallypoint.base.wording import brief, name_ranks
@@ -16,20 +19,105 @@ from rallypoint.launch.output.terminal import STATUS, is_terminal, say
 from rallypoint.launch.worker_group import WorkerExit, signal_name
 
 _STATUS_EVERY_S = 1.0
+_MOST_EVENTS = 512  # in memory
+_MOST_SAMPLES = 1000  # of steps; then every second one is dropped
+_MOST_TEXT = 300  # characters of an event
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
 if TYPE_CHECKING:
+    from rallypoint.base.job_so_far import Durations, JobSoFar
     from rallypoint.base.recorded_steps import RecordedSteps
+    from rallypoint.base.trained_time import TrainedTime
     from rallypoint.cluster.interface_choice import NetworkChoice
     from rallypoint.launch.output.journal import Journal
 
 
+class JobEvents:
+    """What has happened in the job so far. It costs next to nothing while nobody asks for it.
+
+    Attributes:
+        steps: the last ones that were counted.
+        samples: some steps, each with its time by the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[float, str, str, float]] = deque(maxlen=_MOST_EVENTS)
+        self._losses: dict[str, int] = {}
+        self._recoveries: dict[str, Durations] = {}
+        self._restarts = 0
+        self._trained: TrainedTime | None = None
+        self.samples: list[tuple[float, int]] = []
+        self.steps: RecordedSteps | None = None
+
+    def add(self, kind: str, text: str, lost_s: float = 0.0) -> None:
+        """Something has happened; the kinds are those of `JobEvent`."""
+        self._newest.append((time.time(), kind, text[:_MOST_TEXT], lost_s))
+
+    def lost(self, cause: str) -> None:
+        """Ranks were lost."""
+        self._losses[cause] = self._losses.get(cause, 0) + 1
+
+    def recovered(self, times: dict[str, object], lost_s: float) -> None:
+        """Workers have continued after a loss; `times` are those of the event went_on."""
+        from rallypoint.base.job_so_far import PARTS, Durations
+
+        for part in PARTS:
+            took_s = lost_s if part == "all" else times[f"{part}_s"]
+            if isinstance(took_s, float):
+                before = self._recoveries.get(part, Durations())
+                self._recoveries[part] = before.with_one(took_s)
+
+    def restarted(self) -> None:
+        """All workers are started anew."""
+        self._restarts += 1
+        if self._trained is not None:
+            self._trained = self._trained.with_new_processes()
+
+    def interrupted(self) -> None:
+        """Something keeps the workers from training, after the steps that were counted."""
+        if self._trained is not None:
+            self._trained = self._trained.interrupted()
+
+    def count(self, steps: RecordedSteps | None) -> None:
+        """Count the steps that were done since the last time; None: none are known."""
+        if steps is None:
+            return
+        from rallypoint.base.trained_time import TrainedTime
+
+        self.steps, before = steps, self._trained or TrainedTime()
+        self.samples += [pair for pair in steps.log if pair[0] > before.at_s]
+        while len(self.samples) > _MOST_SAMPLES:
+            del self.samples[1::2]
+        self._trained = before.after(steps)
+
+    def so_far(self, newest: int = _MOST_EVENTS) -> JobSoFar:
+        """All of it, with so many events."""
+        from rallypoint.base.job_so_far import JobEvent, JobSoFar
+
+        events = tuple(self._newest)[-newest:]
+        return JobSoFar(
+            events=tuple(
+                JobEvent(at=at, kind=kind, text=text, lost_s=lost_s)
+                for at, kind, text, lost_s in events
+            ),
+            losses=dict(self._losses),
+            restarts=self._restarts,
+            recoveries=dict(self._recoveries),
+            trained=self._trained,
+        )
+
+
 class ProgressReporter:
-    """Reports the agent's events. `tick` is due at `wake_at`; None: there is no status line."""
+    """Reports the agent's events. `tick` is due at `wake_at`; None: there is no status line.
+
+    Attributes:
+        events: what has happened so far.
+    """
 
     def __init__(self, job: Job, now: float) -> None:
         self._job = job
         self._began = now
+        self.events = JobEvents()
         self._journal: Journal | None = None
         self._round = 0
         self._restarts = 0
@@ -72,8 +160,15 @@ class ProgressReporter:
             self.told(f"{'warning: ' if network.is_doubtful else ''}network: {network.told}")
         self._record("network", **network.event)
 
+    def round_failed(self, what: str, cause: str) -> None:
+        """Ranks were lost, and all workers are to be started anew."""
+        self.events.add("loss", what)
+        self.events.lost(cause)
+
     def round_began(self, number: int, node_rank: int, ranks: Sequence[int], because: str) -> None:
-        """Workers are being started on this node."""
+        """Workers are being started on this node, or continue there."""
+        here = f"round {number}: {name_ranks(ranks)}" if ranks else f"round {number}"
+        self.events.add("round", f"{here} ({because})" if because else here)
         self._round, self._round_size = number, len(ranks)
         self._restarts += bool(because)
         self._start_text = f"round {number}: {name_ranks(ranks)} started"
@@ -112,6 +207,7 @@ class ProgressReporter:
 
     def signal_received(self, number: int) -> None:
         """Someone sent the agent a signal."""
+        self.events.add("signal", f"the launcher got {signal_name(number)}")
         self._record("signal", signal=signal_name(number))
 
     def decided(self, where: str, reason: str) -> None:
@@ -135,18 +231,30 @@ class ProgressReporter:
     def hangs(self, text: str, event: dict[str, object]) -> None:
         """The job hangs."""
         self.told(text)
+        self.events.add("hang", text)
         self._record("hang", round=self._round, **event, on_hang=self._job.on_hang.value)
 
     def goes_on(self, rank: int, waited_s: float, was_stopped: bool = False) -> None:
         """A hang is over: what that rank waited for has come, or it is not stopped any more."""
         state = "stopped" if was_stopped else "waiting"
-        self.told(f"the job continues: rank {rank} is no longer {state}, after {brief(waited_s)}")
+        text = f"the job continues: rank {rank} is no longer {state}, after {brief(waited_s)}"
+        self.told(text)
+        self.events.add("hang over", text)
         self._record("hang_over", round=self._round, rank=rank, waited_s=round(waited_s, 3))
 
-    def went_on(self, told: tuple[str, dict[str, object]]) -> None:
-        """After a loss, or with newcomers, all workers of this node are in a new round."""
+    def went_on(self, told: tuple[str, dict[str, object]], *, cause: str, lost_s: float) -> None:
+        """After a loss, or with newcomers, all workers of this node are in a new round.
+
+        Args:
+            cause: of the loss; empty: there was none.
+            lost_s: how long the ranks here did not train.
+        """
         text, event = told
         self.told(text)
+        self.events.add("loss" if cause else "join", text, lost_s)
+        if cause:
+            self.events.lost(cause)
+            self.events.recovered(event, lost_s)
         self._record("went_on", round=self._round, **event)
 
     def summary(self, text: str, event: dict[str, object], *, is_told: bool) -> None:
@@ -159,6 +267,7 @@ class ProgressReporter:
         """The job is over; `text` says what went wrong, if something did."""
         STATUS.hide()
         uptime_s = now - self._began
+        self.events.add("end", text.partition("\n")[0] or "the job succeeded")
         if text:
             say(text)
         elif self._tells_events:

@@ -220,6 +220,11 @@ class Output:
         self._has_failed = False
 
     @property
+    def files(self) -> FileWork:
+        """What works on files, which may hang."""
+        return self._files
+
+    @property
     def kept_in(self) -> str:
         """The directory of the logs; empty if there are none."""
         return self.directory.path if self.directory.is_kept else ""
