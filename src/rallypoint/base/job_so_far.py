@@ -55,8 +55,8 @@ class JobSoFar(Record, kw_only=True):
     """The latest events, and sums over all.
 
     Attributes:
-        losses: how often ranks were lost, by cause: "killed", "raised" (an exception), "ended",
-            "hang", or "elsewhere" (on another node).
+        losses: how often ranks were lost and the job continued, by cause: "killed", "raised" (an
+            exception), "ended", "hang", or "elsewhere" (on another node).
         restarts: how often all workers were started anew.
         recoveries: the times of in-place recoveries, by part.
         trained: None: no steps are known.

@@ -10,7 +10,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from rallypoint.base.files import open_regular
@@ -77,10 +76,7 @@ def _explain_ended(word: str, options: _ExplainOptions) -> int | None:
     notes += [f"the launcher stopped it, because {job.hang}"] if job.hang else []
     if not word and not options.json:  # the user did not name this job
         print(printable(f"no job runs here; the last record: {notes.pop(0)}:"))
-    why = explanation_of(job.facts, job.facts)
-    if job.failure and why.kind is Verdict.NO_HANG:  # its calls do not show why it failed
-        why = replace(why, kind=Verdict.EXPLAINED, sentence=f"{job.failure}.")
-    return _tell(why, job.facts.run_id, notes, options)
+    return _tell(job.explained(), job.facts.run_id, notes, options)
 
 
 def _tell(found: Explanation, run_id: str, notes: Sequence[str], options: _ExplainOptions) -> int:

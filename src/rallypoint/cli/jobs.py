@@ -86,7 +86,7 @@ def perform_on_job(
     usage: str,
     options: type[Table],
     act: Callable[[RunningJob, Table], int],
-    act_on_ended: Callable[[str, Table], int | None] = lambda word, options: None,
+    act_on_ended: Callable[[str, Table], int | None] | None = None,
 ) -> int:
     """Run a command about one job; returns the exit status.
 
@@ -102,10 +102,13 @@ def perform_on_job(
         options.check_values()
         try:
             chosen = choose_job(word, running_jobs())
-        except NoSuchJobError:
+        except NoSuchJobError as error:
+            if act_on_ended is None:
+                raise
             status = act_on_ended(word, options)
             if status is None:
-                raise
+                text = f"{str(error).removesuffix('.')}, and nothing is kept of one that has ended."
+                raise NoSuchJobError(text) from None
             return status
         chosen.is_named = bool(word)
         return act(chosen, options)

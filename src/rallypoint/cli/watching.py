@@ -18,12 +18,16 @@ from rallypoint.diagnosis.job_view import (
     Inspection,
     JobHistory,
     JobView,
+    NodeView,
     RankState,
+    RankView,
     view_of,
 )
 from rallypoint.launch.inspection.all_nodes import look_everywhere
+from rallypoint.launch.inspection.ended_job import EndedJob
 from rallypoint.launch.inspection.entries import Found
 from rallypoint.launch.inspection.job_follower import START_S, follow
+from rallypoint.launch.inspection.saved_job import kept_jobs
 
 _ONCE_S = START_S + SILENT_S + 0.5  # until then it is known which nodes tell nothing
 _MOST_S = 15.0  # this machine may be busy
@@ -100,7 +104,57 @@ class Inspections:
             self._interval_s = min(2 * self._interval_s, _MOST_EXPLAIN_S)
 
 
-def view_json(job: RunningJob, view: JobView, *, with_defaults: bool) -> dict[str, object]:
+def view_of_ended(job: EndedJob) -> JobView:
+    """What is to be seen of a job that has ended."""
+    ranks = tuple(
+        RankView(
+            rank=each.rank,
+            node_rank=job.node_rank,
+            host=job.host,
+            pid=each.pid,
+            state=RankState.ENDED,
+            end=each.end,
+        )
+        for each in job.ranks
+    )
+    here = tuple(each.rank for each in job.ranks)
+    view = JobView(
+        round=job.round,
+        phase="done",
+        world_size=job.world_size,
+        node_count=job.nodes,
+        uptime_s=job.uptime_s,
+        headline=_post_mortem(job),
+        is_undecided=False,
+        is_stalled=False,
+        ranks=ranks,
+        nodes=(NodeView(node_rank=job.node_rank, host=job.host, ranks=here, silent_s=None),),
+        age_s=0.0,
+        values={},
+        step=job.step,
+        total=job.total,
+        status=job.status,
+        ended_s=max(0.0, time.time() - job.ended),
+    )
+    return view.with_past(job.so_far)
+
+
+def _post_mortem(job: EndedJob) -> str:
+    """As `explain` says, if it knows the job."""
+    said = job.text.partition("\n")[0]
+    if job.status == 0:
+        return said or "the job succeeded"
+    saved = next(
+        (each for each in kept_jobs() if (each.pid, each.ended) == (job.pid, job.ended)), None
+    )
+    if saved is not None and (why := saved.explained()).kind is not Verdict.NO_HANG:
+        return why.sentence
+    return said or f"the launcher ended with exit status {job.status}"
+
+
+def view_json(
+    job: RunningJob | EndedJob, view: JobView, *, with_defaults: bool
+) -> dict[str, object]:
     """A view for `json.dumps`: times and shares to what is known of them, states as users read
     them.
     """

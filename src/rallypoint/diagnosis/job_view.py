@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
 
+from rallypoint.base.job_so_far import JobEvent, JobSoFar
 from rallypoint.base.recorded_steps import SOURCES
 from rallypoint.base.wording import brief
 from rallypoint.diagnosis.explanation import Explanation
@@ -138,6 +139,13 @@ class JobView:
         speed: steps (if they are not known: calls) a second, in the last second.
         values: what its program tells of itself.
         age_s: the time since anything was told.
+        events: the latest ones.
+        losses, restarts: how often ranks were lost, and all workers started anew.
+        recovery_s: how long in-place recoveries took in all.
+        trained: the share of its time in which steps ended that had not been done before; None: no
+            steps are known.
+        status: the launcher's exit status; None: the job is running.
+        ended_s: the time since it ended.
     """
 
     round: int
@@ -160,6 +168,27 @@ class JobView:
     calls_per_s: float | None = None
     bytes_per_s: float | None = None
     speed: float | None = None
+    events: tuple[JobEvent, ...] = ()
+    losses: int = 0
+    restarts: int = 0
+    recovery_s: float = 0.0
+    trained: float | None = None
+    status: int | None = None
+    ended_s: float | None = None
+
+    def with_past(self, so_far: JobSoFar) -> JobView:
+        """With what has happened so far."""
+        trained = None
+        if so_far.trained is not None and self.uptime_s > 0:
+            trained = min(1.0, so_far.trained.trained_s / self.uptime_s)
+        return replace(
+            self,
+            events=so_far.events,
+            losses=so_far.loss_count,
+            restarts=so_far.restarts,
+            recovery_s=so_far.recovery_s,
+            trained=trained,
+        )
 
     @property
     def percent(self) -> int | None:
@@ -222,7 +251,8 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
     )
     now = samples.values()
     steps = max((each for each in map(_steps, told) if each), key=_knowledge, default=None)
-    return JobView(
+    so_far = next((node.updates[-1].so_far for node in told if node.updates[-1].so_far), JobSoFar())
+    view = JobView(
         round=latest.round,
         phase=latest.phase,
         world_size=latest.world_size,
@@ -244,6 +274,7 @@ def view_of(history: JobHistory, inspection: Inspection | None = None) -> JobVie
         speed=_median(each.speed for each in now),
         values=steps.values if steps else {},
     )
+    return view.with_past(so_far)
 
 
 @dataclass(frozen=True, slots=True)

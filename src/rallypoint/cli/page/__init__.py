@@ -27,8 +27,9 @@ from rallypoint.cli.jobs import RunningJob, perform_on_job, running_jobs
 from rallypoint.cli.options import HELP, Flag, Options, UsageError, integer, reader, text
 from rallypoint.cli.page.content import PageData, saved_document
 from rallypoint.cli.page.page_server import PageServer
-from rallypoint.cli.watching import Inspections, inspect, view_once
+from rallypoint.cli.watching import Inspections, inspect, view_of_ended, view_once
 from rallypoint.diagnosis.job_view import view_of
+from rallypoint.launch.inspection.ended_job import latest_ended
 from rallypoint.launch.inspection.job_follower import follow
 
 PROGRAM = "rallypoint page"
@@ -38,7 +39,8 @@ usage: {PROGRAM} [JOB] [FLAGS]
 Watch a running job in a browser: what `rallypoint top` shows, and what has happened since. It
 prints the page's URL, and with ssh the command that forwards it to your own computer. The URL
 holds a token: whoever has it can read the page. Nothing is changed in the job. The command ends
-with the job, or by Ctrl-C.
+with the job, or by Ctrl-C. If no such job is running, it shows how the last one of that name has
+ended, and what happened in it.
 """
 _FAREWELL_S = 3.0  # so that open pages learn that the job has ended
 _PORT = 8432  # suggested for the user's own computer
@@ -79,23 +81,52 @@ class _PageOptions(Options):
 
 def page(words: Sequence[str]) -> int:
     """Run `rallypoint page WORDS`; returns the exit status."""
-    return perform_on_job(PROGRAM, words, _USAGE, _PageOptions, _show)
+    return perform_on_job(PROGRAM, words, _USAGE, _PageOptions, _show, _show_ended)
 
 
 def _show(job: RunningJob, options: _PageOptions) -> int:
-    places = [name for name in ("--listen", "--socket") if name in options.texts]
-    if len(places) > 1 or (places and options.save):
-        others = " and ".join([*places, *(["--save"] if options.save else [])])
-        raise UsageError(f"{others} exclude each other; leave one out.")
+    _check(options)
     try:
-        return _save(job, options.save) if options.save else _serve(job, options)
+        if options.save:
+            data = PageData(job, time.time())
+            data.add(view_once(job), time.time())
+            return _save(data, options.save)
+        return _serve(job, options)
     except KeyboardInterrupt:
         return 0
 
 
-def _save(job: RunningJob, file: str) -> int:
-    data = PageData(job, time.time())
-    data.add(view_once(job), time.time())
+def _show_ended(word: str, options: _PageOptions) -> int | None:
+    """Show the last job of that name as it ended; None if there is none."""
+    _check(options)
+    found = latest_ended(word)
+    if found is None:
+        return None
+    job, samples = found
+    data = PageData(job, job.ended - job.uptime_s)
+    data.add(view_of_ended(job), job.ended)
+    data.add_samples(samples)
+    data.end(job.ended)
+    if options.save:
+        return _save(data, options.save)
+    try:
+        with _server(options) as server:
+            _begin(data, server)
+            print(printable(f"job {job.name} has ended; Ctrl-C ends this command"), flush=True)
+            signal.pause()
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _check(options: _PageOptions) -> None:
+    places = [name for name in ("--listen", "--socket") if name in options.texts]
+    if len(places) > 1 or (places and options.save):
+        others = " and ".join([*places, *(["--save"] if options.save else [])])
+        raise UsageError(f"{others} exclude each other; leave one out.")
+
+
+def _save(data: PageData, file: str) -> int:
     try:
         Path(file).write_text(saved_document(data.to_json()), encoding="utf-8")
     except OSError as error:
@@ -105,14 +136,22 @@ def _save(job: RunningJob, file: str) -> int:
 
 
 def _serve(job: RunningJob, options: _PageOptions) -> int:
-    _end_by_signals()
-    names = [name for name in options.page_host.split(",") if name]
-    with PageServer(options.socket or options.listen, names) as server:
+    with _server(options) as server:
         data = PageData(job, time.time())
-        server.publish(json.dumps(data.to_json()).encode())
-        print(printable(invitation(server.address, server.token, os.environ)), flush=True)
+        _begin(data, server)
         _publish(job, data, server)
     return 0
+
+
+def _server(options: _PageOptions) -> PageServer:
+    _end_by_signals()
+    names = [name for name in options.page_host.split(",") if name]
+    return PageServer(options.socket or options.listen, names)
+
+
+def _begin(data: PageData, server: PageServer) -> None:
+    server.publish(json.dumps(data.to_json()).encode())
+    print(printable(invitation(server.address, server.token, os.environ)), flush=True)
 
 
 def serve_beside_launcher(pid: int, where: str) -> None:

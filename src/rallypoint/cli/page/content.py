@@ -10,19 +10,24 @@ import base64
 import hashlib
 import json
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import rallypoint
+from rallypoint.base.job_so_far import JobEvent
 from rallypoint.base.wording import name_ranks, one_line
 from rallypoint.cli.jobs import RunningJob
 from rallypoint.cli.top.frame import Choices, shown_ranks
 from rallypoint.cli.watching import view_json
 from rallypoint.diagnosis.job_view import JobView
+from rallypoint.launch.inspection.ended_job import EndedJob
 
 DOCUMENT = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 _SPEEDS, _EVENTS = 300, 200  # one speed a second
+_MOST_PAST = 512
 _MOST_HOSTS = 3  # in an event
 _PLACE_OF_DATA = "<!-- data -->"  # in the document, where a saved one has its own
 
@@ -34,11 +39,12 @@ class PageData:
         began_s: when, in seconds since 1970, as all times here.
     """
 
-    def __init__(self, job: RunningJob, began_s: float) -> None:
+    def __init__(self, job: RunningJob | EndedJob, began_s: float) -> None:
         self._job, self._began_s, self._at_s = job, began_s, began_s
         self._view: JobView | None = None
         self._speeds: deque[float] = deque(maxlen=_SPEEDS)
         self._events: deque[dict[str, object]] = deque(maxlen=_EVENTS)
+        self._past: dict[JobEvent, None] = {}  # what the job's launcher has told
         self._has_ended = False
 
     def add(self, view: JobView, at_s: float) -> None:
@@ -46,13 +52,32 @@ class PageData:
         before, self._view, self._at_s = self._view, view, at_s
         if view.speed is not None and (before is None or before.uptime_s != view.uptime_s):
             self._speeds.append(float(f"{view.speed:.4g}"))
-        for text in changes(before, view):
-            self._events.append({"at": round(at_s, 3), "text": text})
+        self._past |= dict.fromkeys(view.events)
+        for old in [*self._past][:-_MOST_PAST]:
+            del self._past[old]
+        if view.status is None:
+            for text in changes(before, view):
+                self._events.append({"at": round(at_s, 3), "text": text})
+
+    def add_samples(self, samples: Sequence[tuple[float, int]]) -> None:
+        """Take the speeds of a job that has ended, from some of its steps."""
+        rates = [
+            (now_s, max(0, step - before) / (now_s - then_s))
+            for (then_s, before), (now_s, step) in pairwise(samples)
+            if now_s > then_s
+        ]
+        if rates:
+            first_s, past_s, count = samples[0][0], rates[-1][0] - samples[0][0], len(rates)
+            for number in range(min(count, _SPEEDS)):
+                at_s = first_s + (number + 0.5) * past_s / min(count, _SPEEDS)
+                at = bisect_left(rates, (at_s,))
+                self._speeds.append(float(f"{rates[min(at, count - 1)][1]:.4g}"))
 
     def end(self, at_s: float) -> None:
         """The job is over."""
         self._has_ended = True
-        self._events.append({"at": round(at_s, 3), "text": "the job has ended"})
+        if not any(each.kind == "end" for each in self._past):
+            self._events.append({"at": round(at_s, 3), "text": "the job has ended"})
 
     def to_json(self) -> dict[str, object]:
         """For `json.dumps`."""
@@ -66,17 +91,30 @@ class PageData:
             "at": round(self._at_s, 3),
             "has_ended": self._has_ended,
             "speeds": list(self._speeds),
-            "events": list(self._events),
+            "events": self._all_events(),
+            "job_began": round(self._at_s - self._view.uptime_s, 3) if self._view else None,
         }
         printed = _printable(told)
         assert isinstance(printed, dict)
         return printed
 
+    def _all_events(self) -> list[dict[str, object]]:
+        past = [
+            {
+                "at": round(each.at, 3),
+                "kind": each.kind,
+                "text": each.text,
+                "lost_s": round(each.lost_s, 3),
+            }
+            for each in self._past
+        ]
+        return sorted([*past, *self._events], key=lambda each: float(str(each["at"])))
+
 
 def changes(before: JobView | None, now: JobView) -> Iterator[str]:
     """What has happened between two views, a sentence each; `before`: None: this is the first."""
     is_new = before is None or before.round != now.round
-    if is_new and now.round >= 0:
+    if is_new and now.round >= 0 and not now.events:
         nodes = "1 node" if now.node_count == 1 else f"{now.node_count} nodes"
         seen = "begins" if before is not None else "runs"
         yield f"round {now.round} {seen}: {now.world_size} ranks on {nodes}"

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from shutil import get_terminal_size
 
-from rallypoint.base.wording import printable
+from rallypoint.base.wording import one_line, printable
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Flag, Options
 from rallypoint.cli.top.browser import Browser
-from rallypoint.cli.top.frame import Choices, frame
+from rallypoint.cli.top.frame import Choices, event_text, frame
 from rallypoint.cli.top.screen import Screen
-from rallypoint.cli.watching import view_json, view_once
+from rallypoint.cli.watching import view_json, view_of_ended, view_once
 from rallypoint.diagnosis.job_view import JobView, view_of
+from rallypoint.launch.inspection.ended_job import latest_ended
 from rallypoint.launch.inspection.job_follower import follow
 
 PROGRAM = "rallypoint top"
@@ -31,8 +32,10 @@ Watch a running job: its speed, a line for each rank on all its nodes, and in on
 rank is slow, or why the job is stuck. The key ? explains the rest, and q ends it. Nothing is
 changed in the job, and it costs its machines some milliseconds a second, only while you watch.
 
-Without a terminal, or with --once, it prints one screen after about two seconds.
+Without a terminal, or with --once, it prints one screen after about two seconds. If no such job is
+running, it prints how the last one of that name has ended, and what happened in it.
 """
+_MOST_EVENTS = 20  # of a job that has ended
 _WIDE = 160  # columns where no terminal says how many there are
 
 
@@ -44,7 +47,7 @@ class _TopOptions(Options):
 
 def top(words: Sequence[str]) -> int:
     """Run `rallypoint top WORDS`; returns the exit status."""
-    return perform_on_job(PROGRAM, words, _USAGE, _TopOptions, _watch)
+    return perform_on_job(PROGRAM, words, _USAGE, _TopOptions, _watch, _show_ended)
 
 
 def _watch(job: RunningJob, options: _TopOptions) -> int:
@@ -66,6 +69,21 @@ def _watch(job: RunningJob, options: _TopOptions) -> int:
     return 0
 
 
+def _show_ended(word: str, options: _TopOptions) -> int | None:
+    """Print the last job of that name as it ended; None if there is none."""
+    found = latest_ended(word)
+    if found is None:
+        return None
+    view = view_of_ended(found[0])
+    if options.json:
+        print(json.dumps(view_json(found[0], view, with_defaults=True)))
+    else:
+        _print(found[0].name, view)
+        for event in view.events[-_MOST_EVENTS:]:
+            print(one_line(event_text(event)))
+    return 0
+
+
 def _is_terminal() -> bool:
     return os.isatty(0) and os.isatty(1) and os.environ.get("TERM", "dumb") != "dumb"
 
@@ -75,11 +93,15 @@ def _print_once(job: RunningJob, *, is_json: bool) -> int:
     if is_json:
         print(_json(job, view))
         return 0
+    _print(job.name, view)
+    return 0
+
+
+def _print(name: str, view: JobView) -> None:
     columns = get_terminal_size((_WIDE, 0)).columns
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    print(*frame(job.name, view, Choices(), columns, 0, has_colours=False), sep="\n")
-    return 0
+    print(*frame(name, view, Choices(), columns, 0, has_colours=False), sep="\n")
 
 
 def _print_json(job: RunningJob) -> int:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import localtime, strftime
 from unicodedata import combining, east_asian_width
 
+from rallypoint.base.job_so_far import JobEvent
 from rallypoint.base.wording import one_line
 from rallypoint.diagnosis.job_view import STALLED_S, JobView, RankState, RankView
 from rallypoint.launch.output.progress import duration
@@ -162,7 +164,8 @@ def frame(
         rows: 0: as many as there are to tell, without keys.
     """
     lines = _top(name, view, choices, columns)
-    bottom = _bottom(view, choices, columns)[-rows:] if rows else []
+    event = _latest_event(view) if choices.page is None else []
+    bottom = [*event, *(_bottom(view, choices, columns) if rows else [])][-rows:]
     room = max(0, rows - len(lines) - len(bottom)) if rows else 1 << 30
     if choices.page is not None:
         lines += _page(choices.page, choices.first, columns, room)
@@ -170,7 +173,8 @@ def frame(
         lines += _ranks(view, choices, columns, room)
     if rows:
         lines = lines[: rows - len(bottom)]
-        lines += [[]] * (rows - len(bottom) - len(lines)) + bottom
+        lines += [[]] * (rows - len(bottom) - len(lines))
+    lines += bottom
     return [_paint(line, columns, has_colours=has_colours) for line in lines]
 
 
@@ -223,7 +227,10 @@ def _top(name: str, view: JobView | None, choices: Choices, columns: int) -> lis
         return [[(name, "bold")], [("waits for what its nodes tell", "")]]
     nodes = f"{view.node_count} node{'s' * (view.node_count != 1)}"
     about = f"  round {view.round}  {view.world_size} ranks, {nodes}" if view.round >= 0 else ""
-    line = [(name, "bold"), (f"{about}  {view.phase} {duration(view.uptime_s)}", "")]
+    state = f"{view.phase} {duration(view.uptime_s)}"
+    if view.status is not None and view.ended_s is not None:
+        state = f"{ended(view.status, view.ended_s)}, after {duration(view.uptime_s)}"
+    line = [(name, "bold"), (f"{about}  {state}", "")]
     if view.step is not None:
         line.append((f"   step {view.step:,}", "bold"))
         if view.percent is not None:
@@ -236,8 +243,45 @@ def _top(name: str, view: JobView | None, choices: Choices, columns: int) -> lis
         [("> " if not at else "  ", style), (text, style)]
         for at, text in enumerate(wrapped(view.headline, columns - 2)[:_MOST_OF_HEADLINE])
     ]
-    rates = _rates(view, choices)
-    return [line, *headline, *([[(rates, "")]] if rates else [])]
+    rates, past = _rates(view, choices), _past(view)
+    both = [f"{rates}  {past}"] if rates and past else [rates or past]
+    if width(both[0]) > columns:
+        both = [rates, past]
+    return [line, *headline, *([(each, "")] for each in both if each)]
+
+
+def ended(status: int, ended_s: float) -> str:
+    """``"ended 12 min ago, exit 1"``."""
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if ended_s >= unit_s:
+            return f"ended {int(ended_s / unit_s)} {unit} ago, exit {status}"
+    return f"ended {int(ended_s)} s ago, exit {status}"
+
+
+def share(part: float) -> str:
+    """``"99.2 %"``; less than all is never rounded to all."""
+    return f"{min(part * 100, 99.9 if part < 1 else 100.0):.1f} %"
+
+
+def _past(view: JobView) -> str:
+    parts = [f"trained {share(view.trained)}"] if view.trained is not None else []
+    if view.losses or view.restarts:
+        took = f" ({_time(view.recovery_s)})" if view.recovery_s else ""
+        parts += [f"losses {view.losses}{took}", f"restarts {view.restarts}"]
+    return "  ".join(parts)
+
+
+def event_text(event: JobEvent) -> str:
+    """``"18:01:12 rank 6 was killed by SIGKILL"``."""
+    return f"{strftime('%H:%M:%S', localtime(event.at))} {event.text}"
+
+
+def _latest_event(view: JobView | None) -> list[list[Piece]]:
+    """The last one besides rounds, which other lines tell."""
+    if view is None or view.status is not None:
+        return []
+    events = [each for each in view.events if each.kind != "round"]
+    return [[(event_text(events[-1]), "")]] if events else []
 
 
 def wrapped(text: str, columns: int) -> list[str]:
@@ -394,6 +438,9 @@ def _columns(ranks: Sequence[RankView], view: JobView, columns: int) -> list[_Co
         _Column("   MEM", lambda rank: _bytes(rank.rss_bytes) if rank.rss_bytes else ""),
         _Column("AT", _at, _LEAST_AT, is_left=True),
     ]
+    if view.status is not None:
+        end = _Column("END", lambda rank: rank.end, _LEAST_CALL, is_left=True)
+        found = [column for column in found if column.head in ("RANK", "NODE")] + [end]
     if len(view.nodes) < 2:
         found = [column for column in found if column.head != "NODE"]
     for dropped in ("NOCORE", "MEM", "NODE", "CPU", "WAITS", "AT"):

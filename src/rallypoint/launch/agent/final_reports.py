@@ -164,7 +164,7 @@ class Reports:
                 step=steps.step if steps else None,
                 total=steps.total if steps else None,
                 ranks=tuple(
-                    RankEnd(rank=rank, pid=end.pid, end="" if end.succeeded else end.ending)
+                    RankEnd(rank=rank, pid=end.pid, end=_ending(end))
                     for rank, end in sorted(group.exits.items())
                 ),
                 so_far=events.so_far(),
@@ -376,6 +376,13 @@ def _failure_of(group: WorkerGroup) -> str:
 
     failures = group.failures()
     return f"{failures[0].text}{ended_before(group)}" if failures else ""
+
+
+def _ending(end: WorkerExit) -> str:
+    """As those who watch the job see it."""
+    if end.by_launcher:
+        return "stopped by the launcher"
+    return f"killed by {signal_name(end.signal)}" if end.signal else f"ended with {end.code}"
 
 
 def _end_of(end: WorkerExit | None) -> WorkerEnd | None:

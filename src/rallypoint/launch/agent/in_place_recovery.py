@@ -83,7 +83,7 @@ class InPlaceRecovery:
             newcomers=newcomers,
         )
         self._perform(decision)
-        self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
+        self._progress.round_began(seat, start.because)
         self._workers.go_on(seat, places, is_urgent=start.is_urgent, now=now)
         self._recovery = Recovery(
             over,

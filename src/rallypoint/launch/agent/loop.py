@@ -400,7 +400,7 @@ class Agent:
                 self._progress.round_failed(elsewhere or start.because, "elsewhere")
             self._progress.events.restarted()
         self._progress.network_chosen(self._rounds.network)  # if it was not known before
-        self._progress.round_began(seat.number, seat.node_rank, ranks, start.because)
+        self._progress.round_began(seat, start.because)
         self._spawn(seat)
         self._rounds.settle()
         if seat.node_rank == 0:  # its agent serves the store; start() made room for far ranks

@@ -30,7 +30,7 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in range(32)} | {34: '\\"', 92: "\\\
 
 
 class RankEnd(Record, kw_only=True):
-    """A worker of the last round, and how it ended; empty: by itself, with success."""
+    """A worker of the last round, and how it ended: ``"killed by SIGKILL"``."""
 
     rank: int
     pid: int
@@ -74,13 +74,6 @@ class EndedJob(Record, kw_only=True):
     def name(self) -> str:
         """The job's name as it is shown."""
         return shown_name(self.run_id, self.command)
-
-    @property
-    def trained(self) -> float | None:
-        """The share of its time in which the job trained; None: no steps are known."""
-        if self.so_far.trained is None or self.uptime_s <= 0:
-            return None
-        return min(1.0, self.so_far.trained.trained_s / self.uptime_s)
 
 
 def without_values(command: Sequence[str]) -> tuple[str, ...]:

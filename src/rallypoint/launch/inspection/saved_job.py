@@ -9,11 +9,13 @@ was killed saves nothing, and each node saves only its own part.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import from_json, to_json
+from rallypoint.diagnosis.answer import explanation_of
+from rallypoint.diagnosis.explanation import Explanation, Verdict
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.launch.inspection.ended_job import state_directory, stem_of
 from rallypoint.launch.inspection.entries import shown_name
@@ -49,6 +51,13 @@ class KeptJob:
     def name(self) -> str:
         """The job's name as it is shown."""
         return shown_name(self.run_id, self.command)
+
+    def explained(self) -> Explanation:
+        """Why it failed."""
+        why = explanation_of(self.facts, self.facts)
+        if self.failure and why.kind is Verdict.NO_HANG:  # its calls do not show why
+            why = replace(why, kind=Verdict.EXPLAINED, sentence=f"{self.failure}.")
+        return why
 
 
 def keep(job: KeptJob) -> None:

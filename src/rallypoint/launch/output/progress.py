@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.job import Job, Verbosity
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rallypoint.base.trained_time import TrainedTime
     from rallypoint.cluster.interface_choice import NetworkChoice
     from rallypoint.launch.output.journal import Journal
+    from rallypoint.rendezvous.job.round import Seat
 
 
 class JobEvents:
@@ -165,15 +166,18 @@ class ProgressReporter:
         self.events.add("loss", what)
         self.events.lost(cause)
 
-    def round_began(self, number: int, node_rank: int, ranks: Sequence[int], because: str) -> None:
+    def round_began(self, seat: Seat, because: str) -> None:
         """Workers are being started on this node, or continue there."""
-        here = f"round {number}: {name_ranks(ranks)}" if ranks else f"round {number}"
-        self.events.add("round", f"{here} ({because})" if because else here)
+        number, ranks = seat.number, seat.ranks
+        size = "1 rank" if seat.world_size == 1 else f"{seat.world_size} ranks"
+        size += f" on {seat.nodes} nodes" if seat.nodes > 1 else ""
+        why = f": {because}" if because else ""
+        self.events.add("round", f"round {number} begins with {size}{why}")
         self._round, self._round_size = number, len(ranks)
         self._restarts += bool(because)
         self._start_text = f"round {number}: {name_ranks(ranks)} started"
         if self._journal is not None:
-            self._journal.node_rank = node_rank
+            self._journal.node_rank = seat.node_rank
         self._record("round_began", round=number, ranks=list(ranks), because=because)
 
     def round_runs(self) -> None:
