@@ -10,6 +10,7 @@ from rallypoint.base.trained_time import TrainedTime
 
 NEWEST = 32  # events that those who watch a job see
 BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+CAUSES = ("killed", "raised", "ended", "hang", "elsewhere")  # of losses
 PARTS = ("detect", "agree", "form", "sync", "all")  # of a recovery, as in docs/events.md
 
 
@@ -55,8 +56,9 @@ class JobSoFar(Record, kw_only=True):
     """The latest events, and sums over all.
 
     Attributes:
-        losses: how often ranks were lost and the job continued, by cause: "killed", "raised" (an
-            exception), "ended", "hang", or "elsewhere" (on another node).
+        losses: how often ranks were lost and the job continued, by cause, one of `CAUSES`:
+            "raised" an exception; "ended" before the training was over; "elsewhere": on another
+            node.
         restarts: how often all workers were started anew.
         recoveries: the times of in-place recoveries, by part.
         trained: None: no steps are known.
@@ -72,6 +74,12 @@ class JobSoFar(Record, kw_only=True):
     def loss_count(self) -> int:
         """How often ranks were lost."""
         return sum(self.losses.values())
+
+    def trained_share(self, uptime_s: float) -> float | None:
+        """The share of its time in which the job trained; None: no steps are known."""
+        if self.trained is None or uptime_s <= 0:
+            return None
+        return min(1.0, self.trained.trained_s / uptime_s)
 
     @property
     def recovery_s(self) -> float:

@@ -178,16 +178,13 @@ class JobView:
 
     def with_past(self, so_far: JobSoFar) -> JobView:
         """With what has happened so far."""
-        trained = None
-        if so_far.trained is not None and self.uptime_s > 0:
-            trained = min(1.0, so_far.trained.trained_s / self.uptime_s)
         return replace(
             self,
             events=so_far.events,
             losses=so_far.loss_count,
             restarts=so_far.restarts,
             recovery_s=so_far.recovery_s,
-            trained=trained,
+            trained=so_far.trained_share(self.uptime_s),
         )
 
     @property

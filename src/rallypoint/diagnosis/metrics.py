@@ -7,11 +7,12 @@ not know has no series. OpenMetrics 1.0.0: https://prometheus.io/docs/specs/om/o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
 
+from rallypoint.base.job_so_far import BOUNDS_S, CAUSES, Durations, JobSoFar
 from rallypoint.base.wording import one_line
 from rallypoint.diagnosis.job_view import JobHistory, JobView, view_of
 from rallypoint.diagnosis.node_update import NodeUpdate
@@ -33,6 +34,7 @@ class MetricKind(Enum):
 
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
     INFO = "info"
     STATESET = "stateset"
 
@@ -80,6 +82,7 @@ def _of_rank(name: str, kind: MetricKind, text: str, unit: str = "") -> Family:
 
 
 _COUNTER, _GAUGE, _S = MetricKind.COUNTER, MetricKind.GAUGE, "seconds"
+_HISTOGRAM = MetricKind.HISTOGRAM
 _BY_NAME = {
     each.name: each
     for each in (
@@ -87,6 +90,10 @@ _BY_NAME = {
         _of_job("phase", MetricKind.STATESET, "What the launcher is doing."),
         _of_job("up_seconds", _GAUGE, "Time since the launcher started.", _S),
         _of_job("rounds", _COUNTER, "Rounds so far: the number of the current one, plus one."),
+        _of_job("restarts", _COUNTER, "How often all workers were started anew."),
+        _of_job("losses", _COUNTER, "How often ranks were lost, after which the job continued."),
+        _of_job("recovery_seconds", _HISTOGRAM, "In-place recoveries, as node 0 saw them.", _S),
+        _of_job("trained_seconds", _COUNTER, "Time in which new steps ended.", _S),
         _of_job("stalled", _GAUGE, "1 if no rank has made a call or a step for three seconds."),
         _of_job("stalled_seconds", _GAUGE, "Time since any rank made a call, if stalled.", _S),
         _of_job("steps", _COUNTER, "The last step of the program."),
@@ -114,7 +121,8 @@ FAMILIES = tuple(
 )
 
 Labels = tuple[tuple[str, str], ...]
-Metrics = dict[str, dict[Labels, float]]  # values by the name of the family and by labels
+Value = float | Durations
+Metrics = dict[str, dict[Labels, Value]]  # by the name of the family and by labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,22 +182,31 @@ def render(metrics: Metrics, *, openmetrics: bool) -> str:
         values = metrics.get(family.name)
         if not values:
             continue
-        is_gauge = family.kind is not MetricKind.COUNTER
+        is_gauge = family.kind not in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
         name = f"{_PREFIX}{family.name}" if openmetrics else family.sample_name
-        kind = family.kind.value if openmetrics else "gauge" if is_gauge else "counter"
+        kind = family.kind.value if openmetrics else "gauge" if is_gauge else family.kind.value
         lines.append(f"# TYPE {name} {kind}")
         if openmetrics and family.unit:
             lines.append(f"# UNIT {name} {family.unit}")
         lines.append(f"# HELP {name} {family.help}")
-        for labels, value in values.items():
+        for suffix, labels, value in _samples(values):
             shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
             number = value if isinstance(value, int) else round(value, 6)
-            lines.append(
-                f"{family.sample_name}{{{shown}}} {number}"
-                if shown
-                else f"{family.sample_name} {number}"
-            )
+            name = f"{family.sample_name}{suffix}"
+            lines.append(f"{name}{{{shown}}} {number}" if shown else f"{name} {number}")
     return "".join(f"{line}\n" for line in [*lines, *(["# EOF"] if openmetrics else [])])
+
+
+def _samples(values: Mapping[Labels, Value]) -> Iterator[tuple[str, Labels, float]]:
+    """The series of a family: the ends of their names, labels and values."""
+    for labels, value in values.items():
+        if not isinstance(value, Durations):
+            yield "", labels, value
+            continue
+        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), value.cumulative, strict=True):
+            yield "_bucket", (*labels, ("le", bound)), count
+        yield "_sum", labels, value.sum_s
+        yield "_count", labels, value.cumulative[-1]
 
 
 _Rows = dict[tuple[str, str], dict[int, float]]  # of ranks, by family and group
@@ -198,7 +215,7 @@ _Rows = dict[tuple[str, str], dict[int, float]]  # of ranks, by family and group
 def _add_job(metrics: Metrics, name: str, job: ExportedJob, view: JobView) -> None:
     run_id = ("run_id", name)
 
-    def put(family: str, value: float | None, *labels: tuple[str, str]) -> None:
+    def put(family: str, value: Value | None, *labels: tuple[str, str]) -> None:
         if value is not None:
             metrics[family][run_id, *labels] = value
 
@@ -210,6 +227,14 @@ def _add_job(metrics: Metrics, name: str, job: ExportedJob, view: JobView) -> No
     quiet = [each.for_s for each in view.ranks if each.for_s is not None and not each.end]
     put("stalled_seconds", min(quiet, default=None) if view.is_stalled else 0)
     put("exporter_silent_nodes", sum(node.silent_s is not None for node in view.nodes))
+    updates = [node.updates[-1] for node in (job.job.nodes if job.job else ()) if node.updates]
+    so_far = next((each.so_far for each in updates if each.so_far), JobSoFar())
+    put("restarts", so_far.restarts)
+    for cause in CAUSES:
+        put("losses", so_far.losses.get(cause, 0), ("cause", cause))
+    for part, durations in so_far.recoveries.items():
+        put("recovery_seconds", durations, ("part", _label(part)))
+    put("trained_seconds", so_far.trained.trained_s if so_far.trained else None)
     if view.step is None:
         return
     put("steps", view.step, ("source", _label(view.source)))

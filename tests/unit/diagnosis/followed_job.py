@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rallypoint.base.job_so_far import JobSoFar
 from rallypoint.base.recorded_call import GroupCounts
 from rallypoint.diagnosis.job_view import JobHistory, NodeHistory
 from rallypoint.diagnosis.node_update import (
@@ -26,6 +27,7 @@ class FollowedJob:
         states: of processes, by rank; others sleep.
         silent: when nodes have told something for the last time.
         steps: whether ranks tell their steps, of 50,000.
+        so_far: what has happened, as node 0 tells; None: it does not.
     """
 
     ranks: int = 4
@@ -43,6 +45,7 @@ class FollowedJob:
     group: str = "default group"
     round: int = 0
     values: dict[str, str] = field(default_factory=dict)
+    so_far: JobSoFar | None = None
 
     def history(self, now_s: float, count: int = 11) -> JobHistory:
         """What was told up to that time, each second."""
@@ -84,6 +87,7 @@ class FollowedJob:
             ),
             ranks=tuple(self._rank(rank, at_s) for rank in self._here(node)),
             steps=self._steps(at_s),
+            so_far=self.so_far if node == 0 else None,
         )
 
     def _now_ms(self, node: int, at_s: float) -> int:

@@ -14,7 +14,7 @@ from unicodedata import combining, east_asian_width
 from rallypoint.base.job_so_far import JobEvent
 from rallypoint.base.wording import one_line
 from rallypoint.diagnosis.job_view import STALLED_S, JobView, RankState, RankView
-from rallypoint.launch.output.progress import duration
+from rallypoint.launch.output.progress import duration, share
 
 MOST_IN_TABLE = 40  # ranks; of more, each is a letter
 OLD_S = 3.0
@@ -256,11 +256,6 @@ def ended(status: int, ended_s: float) -> str:
         if ended_s >= unit_s:
             return f"ended {int(ended_s / unit_s)} {unit} ago, exit {status}"
     return f"ended {int(ended_s)} s ago, exit {status}"
-
-
-def share(part: float) -> str:
-    """``"99.2 %"``; less than all is never rounded to all."""
-    return f"{min(part * 100, 99.9 if part < 1 else 100.0):.1f} %"
 
 
 def _past(view: JobView) -> str:

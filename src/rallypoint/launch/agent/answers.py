@@ -71,7 +71,7 @@ class AgentAnswers:
         self._tracer = NodeInspector(parts.selector, self.conversations)
         self._job, self._state, self._rounds = parts.job, parts.state, parts.rounds
         self._workers, self._oom_kills, self._began = parts.workers, oom_kills, began
-        self._events = parts.progress.events
+        self._progress = parts.progress
         self._reported = reported
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class AgentAnswers:
     def _status_with_events(self) -> AgentStatus:
         if self._state.node_rank != 0:
             return self._status()  # node rank 0 tells of the job
-        return self._status().__replace__(so_far=self._events.so_far(NEWEST))
+        return self._status().__replace__(so_far=self._progress.events.so_far(NEWEST))
 
     def _records(self) -> Sequence[int]:
         evidence = self._workers.evidence

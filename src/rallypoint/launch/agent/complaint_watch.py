@@ -168,10 +168,7 @@ class ComplaintWatch:
                 self._found(hang)
 
     def _found(self, hang: Hang) -> None:
-        events = self._parts.progress.events
-        events.count(self._parts.workers.steps())
-        events.interrupted()
-        self._parts.progress.hangs(hang.text, hang.event)
+        self._parts.progress.hangs(hang.text, hang.event, self._parts.workers.steps())
         on_hang = self._parts.job.on_hang
         if on_hang in (OnHang.RESTART, OnHang.STOP):
             evidence = self._workers.evidence

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rallypoint.base.wording import brief, name_ranks
 from rallypoint.launch.job import Job, Verbosity
@@ -20,7 +20,7 @@ from rallypoint.launch.worker_group import WorkerExit, signal_name
 
 _STATUS_EVERY_S = 1.0
 _MOST_EVENTS = 512  # in memory
-_MOST_SAMPLES = 1000  # of steps; then every second one is dropped
+_MOST_SAMPLES = 1000  # of steps; then about half of them are dropped
 _MOST_TEXT = 300  # characters of an event
 
 TYPE_CHECKING = False  # importing typing would cost each launch 4 ms
@@ -48,6 +48,7 @@ class JobEvents:
         self._restarts = 0
         self._trained: TrainedTime | None = None
         self.samples: list[tuple[float, int]] = []
+        self._every_s = 0.0  # samples are at least that far apart
         self.steps: RecordedSteps | None = None
 
     def add(self, kind: str, text: str, lost_s: float = 0.0) -> None:
@@ -86,10 +87,17 @@ class JobEvents:
         from rallypoint.base.trained_time import TrainedTime
 
         self.steps, before = steps, self._trained or TrainedTime()
-        self.samples += [pair for pair in steps.log if pair[0] > before.at_s]
-        while len(self.samples) > _MOST_SAMPLES:
-            del self.samples[1::2]
+        self._sample(pair for pair in steps.log if pair[0] > before.at_s)
+        if len(self.samples) > _MOST_SAMPLES:
+            self._every_s = 2 * (self.samples[-1][0] - self.samples[0][0]) / _MOST_SAMPLES
+            pairs, self.samples = self.samples, []
+            self._sample(pairs)
         self._trained = before.after(steps)
+
+    def _sample(self, pairs: Iterable[tuple[float, int]]) -> None:
+        for at_s, step in pairs:
+            if not self.samples or at_s >= self.samples[-1][0] + self._every_s:
+                self.samples.append((at_s, step))
 
     def so_far(self, newest: int = _MOST_EVENTS) -> JobSoFar:
         """All of it, with so many events."""
@@ -232,10 +240,12 @@ class ProgressReporter:
         if self._job.verbosity is not Verbosity.QUIET:
             say(text)
 
-    def hangs(self, text: str, event: dict[str, object]) -> None:
-        """The job hangs."""
+    def hangs(self, text: str, event: dict[str, object], steps: RecordedSteps | None) -> None:
+        """The job hangs, after these steps."""
         self.told(text)
         self.events.add("hang", text)
+        self.events.count(steps)
+        self.events.interrupted()
         self._record("hang", round=self._round, **event, on_hang=self._job.on_hang.value)
 
     def goes_on(self, rank: int, waited_s: float, was_stopped: bool = False) -> None:
@@ -316,6 +326,11 @@ def step_text(steps: RecordedSteps) -> str:
     if steps.remaining_s is not None:
         parts.append(f"{duration(steps.remaining_s)} left")
     return ", ".join(parts)
+
+
+def share(part: float) -> str:
+    """``"99.2 %"``; less than all is never rounded to all."""
+    return f"{min(part * 100, 99.9 if part < 1 else 100.0):.1f} %"
 
 
 def duration(seconds: float) -> str:

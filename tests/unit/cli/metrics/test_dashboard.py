@@ -8,16 +8,21 @@ from importlib.resources import files
 
 from tests.unit.diagnosis.followed_job import FollowedJob
 
+from rallypoint.base.job_so_far import JobSoFar
+from rallypoint.base.trained_time import TrainedTime
 from rallypoint.diagnosis.metrics import ExportedJob, metrics_of, render
 
 _WORDS = {"rate", "sum", "max", "by"}
+
+
+SO_FAR = JobSoFar(trained=TrainedTime(trained_s=50.0))
 
 
 def exported_labels() -> dict[str, set[str]]:
     """By metric, the labels that it has, of a job with few ranks and one with many."""
     jobs = []
     for ranks in (4, 100):
-        history = FollowedJob(ranks=ranks, steps=True).history(60.0)
+        history = FollowedJob(ranks=ranks, steps=True, so_far=SO_FAR).history(60.0)
         jobs.append(
             ExportedJob(run_id=f"{ranks}", pid=ranks, here=history, job=history, read_at=0.0)
         )

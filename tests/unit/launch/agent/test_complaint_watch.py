@@ -35,10 +35,11 @@ class Agent:
             is_under_way=True,
             hangs=lambda past, rank, now, ends_job: past,
             world_size=3,
+            steps=lambda: None,
             evidence=SimpleNamespace(records=SimpleNamespace(seen_ns=0), forget=self._forget),
         )
         progress: Any = SimpleNamespace(
-            hangs=lambda text, event: self.told.append("hangs"),
+            hangs=lambda text, event, steps: self.told.append("hangs"),
             goes_on=lambda rank, waited_s, was_stopped: self.told.append("goes on"),
         )
         self.watch = ComplaintWatch(
