@@ -33,8 +33,10 @@ SHARED_CODE = ("LocalStore", "EphemeralStore")
 FIELDS = {
     "explain --json": "diagnosis/explanation.py Explanation.to_json",
     "ps --json": "cli/ps.py _row",
+    "ps --all --json": "cli/ps.py _ended_row",
     "stacks --json": "cli/stacks.py _print_stacks",
     "top --json": "diagnosis/job_view.py JobView RankView NodeView",
+    "top --json, an event": "base/job_so_far.py JobEvent",
     "doctor --json": "doctor/checks/__init__.py DoctorReport ReportedFinding ReportedCheck",
     "event network": "cluster/interface_choice.py NetworkChoice.event",
     "event went_on": "launch/agent/in_place_recovery.py Recovery",

@@ -141,10 +141,10 @@ def shown_command(command: tuple[str, ...], directory: str = "") -> str:
 
     Args:
         command: what the workers run.
-        directory: where they run, which is left out of paths.
+        directory: where they run, which is left out of paths; empty: unknown.
     """
     words = command[2:] if command[1:2] == ("-u",) else command  # of Python
-    text = " ".join(word.removeprefix(f"{directory}/") for word in words)
+    text = " ".join(word.removeprefix(f"{directory}/") if directory else word for word in words)
     if len(text) <= _MOST_OF_COMMAND:
         return text
     whole = text[: _MOST_OF_COMMAND - len(" ...") + 1].rpartition(" ")[0]
