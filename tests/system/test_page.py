@@ -97,7 +97,7 @@ def test_a_slow_rank_is_named_and_the_end_is_told(launch: Launch) -> None:
         data = page.data()
         assert len(states_of(data)) == 4
         assert data["order"] == [2, 0, 1, 3]
-        assert "round 0 runs: 4 ranks on 1 node" in events_of(data)
+        assert "round 0 begins with 4 ranks" in events_of(data)
         assert "slow: rank 2, for which others wait again and again" in events_of(data)
         assert data["speeds"]
         assert len(followers(pid)) == 1
@@ -126,7 +126,11 @@ def test_a_lost_rank_is_on_the_time_line(launch: Launch) -> None:
     with served(str(pid)) as page:
         wait_until(lambda: len(states_of(page.data())) == 2)
         os.kill(int((launch.directory / "pid.1").read_text()), signal.SIGKILL)
-        wait_until(lambda: "round 1 begins: 2 ranks on 1 node" in events_of(page.data()))
+        expected = ["rank 1 was killed by SIGKILL", "round 1 begins with 2 ranks: restart 1 of 1"]
+        wait_until(lambda: set(expected) <= set(events_of(page.data())))
+        data = page.data()
+        assert (data["losses"], data["restarts"]) == (1, 1)
+        assert float(str(data["job_began"])) <= float(str(data["began"]))
 
 
 def test_ctrl_c_ends_it_and_its_reader(launch: Launch) -> None:

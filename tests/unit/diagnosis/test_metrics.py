@@ -15,6 +15,8 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from rallypoint.base.job_so_far import Durations, JobSoFar
+from rallypoint.base.trained_time import TrainedTime
 from rallypoint.diagnosis.job_view import JobHistory
 from rallypoint.diagnosis.metrics import FAMILIES, ExportedJob, metrics_of, render
 from rallypoint.diagnosis.node_update import GroupUpdate
@@ -88,6 +90,27 @@ def test_values_are_those_of_the_job() -> None:
     assert value(found, "lateness_seconds", rank="3") == pytest.approx(0.03, rel=0.05)
     assert value(found, "job_info", node_rank="0", nodes="1", world_size="4", version="1.2",
                  backend="rallypoint") == 1  # fmt: skip
+
+
+def test_what_has_happened() -> None:
+    so_far = JobSoFar(
+        losses={"killed": 3, "elsewhere": 1},
+        restarts=1,
+        recoveries={"all": Durations().with_one(0.3).with_one(0.05).with_one(100.0)},
+        trained=TrainedTime(trained_s=51.5),
+    )
+    found = series(exported(FollowedJob(ranks=8, nodes=2, steps=True, so_far=so_far)))
+    causes = ("killed", "raised", "ended", "hang", "elsewhere")
+    assert [value(found, "losses_total", cause=cause) for cause in causes] == [3, 0, 0, 0, 1]
+    assert value(found, "restarts_total") == 1
+    assert value(found, "trained_seconds_total") == 51.5
+    bounds = {dict(labels)["le"]: number for (name, labels), number in found.items()
+              if name == "rallypoint_recovery_seconds_bucket"}  # fmt: skip
+    assert len(bounds) == 11
+    least = {"0.05": 1, "0.25": 1, "0.5": 2, "60.0": 2, "+Inf": 3}
+    assert {bound: bounds[bound] for bound in least} == least
+    assert value(found, "recovery_seconds_count", part="all") == 3
+    assert value(found, "recovery_seconds_sum", part="all") == pytest.approx(100.35)
 
 
 def test_a_job_that_makes_no_progress() -> None:
@@ -192,7 +215,9 @@ def test_openmetrics_says_units_and_ends() -> None:
 )
 def test_promtool_finds_no_fault() -> None:
     jobs = [exported(FollowedJob(ranks=2, steps=True), run_id=each) for each in HOSTILE]
-    jobs.append(exported(FollowedJob(ranks=65, steps=True)))
+    recoveries = {"form": Durations().with_one(0.2)}
+    so_far = JobSoFar(recoveries=recoveries, trained=TrainedTime(trained_s=1.0))
+    jobs.append(exported(FollowedJob(ranks=65, steps=True, so_far=so_far)))
     _, text = texts(*jobs)
     done = subprocess.run(
         ["promtool", "check", "metrics"],

@@ -269,14 +269,6 @@ class Agent:
         )
         ended = time.time()
         self._progress.job_ended(self._state.status, "\n".join(lines), time.monotonic())
-        if self._job.keeps_history and self._job.environ.get(HISTORY) != "off":
-            self._reports.keep_history(
-                self._workers.seat,
-                self._progress.events,
-                self._output,
-                ended=ended,
-                text="\n".join(lines),
-            )
         evidence = self._workers.evidence
         if lines and evidence is not None:
             evidence.keep(
@@ -286,6 +278,14 @@ class Agent:
                 hang=self._state.hang,
                 logs="" if self._output is None else self._output.kept_in,
                 ended=ended,
+            )
+        if self._job.keeps_history and self._job.environ.get(HISTORY) != "off":
+            self._reports.keep_history(
+                self._workers.seat,
+                self._progress.events,
+                self._output,
+                ended=ended,
+                text="\n".join(lines),
             )
 
     @property

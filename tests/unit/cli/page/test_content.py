@@ -10,8 +10,10 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pytest
 from tests.unit.diagnosis.followed_job import FollowedJob
 
+from rallypoint.base.job_so_far import JobEvent, JobSoFar
 from rallypoint.cli.jobs import RunningJob
 from rallypoint.cli.page.content import DOCUMENT, PageData, changes, policy, saved_document
 from rallypoint.diagnosis.explanation import Cause, Explanation, Root, Strength, Verdict
@@ -57,6 +59,42 @@ def test_the_data_is_what_top_tells() -> None:
     assert isinstance(ranks, list)
     assert [each["state"] for each in ranks] == ["runs"] * 8
     assert json.loads(json.dumps(told)) == told
+
+
+def test_the_time_line_begins_with_the_job() -> None:
+    events = (
+        JobEvent(at=950.0, kind="round", text="round 0 begins with 4 ranks"),
+        JobEvent(at=990.5, kind="loss", text=HOSTILE, lost_s=0.25),
+    )
+    followed = FollowedJob(steps=True, so_far=JobSoFar(events=events))
+    data = PageData(job(), 1000.0)
+    for now_s in (60.0, 61.0):
+        data.add(view(followed, now_s), 940.0 + now_s)
+    told = data.to_json()
+    assert told["job_began"] == 940.0
+    listed = told["events"]
+    assert isinstance(listed, list)
+    assert [(each["kind"], each["at"], each["lost_s"]) for each in listed] == [
+        ("round", 950.0, 0.0),
+        ("loss", 990.5, 0.25),
+    ]
+    assert all(text.isprintable() for text in texts(told))
+
+
+def test_the_speeds_of_a_job_that_has_ended() -> None:
+    """As many as a page shows, equally far apart, however the samples are."""
+    steps = [(100.0 + step * (0.1 if step < 2000 else 0.2), step) for step in range(5000)]
+    steps = [*steps[:2000], *((time_s - 200.0, step) for time_s, step in steps[2000:])]
+    data = PageData(job(), 1000.0)
+    data.add_samples(steps[::7])
+    speeds = data.to_json()["speeds"]
+    assert isinstance(speeds, list)
+    assert len(speeds) == 300
+    assert speeds[:70] == pytest.approx([10.0] * 70)
+    assert speeds[80:] == pytest.approx([5.0] * 220)
+    data = PageData(job(), 1000.0)
+    data.add_samples([(1.0, 1)])
+    assert data.to_json()["speeds"] == []
 
 
 def test_before_anything_was_told() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.unit.diagnosis.followed_job import FollowedJob
 
+from rallypoint.base.job_so_far import Durations, JobEvent, JobSoFar
+from rallypoint.base.trained_time import TrainedTime
 from rallypoint.cli.top.frame import HELP, Choices, Page, cut, frame, shown_ranks, width, wrapped
 from rallypoint.diagnosis.explanation import Cause, Explanation, Root, Strength, Verdict
 from rallypoint.diagnosis.job_view import Inspection, JobView, view_of
@@ -79,6 +81,48 @@ def test_every_line_fits(columns: int, rows: int) -> None:
             assert max(map(width, lines)) <= columns
 
 
+SO_FAR = JobSoFar(
+    events=(
+        JobEvent(at=1.8e9, kind="round", text="round 0 begins with 8 ranks"),
+        JobEvent(at=1.8e9 + 60, kind="loss", text="rank 6 (pid 4243) was killed by SIGKILL"),
+        JobEvent(at=1.8e9 + 61, kind="round", text="round 1 begins with 7 ranks"),
+    ),
+    losses={"killed": 1},
+    recoveries={"all": Durations().with_one(0.41)},
+    trained=TrainedTime(trained_s=1805.8),
+)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [*SIZES, (60, 12), (200, 0)])
+def test_what_has_happened(columns: int, rows: int) -> None:
+    """Beside the rates if there is room; the last event that was no round, below the ranks."""
+    view = view_of(replace(SLOW, so_far=SO_FAR).history(1820.4))
+    assert view is not None
+    lines = frame("llama-7b", view, Choices(speeds=SPEEDS), columns, rows, has_colours=False)
+    (past,) = [line for line in lines if "trained 99.2 %  losses 1 (410ms)  restarts 0" in line]
+    assert past.startswith("steps/s ") == (columns > 100)
+    (event,) = [line for line in lines if "SIGKILL" in line]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d rank 6 \(pid 4243\) was killed by SIGKILL", event)
+    assert lines.index(event) == len(lines) - (2 if rows else 1)
+    assert not any("begins with" in line for line in lines)
+
+
+@pytest.mark.parametrize("so_far", [JobSoFar(), JobSoFar(trained=TrainedTime(trained_s=1820.3))])
+def test_nothing_has_happened(so_far: JobSoFar) -> None:
+    view = view_of(replace(SLOW, so_far=so_far).history(1820.4))
+    assert view is not None
+    text = "\n".join(frame("job", view, Choices(), 100, 30, has_colours=False))
+    assert ("trained 99.9 %" in text) == (so_far.trained is not None)
+    assert "losses" not in text
+
+
+def test_a_job_that_has_ended() -> None:
+    for ended_s, ago in ((3.0, "3 s"), (720.0, "12 min"), (7300.0, "2 h"), (200_000.0, "2 d")):
+        view = replace(slow(), status=1, ended_s=ended_s)
+        first = frame("job", view, Choices(), 100, 0, has_colours=False)[0]
+        assert f"  ended {ago} ago, exit 1, after 30:20 " in first
+
+
 def test_colours_add_nothing_but_colours() -> None:
     for view in (slow(), stuck()):
         plain = frame("job", view, Choices(rank=2), 100, 30, has_colours=False)
@@ -106,6 +150,7 @@ def test_hostile_text_leaves_no_sequence(seed: int) -> None:
             silent={1: 4.0},
             steps=True,
             values={text: text},
+            so_far=JobSoFar(events=(JobEvent(at=1.8e9, kind=text, text=text),)),
         )
         explanation = Explanation(kind=Verdict.UNEXPLAINED, sentence=text)
         view = view_of(job.history(20.0), Inspection(explanation, {1: text}))
