@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 import rallypoint
@@ -45,6 +46,7 @@ class PageData:
         self._speeds: deque[float] = deque(maxlen=_SPEEDS)
         self._events: deque[dict[str, object]] = deque(maxlen=_EVENTS)
         self._past: dict[JobEvent, None] = {}  # what the job's launcher has told
+        self._job_began_s = inf
         self._has_ended = False
 
     def add(self, view: JobView, at_s: float) -> None:
@@ -52,6 +54,8 @@ class PageData:
         before, self._view, self._at_s = self._view, view, at_s
         if view.speed is not None and (before is None or before.uptime_s != view.uptime_s):
             self._speeds.append(float(f"{view.speed:.4g}"))
+        # A machine that is busy delays what is told.
+        self._job_began_s = min(self._job_began_s, at_s - view.age_s - view.uptime_s)
         self._past |= dict.fromkeys(view.events)
         for old in [*self._past][:-_MOST_PAST]:
             del self._past[old]
@@ -92,7 +96,7 @@ class PageData:
             "has_ended": self._has_ended,
             "speeds": list(self._speeds),
             "events": self._all_events(),
-            "job_began": round(self._at_s - self._view.uptime_s, 3) if self._view else None,
+            "job_began": round(self._job_began_s, 3) if self._view else None,
         }
         printed = _printable(told)
         assert isinstance(printed, dict)

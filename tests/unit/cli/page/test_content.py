@@ -72,6 +72,8 @@ def test_the_time_line_begins_with_the_job() -> None:
         data.add(view(followed, now_s), 940.0 + now_s)
     told = data.to_json()
     assert told["job_began"] == 940.0
+    data.add(view(followed, 62.0), 1007.0)  # five seconds late
+    assert data.to_json()["job_began"] == 940.0
     listed = told["events"]
     assert isinstance(listed, list)
     assert [(each["kind"], each["at"], each["lost_s"]) for each in listed] == [
