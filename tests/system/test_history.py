@@ -14,6 +14,7 @@ from tests.system.conftest import Launch
 from tests.system.everyday import wait_until
 from tests.system.test_in_place import PROGRAM
 from tests.system.test_jobs import rallypoint
+from tests.system.test_page import served
 
 pytestmark = pytest.mark.system
 
@@ -204,3 +205,45 @@ def test_the_guides_commands(launch: Launch) -> None:
             done = rallypoint(*words)
             assert done.returncode == 0, done.stderr
             assert "my-job" in done.stdout
+
+
+def test_a_page_of_it(launch: Launch) -> None:
+    """It is served until Ctrl-C, as the page of a running job."""
+    assert run(launch, "kill", "--max-restarts", "1") == 0
+    with served("my-job") as page:
+        data = page.data()
+        assert (data["has_ended"], data["status"], data["restarts"]) == (True, 0, 1)
+        events = data["events"]
+        assert isinstance(events, list)
+        assert [each["kind"] for each in events] == ["round", "loss", "round", "end"]
+        assert float(str(data["job_began"])) <= events[0]["at"] <= events[-1]["at"]
+        assert data["speeds"]
+        page.process.send_signal(signal.SIGINT)
+        assert page.process.wait(60) == 0
+
+
+def test_each_node_keeps_its_own_part(
+    launch: Launch, tmp_path: Path, free_port: int, kept: Path
+) -> None:
+    """Node 0 knows that a rank was lost on node 1, which knows how."""
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--rdzv-id", "my-job")
+    flags += ("--master-port", str(free_port), launch.script(STEPS), "kill")
+    other = tmp_path / "other"
+    other.mkdir()
+    second = Launch(other)
+    second.start("--node-rank", "1", *flags)
+    assert launch.run("--node-rank", "0", *flags) == 0
+    assert second.process is not None
+    assert second.process.wait(60) == 0
+    second.expect_nothing_left()
+    parts = {row["node_rank"]: told(str(row["pid"])) for row in listed()}
+    assert sorted(parts) == [0, 1]
+    texts = {
+        node: [text for kind, text in events_of(parts[node]) if kind == "loss"] for node in parts
+    }
+    assert texts[1] == ["rank 1 was killed by SIGKILL"]
+    assert len(texts[0]) == 1
+    assert [parts[node]["losses"] for node in (0, 1)] == [1, 1]
+    assert [parts[node]["restarts"] for node in (0, 1)] == [1, 1]
+    first = (each.read_text() for each in kept.iterdir())
+    assert any('"losses":{"elsewhere":1}' in text for text in first)
