@@ -226,8 +226,8 @@ def test_each_node_keeps_its_own_part(
     launch: Launch, tmp_path: Path, free_port: int, kept: Path
 ) -> None:
     """Node 0 knows that a rank was lost on node 1, which knows how."""
-    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--rdzv-id", "my-job")
-    flags += ("--master-port", str(free_port), launch.script(STEPS), "kill")
+    flags = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--rdzv-id", "my-job"]
+    flags += ["--master-port", str(free_port), launch.script(STEPS), "kill"]
     other = tmp_path / "other"
     other.mkdir()
     second = Launch(other)
@@ -236,7 +236,7 @@ def test_each_node_keeps_its_own_part(
     assert second.process is not None
     assert second.process.wait(60) == 0
     second.expect_nothing_left()
-    parts = {row["node_rank"]: told(str(row["pid"])) for row in listed()}
+    parts = {int(str(row["node_rank"])): told(str(row["pid"])) for row in listed()}
     assert sorted(parts) == [0, 1]
     texts = {
         node: [text for kind, text in events_of(parts[node]) if kind == "loss"] for node in parts

@@ -175,7 +175,10 @@ class FlightRecords:
         from rallypoint.base.flight_record import read_steps
         from rallypoint.base.recorded_steps import steps_of_job
 
-        return steps_of_job(read_steps(self._descriptor, offset) for offset in offsets)
+        # Logs take ten times as long to read: only one is needed, while survivors wait.
+        found = [read_steps(self._descriptor, offset, with_log=False) for offset in offsets]
+        best = steps_of_job(found)
+        return read_steps(self._descriptor, offsets[found.index(best)]) if best else None
 
     def close(self) -> None:
         """Free the memory."""
