@@ -54,8 +54,9 @@ class PageData:
         before, self._view, self._at_s = self._view, view, at_s
         if view.speed is not None and (before is None or before.uptime_s != view.uptime_s):
             self._speeds.append(float(f"{view.speed:.4g}"))
-        # A machine that is busy delays what is told.
-        self._job_began_s = min(self._job_began_s, at_s - view.age_s - view.uptime_s)
+        # What is told comes a second late, or later on a busy machine.
+        began_s = at_s - view.age_s - view.uptime_s
+        self._job_began_s = min(self._job_began_s, began_s, *(each.at for each in view.events))
         self._past |= dict.fromkeys(view.events)
         for old in [*self._past][:-_MOST_PAST]:
             del self._past[old]
