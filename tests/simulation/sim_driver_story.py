@@ -23,6 +23,7 @@ from rallypoint.rendezvous.timeouts import Timeouts
 
 _JOIN_S = 600.0
 _FAULTS_S, _CALM_S = 40.0, 160.0
+_ENDING_S = 60.0
 _LINGER_S, _LINGERS = 35.0, 8  # after that, in each eighth story: longer than a survivor waits
 _TIMEOUTS = Timeouts(last_call_s=0.5)
 _FEW_HEARTBEATS = Timeouts(last_call_s=0.5, heartbeat_s=2.0, missed_heartbeats=2.5)
@@ -92,6 +93,8 @@ def _stop_for_good(job: SimJob, random: Random) -> None:
 def _is_over(job: SimJob) -> bool:
     """Whether no node can replace another, or join."""
     if job.kind is Kind.STATIC:
+        if not job.is_whole:
+            job.run(_ENDING_S)  # some may be about to end, as others did
         return not all(node.is_alive for node in job.nodes)
     return job.kind is Kind.PLUG_IN and job.meeting.is_closed
 
