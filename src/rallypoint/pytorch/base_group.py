@@ -20,7 +20,7 @@ from rallypoint.pytorch.device_groups import BackendType, DeviceGroups
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.operations import Operations
 from rallypoint.pytorch.tools import Method, kind_given, recorded, untraced
-from rallypoint.pytorch.torch_work import DoneWork, RunningWork, RunningWorks, joined
+from rallypoint.pytorch.torch_work import DoneWork, Running, joined
 from rallypoint.pytorch.versions import method_of
 
 
@@ -129,7 +129,7 @@ class BaseGroup(Operations):
 
     def note_work(self, work: dist.Work) -> dist.Work:
         """Note a work that has just begun, in case _end_coalescing must wait for it."""
-        if self._coalesced is not None and isinstance(work, DoneWork | RunningWork | RunningWorks):
+        if self._coalesced is not None and isinstance(work, DoneWork | Running):
             self._coalesced.append(work)
         return work
 

@@ -8,6 +8,7 @@ moved, their dtype does not matter and bytes are sent.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -154,7 +155,7 @@ class Memory:
 
     def reads(self, tensor: torch.Tensor) -> Array:
         """An array of the tensor's present contents."""
-        return self._array(self._on_host(_arrived(tensor), is_read=True))
+        return self._array(self._on_host(arrived(tensor), is_read=True))
 
     def writes(self, tensor: torch.Tensor, *, in_place: bool = False) -> Array:
         """An array whose items the tensor has after `finish`.
@@ -164,12 +165,9 @@ class Memory:
                 so items that share memory stay equal.
         """
         # Equal items may share memory, but no copy can be put there.
-        if _is_expanded(tensor) and not (in_place and tensor.is_cpu):
-            raise InvalidArgumentError(
-                f"{self._operation} cannot write into {describe(tensor)}, which is expanded: many "
-                "items share a place in memory; pass a clone"
-            )
-        tensor = _arrived(tensor)
+        if not (in_place and tensor.is_cpu):
+            _check_not_expanded(self._operation, tensor)
+        tensor = arrived(tensor)
         here = self._on_host(tensor, is_read=in_place)
         if self._is_bytes(here) and not here.is_contiguous():
             here = here.contiguous()
@@ -191,27 +189,12 @@ class Memory:
 
     def _on_host(self, tensor: torch.Tensor, *, is_read: bool) -> torch.Tensor:
         first = self._first = tensor if self._first is None else self._first
-        if tensor.dtype is not first.dtype:
-            raise InvalidArgumentError(
-                f"{self._operation}: {describe(tensor)} and {describe(first)} are passed to "
-                "one call; their dtypes must be equal"
-            )
-        if tensor.layout is not torch.strided:
-            raise InvalidTypeError(
-                f"{self._operation} takes dense tensors, not {tensor.layout}; convert it with "
-                "to_dense()"
-            )
+        check_tensor(self._operation, tensor, first)
         here = tensor.detach()
         if here.is_cpu:
             return here
         if not here.is_cuda:
             return here.to("cpu")
-        if torch.cuda.is_current_stream_capturing():
-            raise InvalidArgumentError(
-                f"{self._operation} copies {describe(tensor)} to the host and back, which a CUDA "
-                "graph cannot capture; call it outside of the capture, or give each rank a GPU of "
-                "its own"
-            )
         staged = host_memory(here)
         # It waits for the stream; so does copy_ in `finish`.
         return staged.copy_(here) if is_read else staged
@@ -225,10 +208,59 @@ class Memory:
         return as_array(tensor, self._operation, writes=writes)
 
 
-def _arrived(tensor: torch.Tensor) -> torch.Tensor:
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor; for a functional collective's result, what it stands for, once complete."""
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's items, flat and as bytes; a copy unless they are side by side."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.as_strided((len(flat),), (1,)).view(torch.uint8)  # a single item has any stride
+
+
+def check_tensor(
+    operation: str, tensor: torch.Tensor, first: torch.Tensor, *, is_written: bool = False
+) -> None:
+    """Refuse a tensor that no call can take, or not beside the first of its call.
+
+    Args:
+        is_written: by way of a copy, so that it may not be expanded.
+    """
+    if tensor.dtype is not first.dtype:
+        raise InvalidArgumentError(
+            f"{operation}: {describe(tensor)} and {describe(first)} are passed to one call; their "
+            "dtypes must be equal"
+        )
+    if tensor.layout is not torch.strided:
+        raise InvalidTypeError(
+            f"{operation} takes dense tensors, not {tensor.layout}; convert it with to_dense()"
+        )
+    if is_written:
+        _check_not_expanded(operation, tensor)
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise InvalidArgumentError(
+            f"{operation} of {describe(tensor)} needs the host, which a CUDA graph cannot capture; "
+            "call it outside of the capture, or give each rank a GPU of its own"
+        )
+
+
+def _check_not_expanded(operation: str, tensor: torch.Tensor) -> None:
+    if _is_expanded(tensor):
+        raise InvalidArgumentError(
+            f"{operation} cannot write into {describe(tensor)}, which is expanded: many items "
+            "share a place in memory; pass a clone"
+        )
+
+
+def warn_staged(kind: str, group_name: str, reason: str) -> None:
+    """Say why a group's tensors take the slow way by the host."""
+    warnings.warn(
+        f"rallypoint: {kind} tensors are copied to the host and back in the group "
+        f"{group_name!r}, because {reason}",
+        stacklevel=4,
+    )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

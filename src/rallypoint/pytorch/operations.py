@@ -97,6 +97,18 @@ class Operations:
             if code > 0:
                 what = source if type(target) is not list or type(source) is list else target
                 raise CallDetails(operation, what, op, root).error(group, code)
+        calls = self.devices.calls_of(source, target)
+        if calls is not None:
+            return calls.collective(
+                Collective(collective),
+                operation,
+                source,
+                target,
+                opts,
+                results,
+                root=root,
+                in_place=in_place,
+            )
         from rallypoint.pytorch.torch_calls import (
             collective_of_arrays,  # usual calls do not come here
         )
@@ -118,6 +130,9 @@ class Operations:
         group, sends = self.engine_group, operation == "isend"
         native = group.communicator.post(sends, peer, tag, tensor, -1, -1.0, True)
         if isinstance(native, int):
+            calls = self.devices.calls_of(tensor)
+            if calls is not None:
+                return calls.message(operation, tensor, peer, tag)
             from rallypoint.pytorch.torch_calls import message_of_array  # as in _call
 
             return message_of_array(group, operation, tensor, peer, tag)

@@ -57,7 +57,7 @@ def collective_of_arrays(
     if in_place:
         inputs, outputs = _one_block(memory, collective, source, is_root=root == group.own_rank)
     elif collective is not Collective.BARRIER:
-        _check_sizes(group.size(), collective, operation, source, target)
+        check_sizes(group.size(), collective, operation, source, target)
         inputs, outputs = _blocks(memory.reads, source), _blocks(memory.writes, target)
     call = CollectiveCall(
         collective,
@@ -118,7 +118,7 @@ def _blocks(array_of: Callable[[Tensor], Array], tensors: Tensors) -> Blocks:
     return None if tensors is None else [array_of(each) for each in tensors]
 
 
-def _check_sizes(
+def check_sizes(
     ranks: int, collective: Collective, operation: str, source: Tensors, target: Tensors
 ) -> None:
     """Refuse lists without a tensor for each rank, and tensors of all blocks of another size."""

@@ -27,7 +27,7 @@ from rallypoint.pytorch.tools import tensors_in, untraced
 if TYPE_CHECKING:
     from rallypoint import _native
 
-    _Base = OneWork  # of _Running, which is mixed into it, and into ManyWorks
+    _Base = OneWork  # of Running, which is mixed into it, and into ManyWorks
 else:
     _Base = object
 
@@ -40,7 +40,7 @@ _init = dist.Work.__init__  # in which each fraction of a microsecond counts
 class _InCallbacks(threading.local):
     """While callbacks of a work run in this thread: collects the works that they begin."""
 
-    followers: list[_Running] | None = None
+    followers: list[Running] | None = None
 
 
 _in_callbacks = _InCallbacks()
@@ -90,14 +90,14 @@ class DoneWork(dist.Work):
         return future
 
 
-class _Running(_Base):
+class Running(_Base):
     """What PyTorch asks of works that may still be running: of one operation, and of several."""
 
     # Most works are only waited for: attributes that are rarely needed are created on demand.
     _signal: Future[None] | None = None  # completes the future
     _future: Future[list[Any]] | None = None
     _is_complete: threading.Event | None = None  # the future, its callbacks included
-    _followers: list[_Running] | None = None  # works begun by callbacks of this one
+    _followers: list[Running] | None = None  # works begun by callbacks of this one
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is complete; PyTorch passes a timeout of 0 for none."""
@@ -146,7 +146,7 @@ class _Running(_Base):
                 signal = self._signal = future_of(self._outputs)
                 self._future = signal.then(self._value)
         if is_first:
-            self.add_done_callback(_Running._complete_future)
+            self.add_done_callback(Running._complete_future)
             if torch._C._current_graph_task_id() != _NO_GRAPH:
                 Variable._execution_engine.queue_callback(self._end_backward)
             elif _in_callbacks.followers is not None:
@@ -188,7 +188,7 @@ class _Running(_Base):
 
 
 @untraced
-class RunningWork(_Running, OneWork, dist.Work):
+class RunningWork(Running, OneWork, dist.Work):
     """An operation that continues in the background."""
 
     def __init__(
@@ -217,10 +217,10 @@ class RunningWork(_Running, OneWork, dist.Work):
 
 
 @untraced
-class RunningWorks(_Running, ManyWorks, dist.Work):
+class RunningWorks(Running, ManyWorks, dist.Work):
     """Several operations as one."""
 
-    def __init__(self, works: Sequence[RunningWork], outputs: Sequence[Any]) -> None:
+    def __init__(self, works: Sequence[Running], outputs: Sequence[Any]) -> None:
         _init(self)
         ManyWorks.__init__(self, works)
         self._outputs = outputs
@@ -228,16 +228,16 @@ class RunningWorks(_Running, ManyWorks, dist.Work):
     _source_rank = ManyWorks.source_rank
 
 
-for _kind in (_Running, OneWork, EngineWork, ManyWorks):
+for _kind in (Running, OneWork, EngineWork, ManyWorks):
     untraced(_kind)
 
 
 def joined(works: Sequence[dist.Work], outputs: Sequence[Any]) -> dist.Work:
     """Several works as one."""
     for work in works:
-        if not isinstance(work, DoneWork | RunningWork | RunningWorks):
+        if not isinstance(work, DoneWork | Running):
             work.wait()  # NCCL's, which makes the stream wait, not this thread
-    running = [work for work in works if isinstance(work, RunningWork | RunningWorks)]
+    running = [work for work in works if isinstance(work, Running)]
     return RunningWorks(running, outputs) if running else DoneWork(outputs)
 
 

@@ -1,0 +1,473 @@
+"""The calls of one group whose ranks share a device; the room's __init__ shows their course."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rallypoint.base.collective import Collective
+from rallypoint.base.errors import PeerError
+from rallypoint.base.memory_file import memory_file
+from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.groups.call_errors import CallDetails, Site
+from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.pytorch.device_memory.device_messages import EAGER_BYTES, DeviceMessages
+from rallypoint.pytorch.device_memory.device_plans import (
+    Header,
+    Request,
+    Step,
+    is_apart,
+    planned,
+)
+from rallypoint.pytorch.device_memory.mappings import (
+    FIELDS,
+    IDLE_S,
+    NOWHERE,
+    DeviceMemory,
+    Location,
+    Mappings,
+)
+from rallypoint.pytorch.device_memory.queued_work import CallQueue, QueuedWork
+from rallypoint.pytorch.device_memory.rank_order import combine, supports
+from rallypoint.pytorch.device_memory.work_guard import WorkGuard
+from rallypoint.pytorch.formation import form
+from rallypoint.pytorch.memory import arrived, as_bytes, check_tensor, warn_staged
+from rallypoint.pytorch.tools import tensors_in
+from rallypoint.pytorch.torch_calls import (
+    Options,
+    Tensor,
+    Tensors,
+    Work,
+    check_sizes,
+    collective_of_arrays,
+    message_of_array,
+)
+from rallypoint.pytorch.torch_work import UNSET, DoneWork
+from rallypoint.pytorch.versions import factor_of
+from rallypoint.store.store import seconds_of
+
+_DONE, _BY_HOST, _FAILED = range(3)  # how the worker's part went
+# Process and descriptor of the guard's page, the device, and can its memory be shared.
+_TRIAL = struct.Struct(f"<qq16s?{FIELDS}")
+_REASON_BYTES = 200
+
+
+class _Call(NamedTuple):
+    """A collective, as Operations._call has it, and this rank's part in it."""
+
+    collective: Collective
+    details: CallDetails
+    dtype: torch.dtype
+    given: tuple[Tensors, Tensors]  # source and target, for the way by the host
+    op: Any  # torch's, if it reduces
+    in_place: bool
+    timeout: timedelta | None
+    ready: Any  # see DeviceMemory.mark
+    request: Request | None  # None: no memory is shared
+    inputs: list[Tensor]  # the blocks of `request`, as bytes
+    outputs: list[Tensor]
+    targets: list[Tensor]  # where the contents of `outputs` belong
+
+
+class DeviceCalls:
+    """The calls of one rank.
+
+    Collectives have a communicator of their own, which forms at the first one, and are made in
+    the order of calls: by the caller, or by a thread if they are to continue in the background or
+    others still do. Messages pass the group's own communicator.
+
+    Args:
+        group: whose calls these are.
+        store: at which its members can form another one.
+        memory_of: the memory of a device.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        store: dist.Store,
+        memory_of: Callable[[torch.device], DeviceMemory],
+    ) -> None:
+        self._group, self._store, self._memory_of = group, store, memory_of
+        self._lock = threading.RLock()
+        self._turn = threading.RLock()  # of the rank's collectives
+        self._mapped: Mappings | None = None
+        self._messages: DeviceMessages | None = None
+        self._inner: ProcessGroup | None = None
+        self._guard: WorkGuard | None = None  # None: no trial has shown that memory is shared
+        self._queue = CallQueue(self._close_unused, IDLE_S)
+
+    def collective(
+        self,
+        collective: Collective,
+        operation: str,
+        source: Tensors,
+        target: Tensors,
+        opts: Options,
+        results: Sequence[Any],
+        *,
+        root: int,
+        in_place: bool,
+    ) -> Work:
+        """Make a collective call; arguments as Operations._call."""
+        is_root = root == self._group.own_rank
+        inputs = [arrived(each) for each in tensors_in([source])]
+        outputs = inputs if in_place else [arrived(each) for each in tensors_in([target])]
+        first = (inputs or outputs)[0]
+        if collective is Collective.BROADCAST and not is_root:
+            inputs = []
+        if collective is Collective.REDUCE and not is_root:
+            outputs = []
+        for each in inputs:
+            check_tensor(operation, each, first)
+        for each in outputs:
+            check_tensor(operation, each, first, is_written=True)
+        if not in_place:
+            check_sizes(self._group.size(), collective, operation, source, target)
+        self._group.check_member()
+        op = opts.reduceOp if collective.reduces else None
+        what, code = target if source is None else source, 0 if op is None else int(op.op)
+        site = Site.of_caller() if opts.asyncOp else None
+        details = CallDetails(operation, what, code, root, site=site)
+        memory = self._mappings(first.device).memory
+        with self._turn:
+            if self._inner is None:
+                self._form(first.device, details)
+        flat = {id(each): as_bytes(each) for each in (*inputs, *outputs)}
+        blocks = [[flat[id(each)] for each in side] for side in (inputs, outputs)]
+        request = self._request(collective, details, first, op, blocks)
+        call = _Call(
+            collective,
+            details,
+            first.dtype,
+            (source, target),
+            op,
+            in_place,
+            None if opts.timeout == UNSET else opts.timeout,
+            memory.mark(),
+            request,
+            blocks[0],
+            blocks[1],
+            outputs,
+        )
+        if not opts.asyncOp and self._queue.is_empty:
+            self._make(call)
+            return DoneWork(results)
+        work = QueuedWork(lambda: self._make(call), operation, results)
+        self._queue.put(work)
+        if opts.asyncOp:
+            return work
+        work.wait()
+        return DoneWork(results)
+
+    def message(self, operation: str, tensor: Tensor, peer: int, tag: int) -> Work:
+        """Begin an "isend" or "irecv"; arguments as Operations._post."""
+        tensor, sends = arrived(tensor), operation == "isend"
+        check_tensor(operation.removeprefix("i"), tensor, tensor, is_written=not sends)
+        if tensor.nbytes <= EAGER_BYTES:
+            return message_of_array(self._group, operation, tensor, peer, tag)
+        with self._lock:
+            mappings = self._mappings(tensor.device)
+            if self._messages is None:
+                self._messages = DeviceMessages(self._group, mappings, self._queue.wake)
+        return (self._messages.send if sends else self._messages.receive)(tensor, peer, tag)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change how long operations that begin from now on may wait for a peer."""
+        if self._inner is not None:
+            self._inner.set_timeout(timeout)
+
+    def abort(self) -> None:
+        """End the waits of all ranks with an error, and leave."""
+        if self._inner is not None:
+            self._inner.abort()
+        self._end()
+
+    def shutdown(self) -> None:
+        """Leave; peers that wait for this rank get an error."""
+        if self._inner is not None:
+            self._inner.destroy()
+        self._end()
+
+    def _end(self) -> None:
+        has_ended = self._queue.close()
+        if self._mapped is not None:
+            self._mapped.close()
+        if has_ended and self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    def _request(
+        self,
+        collective: Collective,
+        details: CallDetails,
+        first: Tensor,
+        op: Any,  # noqa: ANN401 - torch's
+        blocks: list[list[Tensor]],
+    ) -> Request | None:
+        """What this rank says of its part. An input that overlaps an output becomes a copy."""
+        if self._guard is None:
+            return None
+        mappings, reduce_op = self._mappings(first.device), ReduceOp(details.op)
+        dtype = zlib.crc32(str(first.dtype).encode()) >> 1
+        identity = mappings.memory.identity
+        header = Header(identity, collective, details.op, dtype, details.root)
+        factor = factor_of(op) if op is not None and reduce_op is ReduceOp.PREMUL_SUM else 1.0
+        can_share = op is None or supports(first.dtype, reduce_op)
+        own, ranks = self._group.own_rank, self._group.size()
+        while True:
+            sides = [[mappings.location(each) for each in side] for side in blocks]
+            can_share = can_share and None not in (*sides[0], *sides[1])
+            inputs, outputs = ([each or NOWHERE for each in side] for side in sides)
+            request = Request(header, can_share, factor, inputs, outputs)
+            if not can_share or is_apart(request, own, ranks):
+                return request
+            blocks[0] = [each.clone() for each in blocks[0]]
+
+    def _make(self, call: _Call) -> None:
+        mappings = self._mappings()
+        with self._turn, mappings.memory.stream():
+            call.ready.synchronize()
+            if call.request is None or not self._make_in_memory(call, call.request):
+                self._make_by_host(call)
+                return
+            is_copied = False
+            for result, tensor in zip(call.outputs, call.targets, strict=True):
+                if result.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
+                    is_copied = True
+            if is_copied:
+                mappings.memory.synchronize()
+        mappings.close_unused()
+
+    def _make_by_host(self, call: _Call) -> None:
+        options = SimpleNamespace(reduceOp=call.op, timeout=call.timeout or UNSET, asyncOp=False)
+        collective_of_arrays(
+            self._members,
+            call.collective,
+            call.details.operation,
+            *call.given,
+            options,
+            (),
+            root=call.details.root,
+            in_place=call.in_place,
+        )
+
+    def _make_in_memory(self, call: _Call, request: Request) -> bool:
+        """Make a call in the ranks' memory; False, and nothing is done, if they cannot."""
+        details, worker = call.details, call.details.root
+        said = self._gathered(details, request.packed(self._members.size()), call.timeout)
+        requests = [Request.unpacked(each) for each in said]
+        steps = planned(requests, worker)
+        if steps is None:
+            return False
+        outcome, error = np.array([_DONE], np.uint8), None
+        if self._members.own_rank == worker:
+            outcome[0], error = self._work(call, steps, requests)
+        self._engine(details, Collective.BROADCAST, outcome, outcome, worker, call.timeout)
+        if outcome[0] == _FAILED:
+            rank = self._group.ranks[worker]
+            raise error or PeerError(
+                f"{details.operation}: rank {rank} failed in its work for all ranks; its own error "
+                "says why",
+                rank=rank,
+                operation=details.operation,
+            )
+        return bool(outcome[0] == _DONE)
+
+    def _work(
+        self, call: _Call, steps: Sequence[Step], requests: Sequence[Request]
+    ) -> tuple[int, Exception | None]:
+        """Do the work of all ranks; returns how it went."""
+        mappings, guard, done = self._mappings(), self._guard, 0
+        assert guard is not None
+        own = requests[self._members.own_rank]
+        parts = [*zip(own.inputs, call.inputs, strict=True)]
+        parts += zip(own.outputs, call.outputs, strict=True)
+
+        def view(rank: int, where: Location) -> Tensor:
+            is_own = rank == self._members.own_rank
+            found = _part_of(parts, where) if is_own else mappings.view(rank, where)
+            return found.view(call.dtype)
+
+        if not guard.begin():
+            return _FAILED, None  # the engine's error follows
+        try:
+            with mappings.lock:
+                viewed = [
+                    (view(step.rank, step.target), [view(*each) for each in step.sources])
+                    for step in steps
+                    if step.target.nbytes
+                ]
+                self._queue.wake()
+                for target, sources in viewed:
+                    if call.op is None:
+                        target.copy_(sources[0])
+                    elif done and call.collective is Collective.ALL_REDUCE:
+                        target.copy_(viewed[0][0])  # all have the same result
+                    else:
+                        factors = [each.factor for each in requests]
+                        combine(sources, target, ReduceOp(call.details.op), factors)
+                    done += 1
+                mappings.memory.synchronize()
+        except (OSError, RuntimeError) as error:
+            return (_FAILED, error) if done else (_BY_HOST, None)
+        except BaseException:
+            self._members.abort()
+            raise
+        finally:
+            guard.end()
+        return _DONE, None
+
+    # The engine.
+
+    @property
+    def _members(self) -> ProcessGroup:
+        """The group with the communicator of collectives."""
+        assert self._inner is not None, "it has formed"
+        return self._inner
+
+    def _gathered(
+        self, details: CallDetails, own: np.ndarray[Any, Any], timeout: timedelta | None = None
+    ) -> list[bytes]:
+        """What each rank says, as many bytes as this one."""
+        said = np.empty(len(own) * self._members.size(), np.uint8)
+        self._engine(details, Collective.ALL_GATHER, own, said, 0, timeout)
+        return [each.tobytes() for each in said.reshape(-1, len(own))]
+
+    def _engine(
+        self,
+        details: CallDetails,
+        collective: Collective,
+        source: np.ndarray[Any, Any],
+        target: np.ndarray[Any, Any],
+        root: int,
+        timeout: timedelta | None,
+    ) -> None:
+        """Have the engine make a call; once it has failed, nobody works in this rank's memory."""
+        members, given = self._members, (collective, 0, root, source, target)
+        try:
+            members.check_member()
+            if timeout is None:
+                code = (members.run if source is target else members.run_apart)(*given)
+            else:
+                work = members.communicator.submit(
+                    *given, timeout_s=seconds_of(timeout), in_place=source is target, waits=True
+                )
+                code = work if isinstance(work, int) else work.wait(-1.0)
+            if code:
+                raise details.error(members, code)
+        except BaseException:
+            if self._guard is not None:
+                self._guard.leave()
+            self._mappings().close()
+            raise
+
+    # The beginning, and what is open.
+
+    def _mappings(self, device: torch.device | None = None) -> Mappings:
+        """The peers' memory, on the device of the first call."""
+        with self._lock:
+            if self._mapped is None:
+                assert device is not None, "no call comes before the first one"
+                self._mapped = Mappings(self._memory_of(device))
+            return self._mapped
+
+    def _close_unused(self) -> bool:
+        """What the thread does; whether anything is still open."""
+        if self._mapped is None:
+            return False
+        self._mapped.close_unused()
+        return len(self._mapped) > 0
+
+    def _form(self, device: torch.device, details: CallDetails) -> None:
+        """Form the communicator, and try whether all ranks can use each other's memory."""
+        group = self._group
+        self._inner = form(
+            self._store,
+            rank=group.own_rank,
+            size=group.size(),
+            timeout=group.timeout,
+            name=f"{group.group_name}:{device.type}",
+            global_ranks=list(group.ranks),
+        )
+        reason = self._try(device, details)
+        if group.own_rank == 0 and reason:
+            warn_staged(device.type, group.group_name, reason)
+        elif group.own_rank == 0:
+            _say_once(
+                f"rallypoint: {group.size()} ranks share a GPU: calls with {device.type} tensors "
+                "are made in its memory (RALLYPOINT_DEVICE_MEMORY=0 turns this off)\n"
+            )
+
+    def _try(self, device: torch.device, details: CallDetails) -> str:
+        """Why not; empty: they can."""
+        mappings, own = self._mappings(device), self._members.own_rank
+        word = torch.full((8,), own, dtype=torch.uint8, device=device)
+        mappings.memory.mark().synchronize()
+        where = mappings.location(word)
+        page = memory_file("rallypoint-device", 2 * self._members.size()) if own == 0 else -1
+        identity = mappings.memory.identity
+        said = _TRIAL.pack(os.getpid(), page, identity, where is not None, *(where or NOWHERE))
+        told = self._gathered(details, np.frombuffer(said, np.uint8))
+        trials = [_TRIAL.unpack(each) for each in told]
+        descriptor, trouble = -1, ""
+        try:
+            descriptor = os.open(f"/proc/{trials[0][0]}/fd/{trials[0][1]}", os.O_RDWR)
+            self._look_at_words(trials, mappings)
+        except (OSError, RuntimeError) as error:
+            trouble = f"rank {self._group.ranks[own]} cannot use the other ranks' memory: {error}"
+        verdict = trouble.encode()[:_REASON_BYTES].ljust(_REASON_BYTES)
+        found = self._gathered(details, np.frombuffer(verdict, np.uint8))
+        if page >= 0:
+            os.close(page)
+        reason = b"".join(found).strip()
+        if not reason:
+            self._guard = WorkGuard(descriptor, own, [trial[0] for trial in trials])
+        elif descriptor >= 0:
+            os.close(descriptor)
+        return reason[:_REASON_BYTES].decode(errors="replace").strip()
+
+    def _look_at_words(self, trials: Sequence[Any], mappings: Mappings) -> None:
+        """Raise an error unless the other ranks' words are there, and have their numbers."""
+        with mappings.lock:
+            for peer, (_, _, identity, can_share, *fields) in enumerate(trials):
+                if not can_share:
+                    raise OSError(f"that of rank {self._group.ranks[peer]} cannot be shared")
+                if identity != mappings.memory.identity:
+                    raise OSError("they use several GPUs")
+                if peer == self._members.own_rank:
+                    continue
+                if mappings.view(peer, Location(*fields)).tolist() != [peer] * 8:
+                    raise OSError(f"that of rank {self._group.ranks[peer]} has other contents here")
+        self._queue.wake()
+
+
+def _part_of(parts: Sequence[tuple[Location, Tensor]], where: Location) -> Tensor:
+    """This rank's bytes at a location within one that it has told."""
+    for whole, flat in parts:
+        start = where.offset - whole.offset
+        if whole.number == where.number and 0 <= start <= whole.nbytes - where.nbytes:
+            return flat[start : start + where.nbytes]
+    raise AssertionError("blocks are in what this rank has told")
+
+
+_said: set[str] = set()
+
+
+def _say_once(line: str) -> None:
+    """On stderr; only the first in this process."""
+    if not _said:
+        _said.add(line)
+        os.write(sys.stderr.fileno(), line.encode())
