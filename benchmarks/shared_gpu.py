@@ -2,16 +2,18 @@
 
     python benchmarks/shared_gpu.py [--nproc-per-node 2] [--sizes 8 65536 ...] [--device cuda]
 
-NCCL takes one rank per GPU, so tensors go through the host's memory: with our backend, and with
-gloo. "copies" is what a GPU's two copies of the tensor cost, to pinned memory and back, without
-anything between them. "elastic" is `rallypoint.pytorch.elastic.DistributedDataParallel`, whose step
-also agrees on the update; "alone" is the step without synchronisation. A call ends when the device
-has the result. Contenders take turns in the same processes; figures are medians, on rank 0.
+NCCL takes one rank per GPU. Our backend works in the GPU's memory; "staged" is ours through the
+host's (RALLYPOINT_DEVICE_MEMORY=0), as gloo is. "copies" is what a GPU's two copies of the
+tensor cost, to pinned memory and back, without anything between them. "elastic" is
+`rallypoint.pytorch.elastic.DistributedDataParallel`, whose step also agrees on the update; "alone"
+is the step without synchronisation. A call ends when the device has the result. Contenders take
+turns in the same processes; figures are medians, on rank 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from ddp import built
 from table import human_bytes, need, print_table, save
 from workers import answer, is_worker, measured_by
 
-BACKENDS = ("rallypoint", "gloo")
+WAYS = ("rallypoint", "staged", "gloo")
 SIZES = [8, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
 MODELS = ("transformer 10M", "transformer 50M")
 _BLOCK_S = 0.1
@@ -39,7 +41,11 @@ class Worker:
         dist.init_process_group("rallypoint")
         rallypoint.init_process_group()  # what the elastic one reduces over
         self._options = options
-        self._groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
+        self._groups = {}
+        for way in WAYS:
+            if way == "staged":
+                os.environ["RALLYPOINT_DEVICE_MEMORY"] = "0"  # groups read it when they form
+            self._groups[way] = dist.new_group(backend="gloo" if way == "gloo" else "rallypoint")
         self._is_gpu = options.device == "cuda"
         self._own = torch.device(options.device, 0 if self._is_gpu else None)
         self._rows: list[dict[str, Any]] = []
@@ -154,7 +160,7 @@ def main() -> None:
     if not need("torch", "this is about its tensors"):
         return
     rows = measured_by(options.nproc_per_node)
-    columns = ["us", "rallypoint", "gloo", "gloo/ours", "copies", "elastic", "alone"]
+    columns = ["us", *WAYS, "gloo/ours", "copies", "elastic", "alone"]
     lines = []
     for row in rows:
         figures = {name: f"{value:.0f}" for name, value in row.items() if name != "what"}

@@ -2,7 +2,8 @@
 
 They have run on one GPU, not on several. Their bodies are the scripts in workers/, which take the
 kind of device from GPU_TEST_DEVICE. RALLYPOINT_TEST_DEVICE=cpu runs them without a GPU, with gloo
-in NCCL's place, which shows that they are right but little about GPUs.
+in NCCL's place and tests/stand_in.py in that of a GPU's memory, which shows that they are right but
+little about GPUs.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ WORKERS = Path(__file__).parent / "workers"
 ENVIRON = {
     **os.environ,
     "GPU_TEST_DEVICE": KIND,
-    "PYTHONPATH": str(Path(__file__).parents[2]),  # for workers.on_device
+    # For workers.on_device.
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
 }
 LIMIT_S = 240
 NO_GPU = "no GPU here: make test-gpu needs one, and PyTorch with CUDA or ROCm"
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 MARKS = [pytest.mark.system, pytest.mark.alone, pytest.mark.needs_torch]
+
+# Values of RALLYPOINT_DEVICE_MEMORY, for ranks that share a GPU. On the CPU, the first one has the
+# stand-in of tests/stand_in.py take its place.
+shared_ways = pytest.mark.parametrize("way", ["1", "0"], ids=["device memory", "staged"])
+IN_MEMORY, STAGED = "are made in its memory", "copied to the host and back"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

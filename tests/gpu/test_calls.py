@@ -3,43 +3,74 @@
 from __future__ import annotations
 
 import pytest
-from tests.gpu.conftest import KIND, Run, said
+from tests.gpu.conftest import IN_MEMORY, KIND, STAGED, Run, said, shared_ways
+
+WAYS = {"device memory": "1", "staged": "0", "a GPU for each rank": ""}
+ways = pytest.mark.parametrize("way", list(WAYS))
 
 
-def ranks_of(gpus: int, *, is_shared: bool) -> int:
-    """More ranks than GPUs: all is staged; as many: NCCL takes it."""
-    return gpus + 1 if is_shared else gpus
+def ranks_of(gpus: int, way: str) -> int:
+    """As many ranks as GPUs: NCCL takes it; else they share one."""
+    return gpus + (WAYS[way] != "")
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize("is_shared", [True, False], ids=["staged", "a GPU for each rank"])
-def test_every_call_on_every_stream(run: Run, gpus: int, is_shared: bool) -> None:
-    ranks = ranks_of(gpus, is_shared=is_shared)
-    done = run("calls.py", "rallypoint", flags=("--nproc-per-node", str(ranks)))
+@ways
+def test_every_call_on_every_stream(run: Run, gpus: int, way: str) -> None:
+    ranks = ranks_of(gpus, way)
+    flags = ("--nproc-per-node", str(ranks))
+    done = run("calls.py", "rallypoint", flags=flags, RALLYPOINT_DEVICE_MEMORY=WAYS[way])
     assert said(done, "calls") == [f"calls {rank} right" for rank in range(ranks)]
-    if KIND == "cuda":
-        assert ("copied to the host and back" in done.stderr) == is_shared
+    assert (IN_MEMORY in done.stderr) == (way == "device memory" and (gpus == 1 or KIND == "cpu"))
+    if KIND == "cuda" and gpus == 1:
+        assert (STAGED in done.stderr) == (way == "staged")
 
 
-@pytest.mark.parametrize("is_shared", [True, False], ids=["staged", "a GPU for each rank"])
-def test_a_barrier_comes_after_the_work_of_streams(run: Run, gpus: int, is_shared: bool) -> None:
-    ranks = ranks_of(gpus, is_shared=is_shared)
-    lines = said(run("barrier.py", flags=("--nproc-per-node", str(ranks))), "turn")
+@ways
+def test_a_barrier_comes_after_the_work_of_streams(run: Run, gpus: int, way: str) -> None:
+    ranks = ranks_of(gpus, way)
+    flags = ("--nproc-per-node", str(ranks))
+    lines = said(run("barrier.py", flags=flags, RALLYPOINT_DEVICE_MEMORY=WAYS[way]), "turn")
     expected = [(turn, rank) for turn in range(ranks) for rank in range(ranks)]
     assert lines == [f"turn {turn} {rank} in order" for turn, rank in expected]
 
 
 @pytest.mark.exact
-def test_groups_and_tensors_of_several_kinds(run: Run, gpus: int, nccl: str) -> None:
+@shared_ways
+def test_groups_and_tensors_of_several_kinds(run: Run, gpus: int, nccl: str, way: str) -> None:
     ranks = gpus + 1
-    done = run("mixed.py", nccl, flags=("--nproc-per-node", str(ranks)))
+    flags = ("--nproc-per-node", str(ranks))
+    done = run("mixed.py", nccl, flags=flags, RALLYPOINT_DEVICE_MEMORY=way)
     assert said(done, "mixed") == [f"mixed {rank} right" for rank in range(ranks)]
 
 
-def test_memory_is_returned(run: Run, gpus: int) -> None:
+@shared_ways
+def test_memory_is_returned(run: Run, gpus: int, way: str) -> None:
     ranks = gpus + 1
-    done = run("memory.py", flags=("--nproc-per-node", str(ranks)))
+    done = run("memory.py", flags=("--nproc-per-node", str(ranks)), RALLYPOINT_DEVICE_MEMORY=way)
     assert said(done, "memory") == ["memory returned"] * ranks
+
+
+@pytest.mark.exact
+@shared_ways
+def test_random_calls(run: Run, gpus: int, way: str, seed: int) -> None:
+    """They have the bits of the same calls with tensors on the CPU."""
+    ranks = gpus + 1
+    flags = ("--nproc-per-node", str(ranks))
+    environ = {"RALLYPOINT_DEVICE_MEMORY": way, "RALLYPOINT_ALGORITHM": "direct"}
+    done = run("random_bits.py", str(seed), "200", flags=flags, **environ)
+    assert said(done, "random") == [f"random {rank} right" for rank in range(ranks)]
+
+
+@pytest.mark.exact
+def test_memory_that_cannot_be_shared(run: Run, gpus: int) -> None:
+    if KIND == "cpu":
+        pytest.skip("this is about PyTorch's allocator of GPU memory")
+    ranks = gpus + 1
+    flags, settings = ("--nproc-per-node", str(ranks)), "expandable_segments:True"
+    done = run("calls.py", "rallypoint", flags=flags, PYTORCH_CUDA_ALLOC_CONF=settings)
+    assert said(done, "calls") == [f"calls {rank} right" for rank in range(ranks)]
+    assert STAGED in done.stderr
 
 
 @pytest.mark.exact

@@ -10,21 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gpu.conftest import ENVIRON, KIND, LIMIT_S, WORKERS, Run
+from tests.gpu.conftest import ENVIRON, KIND, LIMIT_S, WORKERS, Run, shared_ways
 
 _FREE = "import torch; torch.cuda.init(); print(torch.cuda.mem_get_info()[0])"
 _SPARE_BYTES = 256 << 20  # other programs come and go
 
 
 @pytest.mark.parametrize("how", ["kill", "raise"])
-def test_a_rank_that_is_lost_while_kernels_run(run: Run, gpus: int, how: str) -> None:
+@pytest.mark.parametrize("is_worker", [True, False], ids=["rank 0", "the last rank"])
+@shared_ways
+def test_a_rank_that_is_lost_while_kernels_run(
+    run: Run, gpus: int, how: str, is_worker: bool, way: str
+) -> None:
+    """Rank 0 is the one that works for all in device memory."""
     ranks = gpus + 1
-    done = run("lost.py", how, flags=("--nproc-per-node", str(ranks)))
+    victim = 0 if is_worker else ranks - 1
+    flags = ("--nproc-per-node", str(ranks))
+    done = run("lost.py", how, str(victim), flags=flags, RALLYPOINT_DEVICE_MEMORY=way)
     assert done.returncode == 1, done.stdout + done.stderr
     culprit = "killed by SIGKILL" if how == "kill" else "rank gave up with kernels in the queue"
     assert culprit in done.stderr
     told = sorted(line for line in done.stdout.splitlines() if line.startswith("told"))
-    assert told == [f"told {rank} soon" for rank in range(ranks - 1)]
+    assert told == [f"told {rank} soon" for rank in range(ranks) if rank != victim]
 
 
 def free_bytes() -> int:
@@ -40,7 +47,7 @@ def test_a_job_that_is_ended_gives_its_memory_back(gpus: int, tmp_path: Path) ->
     command = [sys.executable, "-m", "rallypoint", "run", "--nproc-per-node", str(gpus + 1)]
     with (tmp_path / "said").open("wb") as said:
         job: Any = subprocess.Popen(
-            [*command, "--shutdown-timeout", "5", str(WORKERS / "lost.py"), "stay"],
+            [*command, "--shutdown-timeout", "5", str(WORKERS / "lost.py"), "stay", "0"],
             cwd=tmp_path,
             env=ENVIRON,
             stdout=said,

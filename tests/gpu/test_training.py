@@ -6,7 +6,7 @@ NCCL refuses two ranks on one GPU: with one GPU its world has one rank.
 from __future__ import annotations
 
 import pytest
-from tests.gpu.conftest import Run, said
+from tests.gpu.conftest import Run, said, shared_ways
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
@@ -23,7 +23,10 @@ def test_training_with_ours_on_a_gpu_for_each_rank(run: Run, gpus: int, way: str
     assert "copied to the host" not in done.stderr
 
 
-def test_ddp_of_ranks_that_share_gpus(run: Run, gpus: int) -> None:
+@pytest.mark.parametrize("model", ["ddp", "fsdp"])
+@shared_ways
+def test_training_of_ranks_that_share_gpus(run: Run, gpus: int, model: str, way: str) -> None:
     ranks = gpus + 1
-    done = run("train.py", "ddp", "rallypoint", flags=("--nproc-per-node", str(ranks)))
+    flags = ("--nproc-per-node", str(ranks))
+    done = run("train.py", model, "rallypoint", flags=flags, RALLYPOINT_DEVICE_MEMORY=way)
     assert said(done, "trained") == [f"trained {rank} well" for rank in range(ranks)]

@@ -1,6 +1,6 @@
-"""The last rank is killed while kernels run; the others are told, and can go on with their device.
+"""A rank is killed while kernels run; the others are told, and can go on with their device.
 
-lost.py kill|raise|stay
+lost.py kill|raise|stay VICTIM
 """
 
 import os
@@ -15,10 +15,10 @@ from tests.gpu.workers import on_device as device
 
 import rallypoint
 
-how = sys.argv[1]
+how, victim = sys.argv[1], int(sys.argv[2])
 own = device.own_device()
 dist.init_process_group("rallypoint")
-rank, ranks = dist.get_rank(), dist.get_world_size()
+rank = dist.get_rank()
 tensor = torch.ones(1 << 20, device=own)
 dist.all_reduce(tensor)
 dist.barrier()
@@ -30,7 +30,7 @@ if how == "stay":
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, which would end us before we tell
 device.keep_busy(0.3)
 tensor.add_(1)
-if rank == ranks - 1:
+if rank == victim:
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     raise RuntimeError("rank gave up with kernels in the queue")
@@ -39,7 +39,7 @@ try:
     while True:
         dist.all_reduce(tensor)
 except rallypoint.PeerLostError as error:
-    assert error.rank == ranks - 1
+    assert error.rank == victim
 took_s = time.monotonic() - began
 again = torch.full((1000,), 3.0, device=own)
 assert float((again * 2).sum()) == 6000  # the device is as it was

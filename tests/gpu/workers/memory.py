@@ -1,6 +1,7 @@
 """What calls take of the device's memory, and of the host's, they give back."""
 
 import resource
+import time
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,20 @@ for turn in range(60):
 grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - host_before
 assert device.allocated() == before, (device.allocated(), before)
 assert grown_kib < 64 * 1024, f"{grown_kib} KiB in 40 calls of 8 MiB"
+# Others have a tensor's memory open for about a second after the last call.
+dist.barrier()
+free = device.free_bytes()
+large = torch.ones(1 << 26, device=own)  # 256 MiB
+dist.all_reduce(large)
+del large
+if device.IS_GPU:
+    torch.cuda.empty_cache()
+dist.barrier()
+deadline = time.monotonic() + 60
+while device.free_bytes() < free - (64 << 20):
+    assert time.monotonic() < deadline, "memory that was freed is still taken"
+    time.sleep(0.1)
+dist.barrier()
 dist.destroy_process_group()
 del tensor
 assert device.allocated() <= before - (1 << 23) if device.IS_GPU else True

@@ -20,6 +20,10 @@ LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
 def own_device() -> Any:
     """This rank's; ranks share devices where there are too few."""
     if not IS_GPU:
+        if os.environ.get("RALLYPOINT_DEVICE_MEMORY") == "1":
+            from tests import stand_in
+
+            stand_in.install()
         return torch.device("cpu")
     device = torch.device("cuda", LOCAL_RANK % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -57,6 +61,11 @@ def is_idle() -> bool:
 def allocated() -> int:
     """Bytes of the device that tensors have."""
     return int(torch.cuda.memory_allocated()) if IS_GPU else 0
+
+
+def free_bytes() -> int:
+    """Of the device's memory, which no process has."""
+    return int(torch.cuda.mem_get_info()[0]) if IS_GPU else 0
 
 
 def say(*words: object) -> None:

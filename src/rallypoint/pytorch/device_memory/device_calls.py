@@ -237,18 +237,22 @@ class DeviceCalls:
 
     def _make(self, call: _Call) -> None:
         mappings = self._mappings()
-        with self._turn, mappings.memory.stream():
-            call.ready.synchronize()
-            if call.request is None or not self._make_in_memory(call, call.request):
-                self._make_by_host(call)
-                return
-            is_copied = False
-            for result, tensor in zip(call.outputs, call.targets, strict=True):
-                if result.data_ptr() != tensor.data_ptr():
-                    tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
-                    is_copied = True
-            if is_copied:
-                mappings.memory.synchronize()
+        try:
+            with self._turn, mappings.memory.stream():
+                call.ready.synchronize()
+                if call.request is None or not self._make_in_memory(call, call.request):
+                    self._make_by_host(call)
+                    return
+                is_copied = False
+                for result, tensor in zip(call.outputs, call.targets, strict=True):
+                    if result.data_ptr() != tensor.data_ptr():
+                        tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
+                        is_copied = True
+                if is_copied:
+                    mappings.memory.synchronize()
+        except BaseException:
+            mappings.close()  # a rank may be lost, whose memory would stay taken
+            raise
         mappings.close_unused()
 
     def _make_by_host(self, call: _Call) -> None:
@@ -371,7 +375,6 @@ class DeviceCalls:
         except BaseException:
             if self._guard is not None:
                 self._guard.leave()
-            self._mappings().close()
             raise
 
     # The beginning, and what is open.
