@@ -69,7 +69,7 @@ class StandIn:
         """Unmapped as soon as no view is left."""
         del self.opened[whole.data_ptr()]
 
-    def mark(self) -> Any:
+    def mark(self, device: object) -> Any:
         return Passed()
 
     def stream(self) -> contextlib.AbstractContextManager[object]:

@@ -63,9 +63,9 @@ class CudaMemory:
         with self._context():
             self._cuda.cuIpcCloseMemHandle(ctypes.c_uint64(whole.data_ptr()))
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self, device: torch.device) -> torch.cuda.Event:
         """See DeviceMemory."""
-        return torch.cuda.current_stream(self._device).record_event()
+        return torch.cuda.current_stream(device).record_event()
 
     def stream(self) -> AbstractContextManager[object]:
         """See DeviceMemory."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -155,7 +156,7 @@ class DeviceCalls:
             op,
             in_place,
             None if opts.timeout == UNSET else opts.timeout,
-            memory.mark(),
+            memory.mark(first.device),
             request,
             blocks[0],
             blocks[1],
@@ -314,7 +315,6 @@ class DeviceCalls:
                     for step in steps
                     if step.target.nbytes
                 ]
-                self._queue.wake()
                 for target, sources in viewed:
                     if call.op is None:
                         target.copy_(sources[0])
@@ -325,13 +325,16 @@ class DeviceCalls:
                         combine(sources, target, ReduceOp(call.details.op), factors)
                     done += 1
                 mappings.memory.synchronize()
-        except (OSError, RuntimeError) as error:
-            return (_FAILED, error) if done else (_BY_HOST, None)
-        except BaseException:
+        except BaseException as error:
+            with suppress(RuntimeError):  # what has begun must not outlive the guard's word
+                mappings.memory.synchronize()
+            if isinstance(error, OSError | RuntimeError):
+                return (_FAILED, error) if done else (_BY_HOST, None)
             self._members.abort()
             raise
         finally:
             guard.end()
+            self._queue.wake()
         return _DONE, None
 
     # The engine.
@@ -418,7 +421,7 @@ class DeviceCalls:
         """Why not; empty: they can."""
         mappings, own = self._mappings(device), self._members.own_rank
         word = torch.full((8,), own, dtype=torch.uint8, device=device)
-        mappings.memory.mark().synchronize()
+        mappings.memory.mark(device).synchronize()
         where = mappings.location(word)
         page = memory_file("rallypoint-device", 2 * self._members.size()) if own == 0 else -1
         identity = mappings.memory.identity
@@ -473,4 +476,4 @@ def _say_once(line: str) -> None:
     """On stderr; only the first in this process."""
     if not _said:
         _said.add(line)
-        os.write(sys.stderr.fileno(), line.encode())
+        sys.stderr.write(line)

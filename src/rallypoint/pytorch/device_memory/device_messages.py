@@ -50,7 +50,7 @@ class DeviceMessages:
         memory, number = self._mappings.memory, next(self._numbers) % _MESSAGES
         flat, answer = as_bytes(tensor), np.empty(1, np.uint8)
         where = self._mappings.location(flat)
-        memory.mark().synchronize()
+        memory.mark(tensor.device).synchronize()
 
         def answered() -> None:
             nonlocal flat
@@ -69,7 +69,7 @@ class DeviceMessages:
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> RunningWork:
         """Begin to receive a tensor of more than EAGER_BYTES; from any rank, if `peer` is -1."""
         memory, shown = self._mappings.memory, np.empty(_SHOWN.size, np.uint8)
-        ready = memory.mark()
+        ready = memory.mark(tensor.device)
 
         def fetch() -> None:
             ready.synchronize()
@@ -97,9 +97,9 @@ class DeviceMessages:
                 view = self._mappings.view(source, where)
             except (OSError, RuntimeError):
                 return False
-            self._wake()
             tensor.detach().copy_(view.view(tensor.dtype).view(tensor.shape))
             memory.synchronize()
+        self._wake()
         return True
 
     def _post(

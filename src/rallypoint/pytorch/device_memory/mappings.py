@@ -63,8 +63,8 @@ class DeviceMemory(Protocol):
     def close(self, whole: torch.Tensor) -> None:
         """Give up what `open` returned, of which no part is used any more."""
 
-    def mark(self) -> Any:  # noqa: ANN401 - an event
-        """Its `synchronize()` waits for what the current stream has been given so far."""
+    def mark(self, device: torch.device) -> Any:  # noqa: ANN401 - an event
+        """Its `synchronize()` waits for what a device's current stream has been given so far."""
 
     def stream(self) -> AbstractContextManager[object]:
         """Meanwhile, this thread's operations go to a stream on which no one else waits."""

@@ -116,6 +116,7 @@ class CallQueue:
         self._lock = threading.RLock()
         self._works = queue.SimpleQueue[QueuedWork | bool]()  # true: to tidy; false: to end
         self._waiting = 0
+        self._is_watching = False  # the thread tidies again soon
         self._thread: threading.Thread | None = None
 
     @property
@@ -130,8 +131,9 @@ class CallQueue:
         self._put(work)
 
     def wake(self) -> None:
-        """There is something to tidy."""
-        self._put(True)
+        """There is something to tidy, as of now."""
+        if not self._is_watching:
+            self._put(True)
 
     def close(self) -> bool:
         """End the thread, if it is in no call that does not end; whether it has ended."""
@@ -153,10 +155,9 @@ class CallQueue:
                 self._thread.start()
 
     def _serve(self) -> None:
-        has_more = False
         while True:
             with suppress(queue.Empty):
-                work = self._works.get(timeout=self._period_s if has_more else None)
+                work = self._works.get(timeout=self._period_s if self._is_watching else None)
                 if work is False:
                     return
                 if isinstance(work, QueuedWork):
@@ -164,4 +165,5 @@ class CallQueue:
                     with self._lock:
                         self._waiting -= 1
                 del work  # else it lives until the next one
-            has_more = self._tidy()
+            self._is_watching = False  # so `wake` is heard from here on
+            self._is_watching = self._tidy()
