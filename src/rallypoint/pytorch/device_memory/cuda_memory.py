@@ -28,7 +28,7 @@ class CudaMemory:
         self._cuda = ctypes.CDLL("libcuda.so.1")
         self._stream = torch.cuda.Stream(device)
         properties: Any = torch.cuda.get_device_properties(device)
-        self.identity = uuid.UUID(str(properties.uuid)).bytes
+        self.identity = uuid.UUID(str(properties.uuid).removeprefix("GPU-")).bytes
 
     def export(self, flat: torch.Tensor) -> Location | None:
         """See DeviceMemory. Expandable segments, and cudaMallocAsync, have no such handle."""
