@@ -321,3 +321,60 @@ def test_one_line_says_which_way_is_used(
     told = capfd.readouterr().err
     assert told.count("\n") == 1
     assert "2 ranks share a GPU: calls with cpu tensors are made in its memory" in told
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "in the background", "message"])
+def test_what_a_stream_has_been_given_comes_before(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Tensors get their items when somebody waits for the stream, as late as that may be."""
+    late = threading.local()
+
+    class Stream(StandIn):
+        def mark(self, device: object) -> Any:
+            del device
+            tensor = getattr(late, "tensor", None)
+
+            class Mark:
+                def synchronize(self) -> None:
+                    if tensor is not None:
+                        tensor.fill_(5)
+
+            return Mark()
+
+    monkeypatch.setattr(OnStandIn, "memory_of", Stream)
+
+    def main(group: Any) -> None:
+        device, tensor, received = OnStandIn(group), torch.zeros(20000), torch.zeros(20000)
+        late.tensor = tensor
+        if call == "message":
+            there = device.send([tensor], 1 - group.rank())
+            late.tensor = None
+            device.recv([received], 1 - group.rank()).wait()
+            there.wait()
+            assert received.tolist() == [5.0] * 20000
+        else:
+            all_reduce(device, tensor, is_async=call != "all_reduce").wait()
+            assert tensor.tolist() == [10.0] * 20000
+        group.barrier().wait()
+
+    run_ranks(2, main)
+
+
+def test_a_call_in_the_background_waits_for_nobody() -> None:
+    """Else these ranks would wait for each other."""
+
+    def main(group: Any) -> None:
+        device, tensor, word = OnStandIn(group), torch.ones(20000), torch.ones(3)
+        all_reduce(device, word)
+        if group.rank() == 0:
+            work = all_reduce(device, tensor, is_async=True)
+            device.send([word], 1).wait()
+            work.wait()
+        else:
+            device.recv([word], 0).wait()
+            all_reduce(device, tensor)
+        assert tensor.tolist() == [2.0] * 20000
+        group.barrier().wait()
+
+    run_ranks(2, main)
