@@ -6,8 +6,9 @@ in the group. tools.py decides how a call reaches the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch._C import _distributed_c10d as c10d
@@ -97,33 +98,18 @@ class Operations:
             if code > 0:
                 what = source if type(target) is not list or type(source) is list else target
                 raise CallDetails(operation, what, op, root).error(group, code)
+        make: Callable[..., Work]
         calls = self.devices.calls_of(source, target)
         if calls is not None:
-            return calls.collective(
-                Collective(collective),
-                operation,
-                source,
-                target,
-                opts,
-                results,
-                root=root,
-                in_place=in_place,
+            make = calls.collective
+        else:
+            from rallypoint.pytorch.torch_calls import (
+                collective_of_arrays,  # usual calls do not come here
             )
-        from rallypoint.pytorch.torch_calls import (
-            collective_of_arrays,  # usual calls do not come here
-        )
 
-        return collective_of_arrays(
-            group,
-            Collective(collective),
-            operation,
-            source,
-            target,
-            opts,
-            results,
-            root=root,
-            in_place=in_place,
-        )
+            make = partial(collective_of_arrays, group)
+        kind = Collective(collective)
+        return make(kind, operation, source, target, opts, results, root=root, in_place=in_place)
 
     def _post(self, operation: str, tensor: Tensor, peer: int, tag: int) -> Work:
         """Begin an "isend" or "irecv", like `_call`."""
