@@ -365,16 +365,20 @@ def test_a_call_in_the_background_waits_for_nobody() -> None:
     """Else these ranks would wait for each other."""
 
     def main(group: Any) -> None:
-        device, tensor, word = OnStandIn(group), torch.ones(20000), torch.ones(3)
+        device, word = OnStandIn(group), torch.ones(3)
+        tensors = [torch.ones(20000) for _ in range(3)]
         all_reduce(device, word)
         if group.rank() == 0:
-            work = all_reduce(device, tensor, is_async=True)
+            works = [all_reduce(device, tensor, is_async=True) for tensor in tensors]
             device.send([word], 1).wait()
-            work.wait()
+            for work in works:
+                work.wait()
         else:
             device.recv([word], 0).wait()
-            all_reduce(device, tensor)
-        assert tensor.tolist() == [2.0] * 20000
+            for tensor in tensors:
+                all_reduce(device, tensor)
+        for tensor in tensors:
+            assert tensor.tolist() == [2.0] * 20000
         group.barrier().wait()
 
     run_ranks(2, main)

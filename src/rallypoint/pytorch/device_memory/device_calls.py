@@ -106,6 +106,7 @@ class DeviceCalls:
         self._mapped: Mappings | None = None
         self._messages: DeviceMessages | None = None
         self._inner: ProcessGroup | None = None
+        self._has_formed = False
         self._guard: WorkGuard | None = None  # None: no trial has shown that memory is shared
         self._queue = CallQueue(self._close_unused, IDLE_S)
 
@@ -142,8 +143,8 @@ class DeviceCalls:
         site = Site.of_caller() if opts.asyncOp else None
         details = CallDetails(operation, what, code, root, site=site)
         memory = self._mappings(first.device).memory
-        with self._turn:
-            if self._inner is None:
+        if not self._has_formed:  # afterwards, nothing here waits for calls that are under way
+            with self._turn:
                 self._form(first.device, details)
         flat = {id(each): as_bytes(each) for each in (*inputs, *outputs)}
         blocks = [[flat[id(each)] for each in side] for side in (inputs, outputs)]
@@ -399,6 +400,8 @@ class DeviceCalls:
 
     def _form(self, device: torch.device, details: CallDetails) -> None:
         """Form the communicator, and try whether all ranks can use each other's memory."""
+        if self._has_formed:
+            return
         group = self._group
         self._inner = form(
             self._store,
@@ -409,6 +412,7 @@ class DeviceCalls:
             global_ranks=list(group.ranks),
         )
         reason = self._try(device, details)
+        self._has_formed = True
         if group.own_rank == 0 and reason:
             warn_staged(device.type, group.group_name, reason)
         elif group.own_rank == 0:
