@@ -2,8 +2,8 @@
 
     python benchmarks/shared_gpu.py [--nproc-per-node 2] [--sizes 8 65536 ...] [--device cuda]
 
-NCCL takes one rank per GPU. Our backend works in the GPU's memory; "staged" is ours through the
-host's (RALLYPOINT_DEVICE_MEMORY=0), as gloo is. "copies" is what a GPU's two copies of the
+NCCL takes one rank per GPU. Our backend works in the GPU's memory (RALLYPOINT_DEVICE_MEMORY=1);
+"staged" is ours through the host's, as gloo is. "copies" is what a GPU's two copies of the
 tensor cost, to pinned memory and back, without anything between them. "elastic" is
 `rallypoint.pytorch.elastic.DistributedDataParallel`, whose step also agrees on the update; "alone"
 is the step without synchronisation. A call ends when the device has the result. Contenders take
@@ -43,8 +43,8 @@ class Worker:
         self._options = options
         self._groups = {}
         for way in WAYS:
-            if way == "staged":
-                os.environ["RALLYPOINT_DEVICE_MEMORY"] = "0"  # groups read it when they form
+            # Groups read it when they form.
+            os.environ["RALLYPOINT_DEVICE_MEMORY"] = "0" if way == "staged" else "1"
             self._groups[way] = dist.new_group(backend="gloo" if way == "gloo" else "rallypoint")
         self._is_gpu = options.device == "cuda"
         self._own = torch.device(options.device, 0 if self._is_gpu else None)

@@ -2,7 +2,8 @@
 
 NCCL takes them if every rank has its own GPU; all ranks decide this from what each reported at
 the start, so they decide the same. NCCL's backend is made at the first such call. Ranks of one host
-that share a GPU use its memory: see device_memory/. All other calls are staged: see memory.py.
+that share a GPU use its memory, if the user asks for it: see device_memory/. All other calls are
+staged: see memory.py.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _wants_device_memory() -> bool:
     text = os.environ.get("RALLYPOINT_DEVICE_MEMORY", "")
     if text not in ("", "0", "1"):
         raise InvalidArgumentError(f"RALLYPOINT_DEVICE_MEMORY={text!r} must be 0 or 1")
-    return text != "0"
+    return text == "1"
 
 
 def can_share_memory(ranks: Sequence[RankDevices]) -> bool:

@@ -298,11 +298,11 @@ def test_which_ranks_may_try() -> None:
     assert not can_share_memory([here, here._replace(gpus=())])
 
 
-def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert RankDevices.own().can_share
-    monkeypatch.setenv("RALLYPOINT_DEVICE_MEMORY", "0")
     assert not RankDevices.own().can_share
+    monkeypatch.setenv("RALLYPOINT_DEVICE_MEMORY", "1")
+    assert RankDevices.own().can_share
     monkeypatch.setenv("RALLYPOINT_DEVICE_MEMORY", "off")
     with pytest.raises(InvalidArgumentError, match="must be 0 or 1"):
         RankDevices.own()

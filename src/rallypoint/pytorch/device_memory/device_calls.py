@@ -418,7 +418,7 @@ class DeviceCalls:
         elif group.own_rank == 0:
             _say_once(
                 f"rallypoint: {group.size()} ranks share a GPU: calls with {device.type} tensors "
-                "are made in its memory (RALLYPOINT_DEVICE_MEMORY=0 turns this off)\n"
+                "are made in its memory (RALLYPOINT_DEVICE_MEMORY=1)\n"
             )
 
     def _try(self, device: torch.device, details: CallDetails) -> str:
