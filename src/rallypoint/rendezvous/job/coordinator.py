@@ -258,7 +258,7 @@ class Coordinator:
             if self.stage is JobStage.RUNNING and member.host in current.came:
                 current.came.remove(member.host)
             return Decision((), f"{name}, which waited for the next round, left: {why}")
-        if not current.left(key, name):
+        if not current.left(key, name, may_return=not self.gathering.limits.is_fixed):
             return Decision((), f"{name} left after its workers had succeeded: {why}")
         return self._stop(f"{name} was lost: {why}") + self._judge_if_all_ended(now)
 

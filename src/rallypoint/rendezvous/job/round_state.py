@@ -91,11 +91,14 @@ class RoundState:
             return end.causes[0].text
         return f"node {self._by_key[key].node_rank} ended early"
 
-    def left(self, key: str, name: str) -> bool:
-        """A member is gone. Returns whether it is missed: not if its workers had succeeded."""
+    def left(self, key: str, name: str, *, may_return: bool) -> bool:
+        """A member is gone. Returns whether it is missed: not if its workers had succeeded, or if
+        it had none in this round, unless no node can ever fill its place.
+        """
         self.awaited.discard(key)
         end = self._ends.get(key)
-        if end is not None and end.succeeded:  # it is only missed if there is another round
+        is_needed = not (self._by_key[key].size or may_return or self.is_finishing)
+        if end is not None and end.succeeded and not is_needed:  # unless there is another round
             self.left_succeeded = (*self.left_succeeded, key)
             return False
         self._ends.pop(key, None)

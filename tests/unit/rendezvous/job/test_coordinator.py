@@ -706,6 +706,22 @@ def test_a_node_without_ranks_may_come_back() -> None:
     assert decision.actions == (Stop(round=1, because="hb joined", ending=Ending.ADMIT),)
 
 
+def test_a_node_without_ranks_that_nobody_can_replace_is_missed() -> None:
+    job = Coordinator(Limits(min_nodes=2, max_nodes=2, is_fixed=True), 1)
+    job.opened(0.0)
+    for rank, key in enumerate("ab"):
+        job.joined(Member(key=key, host=f"h{key}", local_world_size=2, wish=rank), 0.0)
+    job.reported("a", running(0, broken="connections broke"), 1.0)
+    job.reported("b", end(0), 1.0)
+    opened(job.reported("a", end(0, survivors=2), 1.0))
+    job.reported("b", end(1, succeeded=True), 1.1)
+    (stop,) = job.node_lost("b", "it fell silent", 2.0).actions
+    assert isinstance(stop, Stop)
+    (finish,) = job.reported("a", end(1, survivors=2), 2.1).actions
+    assert isinstance(finish, Finish)
+    assert finish.outcome is Outcome.GIVEN_UP
+
+
 def test_a_worker_that_gets_ready_joins() -> None:
     job = two_nodes(max_restarts=1)
     job.reported("a", running(0, broken="rank 1 failed"), 1.0)
