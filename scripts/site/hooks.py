@@ -1,5 +1,5 @@
 """What the site's builder does to pages: links into the repository, no file from elsewhere, and
-messages of programs on several lines.
+messages of programs on several lines; and `llms.txt`, the list of pages for programs that read.
 
 Pages are written to be read in the repository, too. There a link may lead to any file of it; on the
 site, one that leaves `docs/` leads to the repository's address instead. A link to a file that does
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -32,6 +33,51 @@ _LOADED = re.compile(
     r'<(?:script|img|iframe)\b[^>]*\bsrc="(https?:[^"]*)|'
     r'<link\b[^>]*\brel="(?:stylesheet|preload)"[^>]*\bhref="(https?:[^"]*)'
 )
+_UNREAD = re.compile(
+    r"<!--.*?-->|!\[[^\]]*\]\([^)]*\)|^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE
+)
+_TEXT = re.compile(r"(?!\*\*[^*]+\*\*$|- )[\w`*\[\"]")
+_SENTENCE = re.compile(r".+?(?:[.!?:](?=\s|$)|。)")
+_TEXT_OF_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)\s]+\)")
+_of_build: dict[str, Of] = {}  # the navigation, which mkdocs hands over only before pages are read
+
+
+def on_nav(nav: Of, config: Of, files: Of) -> None:
+    """Keep the navigation."""
+    _of_build["nav"] = nav
+
+
+def on_post_build(config: Of) -> None:
+    """Write `llms.txt` (https://llmstxt.org), and warn of a page that begins without text."""
+    text = llms_txt(config.site_name, config.site_description, _of_build["nav"].items)
+    Path(config.site_dir, "llms.txt").write_text(text, encoding="utf-8")
+
+
+def llms_txt(name: str, description: str, items: list[Of]) -> str:
+    """The navigation as one list of links, each with the page's first sentence."""
+    lines = [f"# {name}", "", f"> {description}.", "", "## Pages", "", *_entries(items, "")]
+    return "\n".join([*lines, ""])
+
+
+def _entries(items: list[Of], section: str) -> Iterator[str]:
+    """The pages of a section, and then its sections."""
+    for page in (item for item in items if item.is_page):
+        sentence = first_sentence(page.markdown)
+        if not sentence:
+            log.warning("%s has no sentence that says what it is about", page.file.src_uri)
+        yield f"- [{page.title}]({page.url}): {sentence}"
+    for item in (item for item in items if item.is_section):
+        title = f"{section}: {item.title}" if section else item.title
+        yield from ("", f"## {title}", "", *_entries(item.children, title))
+
+
+def first_sentence(markdown: str) -> str:
+    """The first sentence of a page's text, which ends with a full stop; "" if there is none."""
+    for paragraph in re.split(r"\n\s*\n", _UNREAD.sub("\n\n", markdown)):
+        text = _TEXT_OF_LINK.sub(r"\1", " ".join(paragraph.split()))
+        if _TEXT.match(text) and (found := _SENTENCE.match(text)):
+            return re.sub(r":$", ".", found[0])
+    return ""
 
 
 def on_page_markdown(markdown: str, page: Of, config: Of, files: Of) -> str:
