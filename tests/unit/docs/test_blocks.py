@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,25 @@ def test_the_first_example_and_the_introduction_are_the_same_everywhere() -> Non
     readme, index = ((ROOT / page).read_text() for page in ("README.md", "docs/index.md"))
     introduction = readme.partition("\n## ")[0].replace("](docs/", "](")
     assert index.startswith(introduction)
+
+
+def test_the_first_page_has_commands_of_the_guides() -> None:
+    """Its table has a command of each guide that it names, and its first block commands of any."""
+
+    def tested(page: str) -> list[list[str]]:
+        return [
+            command
+            for block in TESTED
+            if block.page.startswith(page) and block.language in ("sh", "console")
+            for command in block.commands()
+        ]
+
+    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[[^\]]+\]\((guides/[\w-]+\.md)\) \| `([^`]+)` \|$", text, re.MULTILINE)
+    assert len(rows) == 6
+    for guide, command in rows:
+        assert shlex.split(command) in tested(f"docs/{guide}"), command
+    install, *others = next(blocks("docs/index.md")).commands()
+    assert install[:2] == ["pip", "install"]
+    assert len(others) == 2
+    assert all(command in tested("docs/guides/") for command in others)
