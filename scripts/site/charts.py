@@ -10,20 +10,22 @@ from html import escape
 
 COLOURS = ("#3f51b5", "#e67e22", "#2e8b57", "#c0392b", "#7f8c8d")  # the first is Rallypoint's
 _STYLE = "font-family='system-ui, sans-serif' font-size='12' fill='#333'"
-_WIDTH = 720
-_PANEL = _WIDTH // 2
+WIDTH = 720
+_PANEL = WIDTH // 2
 
 Points = Sequence[tuple[int, float]]  # bytes, microseconds
 
 
-def _svg(height: int, alternative: str, parts: Sequence[str]) -> str:
-    box = f"viewBox='0 0 {_WIDTH} {height}'"
+def svg(height: int, alternative: str, parts: Sequence[str]) -> str:
+    """A card with these elements, and the text for readers who do not see it."""
+    box = f"viewBox='0 0 {WIDTH} {height}'"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' {box} role='img' {_STYLE}>"
-    card = f"<rect width='{_WIDTH}' height='{height}' rx='6' fill='#fff' stroke='#ddd'/>"
+    card = f"<rect width='{WIDTH}' height='{height}' rx='6' fill='#fff' stroke='#ddd'/>"
     return "\n".join([head, f"<title>{escape(alternative)}</title>", card, *parts, "</svg>", ""])
 
 
-def _text(x: float, y: float, text: str, more: str = "") -> str:
+def label(x: float, y: float, text: str, more: str = "") -> str:
+    """A text, with more attributes."""
     return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}</text>"
 
 
@@ -45,14 +47,14 @@ def lines(alternative: str, panels: Mapping[str, Mapping[str, Points]]) -> str:
     parts = []
     for column, (title, series) in enumerate(panels.items()):
         begin, width = column * _PANEL + left, _PANEL - left - right
-        parts.append(_text(begin, 28, title, "font-weight='bold'"))
+        parts.append(label(begin, 28, title, "font-weight='bold'"))
         for power in range(low, high + 1):
             at = y(10.0**power)
             parts.append(f"<path d='M{begin} {at:.1f}h{width}' stroke='#ddd'/>")
-            parts.append(_text(begin - 6, at + 4, duration(10.0**power), "text-anchor='end'"))
+            parts.append(label(begin - 6, at + 4, duration(10.0**power), "text-anchor='end'"))
         for size in (8, 1 << 10, 64 << 10, 1 << 20, 64 << 20):
             at = begin + x(size) * width
-            parts.append(_text(at, bottom + 18, bytes_of(size), "text-anchor='middle'"))
+            parts.append(label(at, bottom + 18, bytes_of(size), "text-anchor='middle'"))
         for name, line in series.items():
             path = " ".join(f"{begin + x(size) * width:.1f},{y(us):.1f}" for size, us in line)
             style = f"fill='none' stroke='{COLOURS[names.index(name)]}' stroke-width='2'"
@@ -61,8 +63,8 @@ def lines(alternative: str, panels: Mapping[str, Mapping[str, Points]]) -> str:
         at = left + column * 125
         colour = COLOURS[column]
         parts.append(f"<rect x='{at}' y='322' width='14' height='4' fill='{colour}'/>")
-        parts.append(_text(at + 20, 328, name))
-    return _svg(340, alternative, parts)
+        parts.append(label(at + 20, 328, name))
+    return svg(340, alternative, parts)
 
 
 def bars(alternative: str, panels: Mapping[str, Mapping[str, tuple[float, str]]]) -> str:
@@ -72,17 +74,17 @@ def bars(alternative: str, panels: Mapping[str, Mapping[str, tuple[float, str]]]
     heights = [44 + 24 * max(lengths[first : first + 2]) for first in range(0, len(lengths), 2)]
     for number, (title, values) in enumerate(panels.items()):
         left, top = number % 2 * _PANEL + 15, sum(heights[: number // 2]) + 28
-        parts.append(_text(left, top, title, "font-weight='bold'"))
+        parts.append(label(left, top, title, "font-weight='bold'"))
         longest = max(value for value, _ in values.values())
         for row, (name, (value, said)) in enumerate(values.items()):
             at = top + 14 + row * 24
             width = max(1.0, value / longest * 130)
             colour = COLOURS[0] if name.startswith("Rallypoint") else COLOURS[4]
-            parts.append(_text(left + 134, at + 12, name, "text-anchor='end'"))
+            parts.append(label(left + 134, at + 12, name, "text-anchor='end'"))
             bar = f"x='{left + 140}' y='{at}' width='{width:.1f}' height='16' fill='{colour}'"
             parts.append(f"<rect {bar}/>")
-            parts.append(_text(left + 146 + width, at + 12, said))
-    return _svg(sum(heights) + 6, alternative, parts)
+            parts.append(label(left + 146 + width, at + 12, said))
+    return svg(sum(heights) + 6, alternative, parts)
 
 
 def duration(us: float) -> str:

@@ -2,7 +2,8 @@
 
 - docs/reference/command-line.md: the help of each command, word for word;
 - docs/decisions/index.md: the decisions, with their status and date;
-- docs/performance.md, its charts, and the figures of README.md: performance.py.
+- docs/performance.md, charts, and the figures of README.md: performance.py;
+- docs/images/processes.svg: diagrams.py.
 
 Run it with the Python of an environment that has Rallypoint: `make pages`.
 """
@@ -15,6 +16,7 @@ import re
 import sys
 from pathlib import Path
 
+import diagrams
 import performance
 
 from rallypoint import cli
@@ -94,8 +96,10 @@ def decisions() -> str:
 PAGES = {
     "docs/reference/command-line.md": command_line,
     "docs/decisions/index.md": decisions,
+    "docs/images/processes.svg": diagrams.processes,
     "docs/measurements/all_reduce.svg": performance.all_reduce_chart,
     "docs/measurements/beside_others.svg": performance.beside_others_chart,
+    "docs/measurements/in_place_phases.svg": performance.recovery_chart,
     "docs/performance.md": performance.page,
     "README.md": performance.readme,
     "README.zh-CN.md": performance.readme_zh,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import charts
+import diagrams
 from charts import bytes_of, duration
 
 ROOT = Path(__file__).parents[2]
@@ -332,3 +333,13 @@ def beside_others_chart() -> str:
         }),
     }  # fmt: skip
     return charts.bars("Start, recovery, a step of DDP, a shared GPU; shorter is better", panels)
+
+
+def recovery_chart() -> str:
+    """docs/measurements/in_place_phases.svg."""
+    phases = {row["phase"]: row["ms"] for row in record("in_place_phases")["rows"]}
+    total = duration(sum(phases.values()) * 1e3)
+    title = f"One of 4 ranks is killed: the others continue after {total}"
+    return diagrams.time_line(
+        "What happens between a loss and the next correct call", title, phases
+    )
