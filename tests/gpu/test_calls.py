@@ -68,7 +68,8 @@ def test_memory_that_cannot_be_shared(run: Run, gpus: int) -> None:
         pytest.skip("this is about PyTorch's allocator of GPU memory")
     ranks = gpus + 1
     flags, settings = ("--nproc-per-node", str(ranks)), "expandable_segments:True"
-    done = run("calls.py", "rallypoint", flags=flags, PYTORCH_CUDA_ALLOC_CONF=settings)
+    environ = {"RALLYPOINT_DEVICE_MEMORY": "1", "PYTORCH_CUDA_ALLOC_CONF": settings}
+    done = run("calls.py", "rallypoint", flags=flags, **environ)
     assert said(done, "calls") == [f"calls {rank} right" for rank in range(ranks)]
     assert STAGED in done.stderr
 
