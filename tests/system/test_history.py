@@ -119,6 +119,14 @@ def test_a_killed_worker_and_a_restart(launch: Launch, tmp_path: Path) -> None:
     assert '"status": 0' in text
 
 
+def test_a_job_that_ends_while_it_is_looked_at(launch: Launch) -> None:
+    """Before its rates are known, which takes two seconds."""
+    flags = ("--nproc-per-node", "2", "--rdzv-id", "my-job")
+    launch.start(*flags, launch.script(STEPS), "well")
+    launch.wait_for("ready.0.*", 2)
+    assert told("my-job", "--once")["headline"] == "the job succeeded"
+
+
 def test_a_loss_in_place(launch: Launch) -> None:
     flags = ("--nproc-per-node", "3", "--max-restarts", "0", "--rdzv-id", "my-job")
     launch.start(*flags, PROGRAM, str(launch.directory), "100000", "0.01", "until")

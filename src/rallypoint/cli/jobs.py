@@ -6,6 +6,7 @@ any, it is the only job running on this machine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from rallypoint.base.errors import HostError, RallypointError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     Table = TypeVar("Table", bound=Options)
 
+_KEPT_S, _LOOK_AGAIN_S = 2.0, 0.05  # until what is kept of a job is there
 NO_SUCH_JOB = 5  # the exit status; docs/exit-statuses.md
 JOB_HELP = """\
 JOB is the job's name (--rdzv-id, or as `rallypoint ps` shows it), the beginning of its name, or the
@@ -27,6 +29,10 @@ pid of its launcher. It may be left out if only one job runs on this machine.
 
 class NoSuchJobError(RallypointError):
     """There is no job of that name on this machine, or no job at all."""
+
+
+class JobEndedError(HostError):
+    """The job has ended before it could be shown."""
 
 
 class RunningJob:
@@ -91,8 +97,8 @@ def perform_on_job(
     """Run a command about one job; returns the exit status.
 
     Args:
-        act_on_ended: called if no job of that name is running; returns None if it knows none
-            either.
+        act_on_ended: called if no job of that name is running, or it ends before it was shown;
+            returns None if it knows none either.
     """
 
     def choose_and_act(options: Table, rest: list[str]) -> int:
@@ -111,7 +117,16 @@ def perform_on_job(
                 raise NoSuchJobError(text) from None
             return status
         chosen.is_named = bool(word)
-        return act(chosen, options)
+        try:
+            return act(chosen, options)
+        except JobEndedError:
+            status, until = None, time.monotonic() + _KEPT_S
+            while act_on_ended and status is None and time.monotonic() < until:
+                time.sleep(_LOOK_AGAIN_S)
+                status = act_on_ended(str(chosen.agents[0].pid), options)
+            if status is None:
+                raise
+            return status
 
     return perform(
         program,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.errors import HostError
 from rallypoint.base.json_records import to_json
-from rallypoint.cli.jobs import RunningJob
+from rallypoint.cli.jobs import JobEndedError, RunningJob
 from rallypoint.diagnosis.activity import current_site
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import Verdict
@@ -39,6 +39,7 @@ def view_once(job: RunningJob) -> JobView:
     """What is to be seen of a job, once its rates are known, which takes about two seconds.
 
     Raises:
+        JobEndedError: it ends before.
         HostError: it tells nothing.
     """
     began, view = time.monotonic(), None
@@ -53,6 +54,8 @@ def view_once(job: RunningJob) -> JobView:
             break
         if is_late or (view is not None and not view.is_undecided):
             break
+    else:
+        raise JobEndedError(f"{job} has ended.")
     if view is None:
         raise HostError(f"{job} has told nothing for {_MOST_S:g} s; it may have ended.")
     return view
