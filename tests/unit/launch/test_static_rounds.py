@@ -1,10 +1,14 @@
-"""When a node that has not found node 0 yet wakes up again."""
+"""How a node looks for the reason why it does not find the others, and when it wakes up again."""
 
 from __future__ import annotations
 
 import time
 from math import inf
 
+import pytest
+from tests.system.everyday import wait_until
+
+from rallypoint.launch.rounds.linked import _run_in_thread
 from rallypoint.launch.rounds.static_rounds import StaticGuest
 
 
@@ -14,3 +18,15 @@ def test_it_wakes_up_while_the_first_look_for_the_cause_outlasts_the_last_one() 
     wakes_at = guest.wake_at
     assert wakes_at is not None
     assert time.monotonic() < wakes_at < time.monotonic() + 1.0
+
+
+def test_an_examination_that_fails_finds_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """As on a machine that has no threads left; waiting for its result would have no end."""
+
+    def fails(*_: object, **__: object) -> str:
+        raise RuntimeError("can't start new thread")
+
+    findings: list[str] = []
+    _run_in_thread(fails, findings)
+    wait_until(lambda: findings == [""])
+    assert capfd.readouterr().err == ""

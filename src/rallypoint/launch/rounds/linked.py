@@ -330,7 +330,7 @@ class LinkedRounds(RoundSource, Receiver):
         from rallypoint.doctor.quick import told_with
 
         if not self._findings:
-            self._findings.append(self._examine())
+            self._findings.append(_found(self._examine))
         return finish.__replace__(because=told_with(finish.because, self._findings[0]))
 
     def _examine_if_due(self) -> None:
@@ -410,4 +410,12 @@ class LinkedRounds(RoundSource, Receiver):
 
 def _run_in_thread(examine: Callable[[], str], findings: list[str]) -> None:
     """Append what it finds to those."""
-    start_new_thread(lambda: findings.append(examine()), ())
+    start_new_thread(lambda: findings.append(_found(examine)), ())
+
+
+def _found(examine: Callable[[], str]) -> str:
+    """What it finds; nothing where that fails, as on a machine that has no threads left."""
+    try:
+        return examine()
+    except Exception:  # what is examined is reported anyway
+        return ""
