@@ -72,7 +72,10 @@ def test_progress_while_it_runs_and_at_the_end(launch: Launch, kubeflow: Kubeflo
     assert 0 < first.status["progressPercentage"] < second.status["progressPercentage"] < 100
     told = metrics_of(first.status)
     assert 0 < int(told.pop("step")) < 1000
-    assert told == {"rounds": "1", "stalled": "0", "loss": "2.5", "\u00fc" * 16: "nan"}
+    assert told == {
+        "rounds": "1", "losses": "0", "restarts": "0", "stalled": "0",
+        "loss": "2.5", "\u00fc" * 16: "nan",
+    }  # fmt: skip
     assert last.status["progressPercentage"] == 100
     assert last.status["estimatedRemainingSeconds"] == 0
     assert int(metrics_of(last.status)["step"]) > int(metrics_of(second.status)["step"])

@@ -129,6 +129,8 @@ def train_job_status(view: JobView, at_s: float, exit_status: int | None = None)
     )
     metrics = {
         "rounds": str(view.round + 1),
+        "losses": str(view.losses),
+        "restarts": str(view.restarts),
         "stalled": str(int(view.is_stalled and exit_status is None)),
         **({} if slow is None else {"rank_last": str(slow.rank)}),
         **({} if view.step is None else {"step": str(view.step)}),

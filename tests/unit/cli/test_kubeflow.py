@@ -12,6 +12,7 @@ import pytest
 from tests.kubeflow_server import Request, is_valid_status
 from tests.unit.diagnosis.followed_job import FollowedJob
 
+from rallypoint.base.job_so_far import JobSoFar
 from rallypoint.base.recorded_steps import MOST_VALUES, NAME_BYTES
 from rallypoint.cli.kubeflow import Problem, Reporter, train_job_status
 from rallypoint.diagnosis.job_view import JobView, view_of
@@ -31,6 +32,11 @@ def status_of(body: bytes) -> dict[str, Any]:
     return request.status
 
 
+def metrics_of(found: JobView) -> dict[str, str]:
+    told = status_of(train_job_status(found, AT_S))["metrics"]
+    return {each["name"]: each["value"] for each in told}
+
+
 def test_the_body_is_that_of_the_proposal() -> None:
     assert json.loads(train_job_status(view(), AT_S)) == {
         "trainerStatus": {
@@ -38,6 +44,8 @@ def test_the_body_is_that_of_the_proposal() -> None:
             "estimatedRemainingSeconds": 4940,
             "metrics": [
                 {"name": "rounds", "value": "1"},
+                {"name": "losses", "value": "0"},
+                {"name": "restarts", "value": "0"},
                 {"name": "stalled", "value": "0"},
                 {"name": "step", "value": "600"},
                 {"name": "loss", "value": "2.31"},
@@ -66,9 +74,15 @@ def test_only_a_job_that_has_succeeded_has_100_per_cent(
 def test_a_slow_rank_and_a_hang_are_metrics() -> None:
     found = view_of(FollowedJob(late_s={3: 0.03}, steps=True).history(60.0))
     assert found is not None
-    told = status_of(train_job_status(replace(found, is_stalled=True), AT_S))
-    metrics = {each["name"]: each["value"] for each in told["metrics"]}
+    metrics = metrics_of(replace(found, is_stalled=True))
     assert (metrics["rank_last"], metrics["stalled"]) == ("3", "1")
+
+
+def test_losses_and_restarts_are_metrics() -> None:
+    so_far = JobSoFar(losses={"killed": 2, "raised": 1}, restarts=1)
+    found = view_of(FollowedJob(round=3, so_far=so_far).history(60.0))
+    assert found is not None
+    assert metrics_of(found) == {"rounds": "4", "losses": "3", "restarts": "1", "stalled": "0"}
 
 
 def test_all_that_a_record_can_hold_is_within_the_limits(seed: int) -> None:
