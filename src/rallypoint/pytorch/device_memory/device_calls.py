@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,17 +25,10 @@ from rallypoint.engine.communicator import ReduceOp
 from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
 from rallypoint.pytorch.device_memory.device_messages import EAGER_BYTES, DeviceMessages
-from rallypoint.pytorch.device_memory.device_plans import (
-    Header,
-    Request,
-    Step,
-    is_apart,
-    planned,
-)
+from rallypoint.pytorch.device_memory.device_plans import Request, Step, planned
 from rallypoint.pytorch.device_memory.mappings import (
     FIELDS,
     IDLE_S,
-    NOWHERE,
     DeviceMemory,
     Location,
     Mappings,
@@ -59,26 +53,24 @@ from rallypoint.pytorch.versions import factor_of
 from rallypoint.store.store import seconds_of
 
 _DONE, _BY_HOST, _FAILED = range(3)  # how the worker's part went
-# Process and descriptor of the guard's page, the device, and can its memory be shared.
-_TRIAL = struct.Struct(f"<qq16s?{FIELDS}")
-_REASON_BYTES = 200
+_TRIAL = struct.Struct(f"<qq16s{FIELDS}")  # process and page of the guard, the device, and a word
+_WORD_BYTES, _REASON_BYTES = 8, 200
+
+_said: set[str] = set()  # the line of the first group of this process whose memory is shared
 
 
 class _Call(NamedTuple):
-    """A collective, as Operations._call has it, and this rank's part in it."""
+    """A collective, and this rank's part in it."""
 
     collective: Collective
     details: CallDetails
     dtype: torch.dtype
-    given: tuple[Tensors, Tensors]  # source and target, for the way by the host
-    op: Any  # torch's, if it reduces
-    in_place: bool
     timeout: timedelta | None
+    by_host: Callable[[], object]  # makes it in the host's memory
     ready: Any  # see DeviceMemory.mark
     request: Request | None  # None: no memory is shared
-    inputs: list[Tensor]  # the blocks of `request`, as bytes
-    outputs: list[Tensor]
-    targets: list[Tensor]  # where the contents of `outputs` belong
+    blocks: list[Tensor]  # inputs and outputs of `request`, as bytes
+    copies: list[tuple[Tensor, Tensor]]  # outputs among them, and where their contents belong
 
 
 class DeviceCalls:
@@ -101,14 +93,13 @@ class DeviceCalls:
         memory_of: Callable[[torch.device], DeviceMemory],
     ) -> None:
         self._group, self._store, self._memory_of = group, store, memory_of
-        self._lock = threading.RLock()
         self._turn = threading.RLock()  # of the rank's collectives
         self._mapped: Mappings | None = None
-        self._messages: DeviceMessages | None = None
         self._inner: ProcessGroup | None = None
         self._has_formed = False
         self._guard: WorkGuard | None = None  # None: no trial has shown that memory is shared
         self._queue = CallQueue(self._close_unused, IDLE_S)
+        self._messages = DeviceMessages(group, self._queue.wake)
 
     def collective(
         self,
@@ -142,31 +133,27 @@ class DeviceCalls:
         what, code = target if source is None else source, 0 if op is None else int(op.op)
         site = Site.of_caller() if opts.asyncOp else None
         details = CallDetails(operation, what, code, root, site=site)
-        memory = self._mappings(first.device).memory
+        mappings = self._mappings(first.device)
         if not self._has_formed:  # afterwards, nothing here waits for calls that are under way
             with self._turn:
                 self._form(first.device, details)
         flat = {id(each): as_bytes(each) for each in (*inputs, *outputs)}
         blocks = [[flat[id(each)] for each in side] for side in (inputs, outputs)]
-        request = self._request(collective, details, first, op, blocks)
+        request = self._request(mappings, collective, details, first.dtype, op, blocks)
+        options = SimpleNamespace(reduceOp=op, timeout=opts.timeout, asyncOp=False)
+        given = collective, operation, source, target, options, ()
+        by_host = partial(collective_of_arrays, self._members, *given, root=root, in_place=in_place)
+        pairs = zip(blocks[1], outputs, strict=True)
+        copies = [(each, to) for each, to in pairs if each.data_ptr() != to.data_ptr()]
+        timeout = None if opts.timeout == UNSET else opts.timeout
+        ready, own = mappings.memory.mark(first.device), blocks[0] + blocks[1]
         call = _Call(
-            collective,
-            details,
-            first.dtype,
-            (source, target),
-            op,
-            in_place,
-            None if opts.timeout == UNSET else opts.timeout,
-            memory.mark(first.device),
-            request,
-            blocks[0],
-            blocks[1],
-            outputs,
+            collective, details, first.dtype, timeout, by_host, ready, request, own, copies
         )
         if not opts.asyncOp and self._queue.is_empty:
             self._make(call)
             return DoneWork(results)
-        work = QueuedWork(lambda: self._make(call), operation, results)
+        work = QueuedWork(partial(self._make, call), operation, results)
         self._queue.put(work)
         if opts.asyncOp:
             return work
@@ -179,11 +166,8 @@ class DeviceCalls:
         check_tensor(operation.removeprefix("i"), tensor, tensor, is_written=not sends)
         if tensor.nbytes <= EAGER_BYTES:
             return message_of_array(self._group, operation, tensor, peer, tag)
-        with self._lock:
-            mappings = self._mappings(tensor.device)
-            if self._messages is None:
-                self._messages = DeviceMessages(self._group, mappings, self._queue.wake)
-        return (self._messages.send if sends else self._messages.receive)(tensor, peer, tag)
+        begin = self._messages.send if sends else self._messages.receive
+        return begin(self._mappings(tensor.device), tensor, peer, tag)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long operations that begin from now on may wait for a peer."""
@@ -212,28 +196,25 @@ class DeviceCalls:
 
     def _request(
         self,
+        mappings: Mappings,
         collective: Collective,
         details: CallDetails,
-        first: Tensor,
+        dtype: torch.dtype,
         op: Any,  # noqa: ANN401 - torch's
         blocks: list[list[Tensor]],
     ) -> Request | None:
         """What this rank says of its part. An input that overlaps an output becomes a copy."""
         if self._guard is None:
             return None
-        mappings, reduce_op = self._mappings(first.device), ReduceOp(details.op)
-        dtype = zlib.crc32(str(first.dtype).encode()) >> 1
-        identity = mappings.memory.identity
-        header = Header(identity, collective, details.op, dtype, details.root)
+        reduce_op = ReduceOp(details.op)
         factor = factor_of(op) if op is not None and reduce_op is ReduceOp.PREMUL_SUM else 1.0
-        can_share = op is None or supports(first.dtype, reduce_op)
-        own, ranks = self._group.own_rank, self._group.size()
+        call = collective, details.op, zlib.crc32(str(dtype).encode()), details.root
         while True:
-            sides = [[mappings.location(each) for each in side] for side in blocks]
-            can_share = can_share and None not in (*sides[0], *sides[1])
-            inputs, outputs = ([each or NOWHERE for each in side] for side in sides)
-            request = Request(header, can_share, factor, inputs, outputs)
-            if not can_share or is_apart(request, own, ranks):
+            inputs, outputs = ([mappings.location(each) for each in side] for side in blocks)
+            can_share = op is None or supports(dtype, reduce_op)
+            can_share = can_share and all(each.is_shared for each in (*inputs, *outputs))
+            request = Request(*call, can_share, factor, inputs, outputs)
+            if not can_share or request.is_apart(self._group.own_rank, self._group.size()):
                 return request
             blocks[0] = [each.clone() for each in blocks[0]]
 
@@ -243,38 +224,22 @@ class DeviceCalls:
             with self._turn, mappings.memory.stream():
                 call.ready.synchronize()
                 if call.request is None or not self._make_in_memory(call, call.request):
-                    self._make_by_host(call)
+                    call.by_host()
                     return
-                is_copied = False
-                for result, tensor in zip(call.outputs, call.targets, strict=True):
-                    if result.data_ptr() != tensor.data_ptr():
-                        tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
-                        is_copied = True
-                if is_copied:
+                for result, tensor in call.copies:
+                    tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
+                if call.copies:
                     mappings.memory.synchronize()
         except BaseException:
             mappings.close()  # a rank may be lost, whose memory would stay taken
             raise
         mappings.close_unused()
 
-    def _make_by_host(self, call: _Call) -> None:
-        options = SimpleNamespace(reduceOp=call.op, timeout=call.timeout or UNSET, asyncOp=False)
-        collective_of_arrays(
-            self._members,
-            call.collective,
-            call.details.operation,
-            *call.given,
-            options,
-            (),
-            root=call.details.root,
-            in_place=call.in_place,
-        )
-
     def _make_in_memory(self, call: _Call, request: Request) -> bool:
         """Make a call in the ranks' memory; False, and nothing is done, if they cannot."""
         details, worker = call.details, call.details.root
-        said = self._gathered(details, request.packed(self._members.size()), call.timeout)
-        requests = [Request.unpacked(each) for each in said]
+        told = self._gathered(details, request.packed(self._members.size()), call.timeout)
+        requests = [Request.unpacked(each) for each in told]
         steps = planned(requests, worker)
         if steps is None:
             return False
@@ -299,13 +264,15 @@ class DeviceCalls:
         mappings, guard, done = self._mappings(), self._guard, 0
         assert guard is not None
         own = requests[self._members.own_rank]
-        parts = [*zip(own.inputs, call.inputs, strict=True)]
-        parts += zip(own.outputs, call.outputs, strict=True)
 
         def view(rank: int, where: Location) -> Tensor:
-            is_own = rank == self._members.own_rank
-            found = _part_of(parts, where) if is_own else mappings.view(rank, where)
-            return found.view(call.dtype)
+            if rank != self._members.own_rank:
+                return mappings.view(rank, where).view(call.dtype)
+            for whole, flat in zip((*own.inputs, *own.outputs), call.blocks, strict=True):
+                start = where.offset - whole.offset
+                if whole.number == where.number and 0 <= start <= whole.nbytes - where.nbytes:
+                    return flat[start : start + where.nbytes].view(call.dtype)
+            raise AssertionError("blocks are in what this rank has told")
 
         if not guard.begin():
             return _FAILED, None  # the engine's error follows
@@ -317,7 +284,7 @@ class DeviceCalls:
                     if step.target.nbytes
                 ]
                 for target, sources in viewed:
-                    if call.op is None:
+                    if not call.collective.reduces:
                         target.copy_(sources[0])
                     elif done and call.collective is Collective.ALL_REDUCE:
                         target.copy_(viewed[0][0])  # all have the same result
@@ -347,12 +314,13 @@ class DeviceCalls:
         return self._inner
 
     def _gathered(
-        self, details: CallDetails, own: np.ndarray[Any, Any], timeout: timedelta | None = None
+        self, details: CallDetails, said: bytes, timeout: timedelta | None = None
     ) -> list[bytes]:
         """What each rank says, as many bytes as this one."""
-        said = np.empty(len(own) * self._members.size(), np.uint8)
-        self._engine(details, Collective.ALL_GATHER, own, said, 0, timeout)
-        return [each.tobytes() for each in said.reshape(-1, len(own))]
+        told = np.empty((self._members.size(), len(said)), np.uint8)
+        own = np.frombuffer(said, np.uint8)
+        self._engine(details, Collective.ALL_GATHER, own, told.reshape(-1), 0, timeout)
+        return [each.tobytes() for each in told]
 
     def _engine(
         self,
@@ -385,18 +353,15 @@ class DeviceCalls:
 
     def _mappings(self, device: torch.device | None = None) -> Mappings:
         """The peers' memory, on the device of the first call."""
-        with self._lock:
-            if self._mapped is None:
+        if self._mapped is None:
+            with self._turn:
                 assert device is not None, "no call comes before the first one"
-                self._mapped = Mappings(self._memory_of(device))
-            return self._mapped
+                self._mapped = self._mapped or Mappings(self._memory_of(device))
+        return self._mapped
 
     def _close_unused(self) -> bool:
         """What the thread does; whether anything is still open."""
-        if self._mapped is None:
-            return False
-        self._mapped.close_unused()
-        return len(self._mapped) > 0
+        return self._mapped is not None and self._mapped.close_unused()
 
     def _form(self, device: torch.device, details: CallDetails) -> None:
         """Form the communicator, and try whether all ranks can use each other's memory."""
@@ -415,23 +380,21 @@ class DeviceCalls:
         self._has_formed = True
         if group.own_rank == 0 and reason:
             warn_staged(device.type, group.group_name, reason)
-        elif group.own_rank == 0:
-            _say_once(
+        elif group.own_rank == 0 and not _said:
+            _said.add(
                 f"rallypoint: {group.size()} ranks share a GPU: calls with {device.type} tensors "
                 "are made in its memory (RALLYPOINT_DEVICE_MEMORY=1)\n"
             )
+            sys.stderr.writelines(_said)
 
     def _try(self, device: torch.device, details: CallDetails) -> str:
         """Why not; empty: they can."""
         mappings, own = self._mappings(device), self._members.own_rank
-        word = torch.full((8,), own, dtype=torch.uint8, device=device)
+        word = torch.full((_WORD_BYTES,), own, dtype=torch.uint8, device=device)
         mappings.memory.mark(device).synchronize()
-        where = mappings.location(word)
         page = memory_file("rallypoint-device", 2 * self._members.size()) if own == 0 else -1
-        identity = mappings.memory.identity
-        said = _TRIAL.pack(os.getpid(), page, identity, where is not None, *(where or NOWHERE))
-        told = self._gathered(details, np.frombuffer(said, np.uint8))
-        trials = [_TRIAL.unpack(each) for each in told]
+        said = _TRIAL.pack(os.getpid(), page, mappings.memory.identity, *mappings.location(word))
+        trials = [_TRIAL.unpack(each) for each in self._gathered(details, said)]
         descriptor, trouble = -1, ""
         try:
             descriptor = os.open(f"/proc/{trials[0][0]}/fd/{trials[0][1]}", os.O_RDWR)
@@ -439,10 +402,9 @@ class DeviceCalls:
         except (OSError, RuntimeError) as error:
             trouble = f"rank {self._group.ranks[own]} cannot use the other ranks' memory: {error}"
         verdict = trouble.encode()[:_REASON_BYTES].ljust(_REASON_BYTES)
-        found = self._gathered(details, np.frombuffer(verdict, np.uint8))
+        reason = b"".join(self._gathered(details, verdict)).strip()
         if page >= 0:
             os.close(page)
-        reason = b"".join(found).strip()
         if not reason:
             self._guard = WorkGuard(descriptor, own, [trial[0] for trial in trials])
         elif descriptor >= 0:
@@ -452,32 +414,14 @@ class DeviceCalls:
     def _look_at_words(self, trials: Sequence[Any], mappings: Mappings) -> None:
         """Raise an error unless the other ranks' words are there, and have their numbers."""
         with mappings.lock:
-            for peer, (_, _, identity, can_share, *fields) in enumerate(trials):
-                if not can_share:
-                    raise OSError(f"that of rank {self._group.ranks[peer]} cannot be shared")
+            for peer, (_, _, identity, *fields) in enumerate(trials):
+                where, rank = Location(*fields), self._group.ranks[peer]
+                if not where.is_shared:
+                    raise OSError(f"that of rank {rank} cannot be shared")
                 if identity != mappings.memory.identity:
                     raise OSError("they use several GPUs")
                 if peer == self._members.own_rank:
                     continue
-                if mappings.view(peer, Location(*fields)).tolist() != [peer] * 8:
-                    raise OSError(f"that of rank {self._group.ranks[peer]} has other contents here")
+                if mappings.view(peer, where).tolist() != [peer] * _WORD_BYTES:
+                    raise OSError(f"that of rank {rank} has other contents here")
         self._queue.wake()
-
-
-def _part_of(parts: Sequence[tuple[Location, Tensor]], where: Location) -> Tensor:
-    """This rank's bytes at a location within one that it has told."""
-    for whole, flat in parts:
-        start = where.offset - whole.offset
-        if whole.number == where.number and 0 <= start <= whole.nbytes - where.nbytes:
-            return flat[start : start + where.nbytes]
-    raise AssertionError("blocks are in what this rank has told")
-
-
-_said: set[str] = set()
-
-
-def _say_once(line: str) -> None:
-    """On stderr; only the first in this process."""
-    if not _said:
-        _said.add(line)
-        sys.stderr.write(line)

@@ -21,84 +21,85 @@ import torch
 
 from rallypoint.process_group.calls.point_to_point import post_message
 from rallypoint.process_group.groups.group import ProcessGroup
-from rallypoint.pytorch.device_memory.mappings import FIELDS, NOWHERE, Location, Mappings
+from rallypoint.pytorch.device_memory.mappings import FIELDS, Location, Mappings
 from rallypoint.pytorch.memory import as_bytes
 from rallypoint.pytorch.torch_calls import message_of_array
 from rallypoint.pytorch.torch_work import RunningWork
 
 EAGER_BYTES = 32 << 10  # messages up to here are on their way when `send` returns (decision 041)
 
-_SHOWN = struct.Struct(f"<I16s?{FIELDS}")  # the message's number, the device, can it be shared
+_SHOWN = struct.Struct(f"<i16s{FIELDS}")  # the tag of the answer, the device, and where it is
 _DONE, _BY_HOST = range(2)
-# Tags from the lowest one on are for the answer and the data of each message.
+# Tags from the lowest one on are for the answer and, the next one, for the data of each message.
 _FIRST_TAG, _MESSAGES = -(1 << 31), 1 << 28
 
 
 class DeviceMessages:
-    """The messages of one rank of a group.
+    """The messages of one rank of a group, of more than EAGER_BYTES.
 
     Args:
         wake: to be called when a mapping has been opened.
     """
 
-    def __init__(self, group: ProcessGroup, mappings: Mappings, wake: Callable[[], None]) -> None:
-        self._group, self._mappings, self._wake = group, mappings, wake
+    def __init__(self, group: ProcessGroup, wake: Callable[[], None]) -> None:
+        self._group, self._wake = group, wake
         self._numbers = itertools.count()
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> RunningWork:
-        """Begin to send a tensor of more than EAGER_BYTES."""
-        memory, number = self._mappings.memory, next(self._numbers) % _MESSAGES
+    def send(self, mappings: Mappings, tensor: torch.Tensor, peer: int, tag: int) -> RunningWork:
+        """Begin to send a tensor."""
+        memory, answers = mappings.memory, _FIRST_TAG + 2 * (next(self._numbers) % _MESSAGES)
         flat, answer = as_bytes(tensor), np.empty(1, np.uint8)
-        where = self._mappings.location(flat)
+        shown = _SHOWN.pack(answers, memory.identity, *mappings.location(flat))
         memory.mark(tensor.device).synchronize()
 
         def answered() -> None:
             nonlocal flat
             if answer[0] == _BY_HOST:
-                data = message_of_array(self._group, "isend", tensor, peer, _data_tag(number))
-                data.wait()
+                message_of_array(self._group, "isend", tensor, peer, answers + 1).wait()
             del flat  # which has been kept for the receiver
 
-        shown = _SHOWN.pack(number, memory.identity, where is not None, *(where or NOWHERE))
         self._post("isend", peer, tag, np.frombuffer(shown, np.uint8))
-        work = self._post("irecv", peer, _answer_tag(number), answer, then=answered)
+        work = self._post("irecv", peer, answers, answer, then=answered)
         work.operation = "isend"
-        work.add_done_callback(_nothing)  # a thread takes the next step, whoever waits
+        work.add_done_callback(lambda _: None)  # a thread takes the next step, whoever waits
         return work
 
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> RunningWork:
-        """Begin to receive a tensor of more than EAGER_BYTES; from any rank, if `peer` is -1."""
-        memory, shown = self._mappings.memory, np.empty(_SHOWN.size, np.uint8)
+    def receive(self, mappings: Mappings, tensor: torch.Tensor, peer: int, tag: int) -> RunningWork:
+        """Begin to receive a tensor; from any rank, if `peer` is -1."""
+        memory, shown = mappings.memory, np.empty(_SHOWN.size, np.uint8)
         ready = memory.mark(tensor.device)
 
         def fetch() -> None:
             ready.synchronize()
             source, communicator = work.peer, self._group.communicator
-            number, identity, can_share, *fields = _SHOWN.unpack(shown.tobytes())
+            answers, identity, *fields = _SHOWN.unpack(shown.tobytes())
             where = Location(*fields)
-            is_fit = can_share and identity == memory.identity and where.nbytes == tensor.nbytes
-            is_fetched = is_fit and self._fetch(source, where, tensor)
+            is_same = identity == memory.identity and where.nbytes == tensor.nbytes
+            is_fetched = (
+                is_same and where.is_shared and self._fetch(mappings, source, where, tensor)
+            )
             if communicator.native.trouble() is not None:
                 raise communicator.error("irecv")  # the sender may have changed it meanwhile
             answer = np.array([_DONE if is_fetched else _BY_HOST], np.uint8)
-            self._post("isend", source, _answer_tag(number), answer).wait()
+            self._post("isend", source, answers, answer).wait()
             if not is_fetched:
-                message_of_array(self._group, "irecv", tensor, source, _data_tag(number)).wait()
+                message_of_array(self._group, "irecv", tensor, source, answers + 1).wait()
 
         work = self._post("irecv", peer, tag, shown, [tensor], fetch)
-        work.add_done_callback(_nothing)
+        work.add_done_callback(lambda _: None)
         return work
 
-    def _fetch(self, source: int, where: Location, tensor: torch.Tensor) -> bool:
+    def _fetch(
+        self, mappings: Mappings, source: int, where: Location, tensor: torch.Tensor
+    ) -> bool:
         """Copy what a rank shows; whether that is possible."""
-        memory = self._mappings.memory
-        with self._mappings.lock, memory.stream():
+        with mappings.lock, mappings.memory.stream():
             try:
-                view = self._mappings.view(source, where)
+                view = mappings.view(source, where)
             except (OSError, RuntimeError):
                 return False
             tensor.detach().copy_(view.view(tensor.dtype).view(tensor.shape))
-            memory.synchronize()
+            mappings.memory.synchronize()
         self._wake()
         return True
 
@@ -124,15 +125,3 @@ class DeviceMessages:
         )
         assert isinstance(work, RunningWork)
         return work
-
-
-def _answer_tag(number: int) -> int:
-    return _FIRST_TAG + 2 * number
-
-
-def _data_tag(number: int) -> int:
-    return _FIRST_TAG + 2 * number + 1
-
-
-def _nothing(_: object) -> None:
-    pass

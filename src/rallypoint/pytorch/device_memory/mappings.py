@@ -20,7 +20,7 @@ class Location(NamedTuple):
 
     Attributes:
         number: of their allocation, which no other one of the process has, not even later; 0 if
-            there are no bytes.
+            there are no bytes, or others cannot have them.
         offset: where they begin in it, in bytes.
         nbytes: how many they are.
         size: of the allocation, in bytes.
@@ -33,6 +33,11 @@ class Location(NamedTuple):
     size: int
     handle: bytes
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether others can have these bytes."""
+        return self.number > 0 or self.nbytes == 0
+
     def meets(self, other: Location) -> bool:
         """Whether they share memory, of one rank."""
         begin = max(self.offset, other.offset)
@@ -40,7 +45,6 @@ class Location(NamedTuple):
         return self.number == other.number and begin < end
 
 
-NOWHERE = Location(0, 0, 0, 0, b"")
 FIELDS = f"4Q{HANDLE_BYTES}s"  # of a Location, for structs
 LOCATION = struct.Struct(f"<{FIELDS}")
 
@@ -84,12 +88,10 @@ class Mappings:
         self.memory = memory
         self._open: dict[tuple[int, int], tuple[torch.Tensor, float]] = {}  # and their last use
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def location(self, flat: torch.Tensor) -> Location | None:
-        """Where bytes of this process are; None if they cannot be exported."""
-        return self.memory.export(flat) if len(flat) else NOWHERE
+    def location(self, flat: torch.Tensor) -> Location:
+        """Where bytes of this process are."""
+        found = self.memory.export(flat) if len(flat) else None
+        return found or Location(0, 0, len(flat), 0, b"")
 
     def view(self, rank: int, where: Location) -> torch.Tensor:
         """A rank's bytes.
@@ -103,17 +105,20 @@ class Mappings:
         self._open[key] = whole, time.monotonic()  # the last one used is the last one here
         return whole[where.offset : where.offset + where.nbytes]
 
-    def close_unused(self) -> None:
-        """Close those that have not been used for a second, and the oldest of too many."""
+    def close_unused(self) -> bool:
+        """Close those that have not been used for a second, and the oldest of too many; whether
+        some are still open.
+        """
         with self.lock:
             now, total = time.monotonic(), sum(len(whole) for whole, _ in self._open.values())
             for key, (whole, used) in list(self._open.items()):
                 is_bounded = len(self._open) <= MOST_MAPPINGS and total <= MOST_MAPPED_BYTES
                 if is_bounded and now - used < IDLE_S:
-                    return
+                    return True
                 total -= len(whole)
                 del self._open[key]
                 self.memory.close(whole)
+            return False
 
     def close(self) -> None:
         """Close all."""

@@ -21,10 +21,12 @@ Function = Callable[[], None]
 Callback = Callable[[Any], object]
 
 
-class _Queued:
+@untraced
+class _Queued(dist.Work):
     """An operation that a thread carries out later."""
 
     def __init__(self, function: Function, operation: str, outputs: Sequence[Any]) -> None:
+        dist.Work.__init__(self)
         self.operation = operation
         self._function: Function | None = function
         self._outputs = outputs
@@ -92,16 +94,10 @@ class _Queued:
                 report(error)
 
 
-@untraced
-class QueuedWork(Running, _Queued, dist.Work):
+class QueuedWork(Running, _Queued):
     """A call that continues in the group's thread."""
 
-    def __init__(self, function: Function, operation: str, outputs: Sequence[Any]) -> None:
-        dist.Work.__init__(self)
-        _Queued.__init__(self, function, operation, outputs)
-
-
-untraced(_Queued)
+    __init__ = _Queued.__init__  # Running has none
 
 
 class CallQueue:
@@ -124,16 +120,21 @@ class CallQueue:
         """Whether all calls have been carried out."""
         return self._waiting == 0
 
-    def put(self, work: QueuedWork) -> None:
-        """Carry it out after those before it."""
+    def put(self, work: QueuedWork | bool) -> None:
+        """Carry it out after those before it; true: only tidy."""
         with self._lock:
-            self._waiting += 1
-        self._put(work)
+            self._waiting += work is not True
+            self._works.put(work)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="rallypoint-device", daemon=True
+                )
+                self._thread.start()
 
     def wake(self) -> None:
         """There is something to tidy, as of now."""
         if not self._is_watching:
-            self._put(True)
+            self.put(True)
 
     def close(self) -> bool:
         """End the thread, if it is in no call that does not end; whether it has ended."""
@@ -144,15 +145,6 @@ class CallQueue:
         self._works.put(False)
         thread.join(_MOST_AT_END_S)
         return not thread.is_alive()
-
-    def _put(self, work: QueuedWork | bool) -> None:
-        with self._lock:
-            self._works.put(work)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name="rallypoint-device", daemon=True
-                )
-                self._thread.start()
 
     def _serve(self) -> None:
         while True:

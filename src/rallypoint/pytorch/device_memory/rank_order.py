@@ -51,15 +51,9 @@ def combine(
     if op is ReduceOp.PREMUL_SUM:
         operands = [each * factor for each, factor in zip(operands, factors, strict=True)]
     if dtype in _COMPLEX and op is not ReduceOp.PRODUCT:  # the sum is that of the parts
-        operands, target = (
-            [torch.view_as_real(each) for each in operands],
-            torch.view_as_real(target),
-        )
+        *operands, target = map(torch.view_as_real, (*operands, target))
     if dtype in _SIGNED:
-        operands, target = (
-            [each.view(_SIGNED[dtype]) for each in operands],
-            target.view(_SIGNED[dtype]),
-        )
+        *operands, target = (each.view(_SIGNED[dtype]) for each in (*operands, target))
     divisor: Any = None
     if op is ReduceOp.AVG:  # CUDA would multiply by the reciprocal of a number, which rounds twice
         wide = torch.float32 if dtype in _HALVES else target.dtype
