@@ -21,7 +21,7 @@ from rallypoint.cli.top.frame import Choices, event_text, frame
 from rallypoint.cli.top.screen import Screen
 from rallypoint.cli.watching import view_json, view_of_ended, view_once
 from rallypoint.diagnosis.job_view import JobView, view_of
-from rallypoint.launch.inspection.ended_job import latest_ended
+from rallypoint.launch.inspection.ended_job import EndedJob, latest_ended
 from rallypoint.launch.inspection.job_follower import follow
 
 PROGRAM = "rallypoint top"
@@ -55,7 +55,8 @@ def _watch(job: RunningJob, options: _TopOptions) -> int:
         if options.json and not options.once:
             return _print_json(job)
         if options.once or not _is_terminal():
-            return _print_once(job, is_json=options.json)
+            _print(job, view_once(job), is_json=options.json)
+            return 0
         with Screen() as screen:
             browser = Browser(job, screen, has_colours=not os.environ.get("NO_COLOR"))
             is_over = browser.browse()
@@ -75,12 +76,9 @@ def _show_ended(word: str, options: _TopOptions) -> int | None:
     if found is None:
         return None
     view = view_of_ended(found[0])
-    if options.json:
-        print(json.dumps(view_json(found[0], view, with_defaults=True)))
-    else:
-        _print(found[0].name, view)
-        for event in view.events[-_MOST_EVENTS:]:
-            print(one_line(event_text(event)))
+    _print(found[0], view, is_json=options.json)
+    for event in () if options.json else view.events[-_MOST_EVENTS:]:
+        print(one_line(event_text(event)))
     return 0
 
 
@@ -88,29 +86,19 @@ def _is_terminal() -> bool:
     return os.isatty(0) and os.isatty(1) and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _print_once(job: RunningJob, *, is_json: bool) -> int:
-    view = view_once(job)
+def _print(job: RunningJob | EndedJob, view: JobView, *, is_json: bool) -> None:
     if is_json:
-        print(_json(job, view))
-        return 0
-    _print(job.name, view)
-    return 0
-
-
-def _print(name: str, view: JobView) -> None:
+        print(json.dumps(view_json(job, view, with_defaults=True)), flush=True)
+        return
     columns = get_terminal_size((_WIDE, 0)).columns
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    print(*frame(name, view, Choices(), columns, 0, has_colours=False), sep="\n")
+    print(*frame(job.name, view, Choices(), columns, 0, has_colours=False), sep="\n")
 
 
 def _print_json(job: RunningJob) -> int:
     for history in follow(job.agents):
         view = view_of(history)
         if view is not None:
-            print(_json(job, view), flush=True)
+            _print(job, view, is_json=True)
     return 0
-
-
-def _json(job: RunningJob, view: JobView) -> str:
-    return json.dumps(view_json(job, view, with_defaults=True))

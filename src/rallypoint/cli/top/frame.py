@@ -252,10 +252,9 @@ def _top(name: str, view: JobView | None, choices: Choices, columns: int) -> lis
 
 def ended(status: int, ended_s: float) -> str:
     """``"ended 12 min ago, exit 1"``."""
-    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if ended_s >= unit_s:
-            return f"ended {int(ended_s / unit_s)} {unit} ago, exit {status}"
-    return f"ended {int(ended_s)} s ago, exit {status}"
+    units = ((86400, "d"), (3600, "h"), (60, "min"))
+    unit_s, unit = next((each for each in units if ended_s >= each[0]), (1, "s"))
+    return f"ended {int(ended_s / unit_s)} {unit} ago, exit {status}"
 
 
 def _past(view: JobView) -> str:
@@ -288,10 +287,8 @@ def wrapped(text: str, columns: int) -> list[str]:
             line = longer
             continue
         lines += [line] if line else []
-        line = word
-        while width(line) > columns and (head := _beginning(line, columns)):
-            lines.append(head)
-            line = line[len(head) :]
+        *whole, line = _parts(word, columns)
+        lines += whole
     return [*lines, line]
 
 

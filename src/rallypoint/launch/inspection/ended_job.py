@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from rallypoint.base.errors import ControlMessageError
 from rallypoint.base.files import open_regular
-from rallypoint.base.job_so_far import JobSoFar
+from rallypoint.base.job_so_far import JobEvent, JobSoFar
 from rallypoint.base.json_records import from_json, to_json
 from rallypoint.base.record import Record
 from rallypoint.launch.inspection.entries import shown_name
@@ -24,6 +25,10 @@ MOST_BYTES_IN_ALL = 20_000_000
 MOST_FILES = 100
 _SUFFIX, _NEW = ".history.jsonl", ".history.new"
 _SAMPLES_IN_LINE = 100
+# Why a file is none of ours: it is of another version, say.
+_UNREADABLE = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ControlMessageError
+)  # fmt: skip
 _MOST_WORDS, _MOST_WORD, _MOST_TEXT = 40, 200, 2000
 _ELIDED = "..."
 _ESCAPES = {code: f"\\u{code:04x}" for code in range(32)} | {34: '\\"', 92: "\\\\"}
@@ -129,7 +134,7 @@ def write(job: EndedJob, samples: Sequence[tuple[float, int]]) -> None:
         _remove(new)
         raise
     room = MOST_BYTES_IN_ALL
-    for at, (_, size, path) in enumerate(_newest_first(directory)):
+    for at, (_, size, path) in enumerate(newest_first(directory, _SUFFIX, _NEW)):
         room -= size
         if at >= MOST_FILES or room < 0:
             _remove(path)
@@ -137,18 +142,19 @@ def write(job: EndedJob, samples: Sequence[tuple[float, int]]) -> None:
 
 def ended_jobs() -> Iterator[EndedJob]:
     """This user's jobs that have ended, the latest first, without their events."""
-    return (job for job, _ in _read_all(only_first=True))
+    return (job for _, job in _read_all())
 
 
 def latest_ended(word: str) -> tuple[EndedJob, list[tuple[float, int]]] | None:
     """The last one of those that `word` selects, as for running jobs (empty: of all), with its
     events, and its samples of steps.
     """
-    for job in ended_jobs():
+    for path, job in _read_all():
         if word in ("", str(job.pid)) or job.run_id.startswith(word) or job.name.startswith(word):
-            stem = stem_of(job.pid, job.ended)
-            found = (each for each in _read_all(only_first=False, stem=stem))
-            return next(found, (job, []))
+            try:
+                return _read(path, only_first=False)
+            except _UNREADABLE:
+                return job, []
     return None
 
 
@@ -183,9 +189,8 @@ def _text(value: object) -> str:
         return f"{{{','.join(f'{_text(name)}:{_text(each)}' for name, each in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(_text, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(value)
+    text = repr(value)
+    return {"None": "null", "True": "true", "False": "false"}.get(text, text)
 
 
 def _remove(path: str) -> None:
@@ -195,11 +200,11 @@ def _remove(path: str) -> None:
         return
 
 
-def _newest_first(directory: str) -> list[tuple[float, int, str]]:
-    """Times, sizes and paths; what was left half written, too."""
+def newest_first(directory: str, *suffixes: str) -> list[tuple[float, int, str]]:
+    """Files whose names end so: times, sizes and paths."""
     found = []
     for name in os.listdir(directory):
-        if name.endswith((_SUFFIX, _NEW)):
+        if name.endswith(suffixes):
             path = f"{directory}/{name}"
             try:
                 status = os.lstat(path)
@@ -209,38 +214,30 @@ def _newest_first(directory: str) -> list[tuple[float, int, str]]:
     return sorted(found, reverse=True)
 
 
-def _read_all(
-    *, only_first: bool, stem: str = ""
-) -> Iterator[tuple[EndedJob, list[tuple[float, int]]]]:
+def _read_all() -> Iterator[tuple[str, EndedJob]]:
+    """Paths, and jobs without their events."""
     try:
-        paths = [path for _, _, path in _newest_first(state_directory())]
+        found = newest_first(state_directory(), _SUFFIX)
     except OSError:
         return
-    for path in paths:
-        if path.endswith(f"/{stem}{_SUFFIX}" if stem else _SUFFIX):
-            try:
-                yield _read(path, only_first=only_first)
-            except (OSError, ValueError, TypeError, KeyError, RecursionError):
-                continue  # of another version, say
+    for _, _, path in found:
+        try:
+            yield path, _read(path, only_first=True)[0]
+        except _UNREADABLE:
+            continue
 
 
 def _read(path: str, *, only_first: bool) -> tuple[EndedJob, list[tuple[float, int]]]:
     import json
 
-    from rallypoint.base.errors import ControlMessageError
-    from rallypoint.base.job_so_far import JobEvent
-
     with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         lines = file.read(MOST_BYTES).splitlines()
     events, samples = [], []
-    try:
-        job = from_json(EndedJob, json.loads(lines[0])["job"])
-        for line in [] if only_first else lines[1:]:
-            told = json.loads(line)
-            if "event" in told:
-                events.append(from_json(JobEvent, told["event"]))
-            for time_s, step in told.get("steps", ()):
-                samples.append((float(time_s), int(step)))
-    except (ControlMessageError, IndexError, AttributeError) as error:
-        raise ValueError(error) from None
+    job = from_json(EndedJob, json.loads(lines[0])["job"])
+    for line in [] if only_first else lines[1:]:
+        told = json.loads(line)
+        if "event" in told:
+            events.append(from_json(JobEvent, told["event"]))
+        for time_s, step in told.get("steps", ()):
+            samples.append((float(time_s), int(step)))
     return job.__replace__(so_far=job.so_far.__replace__(events=tuple(events))), samples

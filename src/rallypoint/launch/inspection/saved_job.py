@@ -9,6 +9,7 @@ was killed saves nothing, and each node saves only its own part.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from rallypoint.base.json_records import from_json, to_json
 from rallypoint.diagnosis.answer import explanation_of
 from rallypoint.diagnosis.explanation import Explanation, Verdict
 from rallypoint.diagnosis.facts import Facts
-from rallypoint.launch.inspection.ended_job import state_directory, stem_of
+from rallypoint.launch.inspection.ended_job import newest_first, state_directory, stem_of
 from rallypoint.launch.inspection.entries import shown_name
 
+_SUFFIX = ".json"
 _MOST_FILES = 20
 _MOST_BYTES = 1 << 20
 
@@ -68,11 +70,11 @@ def keep(job: KeptJob) -> None:
     try:
         directory = Path(state_directory())
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = directory / f"{stem_of(job.pid, job.ended)}.json"
+        path = directory / f"{stem_of(job.pid, job.ended)}{_SUFFIX}"
         path.with_suffix(".new").write_text(data)
         path.with_suffix(".new").rename(path)
-        for old in _newest_first(directory)[_MOST_FILES:]:
-            old.unlink()
+        for _, _, old in newest_first(str(directory), _SUFFIX)[_MOST_FILES:]:
+            os.unlink(old)
     except OSError:
         return
 
@@ -81,12 +83,12 @@ def kept_jobs() -> list[KeptJob]:
     """This user's failed jobs on this machine, latest first."""
     jobs = []
     try:
-        paths = _newest_first(Path(state_directory()))
+        found = newest_first(state_directory(), _SUFFIX)
     except OSError:
         return []
-    for path in paths:
+    for _, _, path in found:
         try:
-            jobs.append(from_json(KeptJob, json.loads(path.read_text())))
+            jobs.append(from_json(KeptJob, json.loads(Path(path).read_text())))
         except (OSError, ValueError, HostError):  # of another version, say
             continue
     return jobs
@@ -98,15 +100,3 @@ def latest_kept(word: str) -> KeptJob | None:
         if word in ("", str(job.pid)) or job.run_id.startswith(word) or job.name.startswith(word):
             return job
     return None
-
-
-def _newest_first(directory: Path) -> list[Path]:
-    times = {path: time for path in directory.glob("*.json") if (time := _time_of(path))}
-    return sorted(times, key=lambda path: times[path], reverse=True)
-
-
-def _time_of(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # another launcher has just removed it
-        return 0.0
