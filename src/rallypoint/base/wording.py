@@ -51,6 +51,11 @@ def printable(text: str, kept: str = "\n\t") -> str:
     )
 
 
+def how_ended(code: int | None, signal: str) -> str:
+    """``"killed by SIGKILL"``, ``"ended with 1"``."""
+    return f"killed by {signal}" if signal else f"ended with {code}"
+
+
 def one_line(text: str) -> str:
     """The text as a single line."""
     return printable(text, kept="")

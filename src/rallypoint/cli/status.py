@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rallypoint.base.recorded_call import RecordedCall
 from rallypoint.base.recorded_steps import steps_of_job
-from rallypoint.base.wording import brief, name_ranks, printable, table
+from rallypoint.base.wording import brief, how_ended, name_ranks, printable, table
 from rallypoint.cli.jobs import RunningJob, perform_on_job
 from rallypoint.cli.options import HELP, Options
 from rallypoint.diagnosis.activity import current_site
@@ -77,8 +77,7 @@ def _row(worker: WorkerFacts, node: Node) -> tuple[str, ...]:
     process, end = worker.process, worker.end
     where = (str(worker.rank), node.host)
     if end is not None:
-        how = f"killed by {end.signal}" if end.signal else f"ended with {end.code}"
-        return (*where, "-", how, "", "", text, "")
+        return (*where, "-", how_ended(end.code, end.signal), "", "", text, "")
     if process is None:
         return (*where, "-", "not started", "", "", "", "")
     return (

@@ -13,7 +13,7 @@ from signal import SIGABRT
 
 from rallypoint.base.cgroup_limits import count_oom_kills
 from rallypoint.base.record import Record
-from rallypoint.base.wording import brief
+from rallypoint.base.wording import brief, how_ended
 from rallypoint.launch.agent.node import NodeState
 from rallypoint.launch.job import Job
 from rallypoint.launch.output.flight_report import FlightRecords
@@ -382,7 +382,7 @@ def _ending(end: WorkerExit) -> str:
     """As those who watch the job see it."""
     if end.by_launcher:
         return "stopped by the launcher"
-    return f"killed by {signal_name(end.signal)}" if end.signal else f"ended with {end.code}"
+    return how_ended(end.code, signal_name(end.signal) if end.signal else "")
 
 
 def _end_of(end: WorkerExit | None) -> WorkerEnd | None:

@@ -17,6 +17,7 @@ from rallypoint.base.job_so_far import JobSoFar
 from rallypoint.base.recorded_call import RecordedCall, RecordedGroup, current_groups
 from rallypoint.base.recorded_steps import RecordedSteps, steps_of_job
 from rallypoint.base.trained_time import TrainedTime
+from rallypoint.base.wording import how_ended
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.diagnosis.node_update import (
     GroupNames,
@@ -167,7 +168,7 @@ def _read_rank(
         rank=worker.rank,
         pid=worker.pid,
         state=task.state if task else "",
-        end=_end(worker),
+        end=how_ended(worker.code, worker.signal) if worker.has_ended else "",
         cpu_ms=round(task.cpu_s * 1000) if task else 0,
         starved_ms=task.waited_ns // 1_000_000 if task else -1,
         rss_kb=task.rss_bytes >> 10 if task else 0,
@@ -183,12 +184,6 @@ def _read_rank(
         step=steps.step if steps else None,
         step_ms_ago=max(0, now_ns - steps.at_ns) // 1_000_000 if steps else 0,
     )
-
-
-def _end(worker: RankStatus) -> str:
-    if not worker.has_ended:
-        return ""
-    return f"killed by {worker.signal}" if worker.signal else f"ended with {worker.code}"
 
 
 def _weight(group: RecordedGroup) -> int:

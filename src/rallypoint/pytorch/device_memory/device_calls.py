@@ -420,8 +420,7 @@ class DeviceCalls:
                     raise OSError(f"that of rank {rank} cannot be shared")
                 if identity != mappings.memory.identity:
                     raise OSError("they use several GPUs")
-                if peer == self._members.own_rank:
-                    continue
-                if mappings.view(peer, where).tolist() != [peer] * _WORD_BYTES:
+                is_own = peer == self._members.own_rank
+                if not is_own and mappings.view(peer, where).tolist() != [peer] * _WORD_BYTES:
                     raise OSError(f"that of rank {rank} has other contents here")
         self._queue.wake()
