@@ -15,6 +15,7 @@ from tests.system.everyday import wait_until
 from tests.system.test_in_place import PROGRAM
 from tests.system.test_jobs import rallypoint
 from tests.system.test_page import served
+from tests.system.test_top import seen
 
 pytestmark = pytest.mark.system
 
@@ -50,14 +51,6 @@ def run(launch: Launch, how: str, *flags: str, environ: dict[str, str] | None = 
     return launch.run(*words, launch.script(STEPS), how, "--api-key", "hunter2", environ=environ)
 
 
-def told(*words: str) -> dict[str, object]:
-    done = rallypoint("top", "--json", *words)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert isinstance(found, dict)
-    return found
-
-
 def events_of(found: dict[str, object]) -> list[tuple[str, str]]:
     events = found["events"]
     assert isinstance(events, list)
@@ -72,7 +65,7 @@ def listed() -> list[dict[str, object]]:
 @pytest.mark.everyday
 def test_a_success(launch: Launch, kept: Path) -> None:
     assert run(launch, "well") == 0
-    found = told("my-job")
+    found = seen("my-job")
     assert (found["status"], found["headline"]) == (0, "the job succeeded")
     assert (found["step"], found["total"], found["losses"], found["restarts"]) == (40, 40, 0, 0)
     assert events_of(found) == [
@@ -94,7 +87,7 @@ def test_a_success(launch: Launch, kept: Path) -> None:
 @pytest.mark.parametrize("how", ["kill", "raise"])
 def test_a_failure_has_the_sentence_of_explain(launch: Launch, how: str) -> None:
     assert run(launch, how) == 1
-    found, why = told("my-job"), rallypoint("explain", "my-job").stdout
+    found, why = seen("my-job"), rallypoint("explain", "my-job").stdout
     assert (found["status"], found["headline"]) == (1, why.splitlines()[0])
     kinds = [kind for kind, _ in events_of(found)]
     assert kinds == ["round", "end"]
@@ -104,7 +97,7 @@ def test_a_failure_has_the_sentence_of_explain(launch: Launch, how: str) -> None
 @pytest.mark.everyday
 def test_a_killed_worker_and_a_restart(launch: Launch, tmp_path: Path) -> None:
     assert run(launch, "kill", "--max-restarts", "1") == 0
-    found = told("my-job")
+    found = seen("my-job")
     assert (found["round"], found["losses"], found["restarts"], found["step"]) == (1, 1, 1, 40)
     assert events_of(found) == [
         ("round", "round 0 begins with 2 ranks"),
@@ -124,7 +117,7 @@ def test_a_job_that_ends_while_it_is_looked_at(launch: Launch) -> None:
     flags = ("--nproc-per-node", "2", "--rdzv-id", "my-job")
     launch.start(*flags, launch.script(STEPS), "well")
     launch.wait_for("ready.0.*", 2)
-    assert told("my-job", "--once")["headline"] == "the job succeeded"
+    assert seen("my-job")["headline"] == "the job succeeded"
 
 
 def test_a_loss_in_place(launch: Launch) -> None:
@@ -149,7 +142,7 @@ def test_a_loss_in_place(launch: Launch) -> None:
     (launch.directory / "enough").touch()
     assert launch.process is not None
     assert launch.process.wait(100) == 0
-    found = told("my-job")
+    found = seen("my-job")
     assert (found["status"], found["losses"], found["restarts"]) == (0, 1, 0)
     assert [kind for kind, _ in events_of(found)] == ["round", "round", "loss", "end"]
 
@@ -173,9 +166,9 @@ def test_two_jobs_of_one_name(launch: Launch) -> None:
     run(launch, "raise")
     run(launch, "well")
     assert [row["status"] for row in listed()] == [0, 1]
-    assert told("my-job")["status"] == 0
+    assert seen("my-job")["status"] == 0
     older = str(listed()[1]["pid"])
-    assert told(older)["status"] == 1
+    assert seen(older)["status"] == 1
     process = launch.start(
         *("--nproc-per-node", "2", "--rdzv-id", "my-job", launch.script(STEPS), "wait")
     )
@@ -185,7 +178,7 @@ def test_two_jobs_of_one_name(launch: Launch) -> None:
     )
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
-    found = told("my-job")
+    found = seen("my-job")
     assert found["status"] == 143
     assert "signal" in [kind for kind, _ in events_of(found)]
 
@@ -244,7 +237,7 @@ def test_each_node_keeps_its_own_part(
     assert second.process is not None
     assert second.process.wait(60) == 0
     second.expect_nothing_left()
-    parts = {int(str(row["node_rank"])): told(str(row["pid"])) for row in listed()}
+    parts = {int(str(row["node_rank"])): seen(str(row["pid"])) for row in listed()}
     assert sorted(parts) == [0, 1]
     texts = {
         node: [text for kind, text in events_of(parts[node]) if kind == "loss"] for node in parts

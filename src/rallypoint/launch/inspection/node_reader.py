@@ -44,7 +44,7 @@ def read_each_second(agent: AgentConnection) -> None:
     while True:
         signal.alarm(int(LEASE_S))  # if the agent does not answer, or reading does not end
         try:
-            update = read_agents_node(agent, least_s)
+            update = read_agents_node(agent, least_s, closely=True)
             if update.so_far is not None and update.so_far.trained is not None:
                 least_s = update.so_far.trained.trained_s
             agent.send_line(to_line(update))
@@ -55,15 +55,20 @@ def read_each_second(agent: AgentConnection) -> None:
         time.sleep(next_at - time.monotonic())
 
 
-def read_agents_node(agent: AgentConnection, least_s: float = 0.0) -> NodeUpdate:
+def read_agents_node(
+    agent: AgentConnection, least_s: float = 0.0, *, closely: bool = False
+) -> NodeUpdate:
     """The state of that agent's node now; errors are those of `AgentConnection`.
 
     Args:
         least_s: how long its job has trained at least.
+        closely: it is read again within seconds, and somebody wants to see who waits.
     """
     answer, descriptors = agent.ask({"ask": "look"})
     try:
         status = read_status(answer)
+        for worker in status.workers if closely and descriptors else ():
+            watch_closely(descriptors[0], _offset(worker))
         return read_node(status, descriptors, least_s)
     finally:
         for descriptor in descriptors:
@@ -154,7 +159,6 @@ def _read_rank(
     groups: list[RecordedGroup] = []
     if descriptors:
         groups = current_groups(read_counts(descriptors[0], _offset(worker)))
-        watch_closely(descriptors[0], _offset(worker))
     of_call, call = _call(groups)
     counted = sorted((each for each in groups if not each.has_left), key=_weight, reverse=True)
 

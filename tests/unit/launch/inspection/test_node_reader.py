@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from tests.unit.launch.inspection.test_requests import STATUS
 
 from rallypoint.base.job_so_far import JobEvent, JobSoFar
+from rallypoint.base.json_records import to_json
 from rallypoint.base.memory_file import memory_file
 from rallypoint.base.trained_time import TrainedTime
 from rallypoint.base.worker_hook import FLIGHT_RECORD, FLIGHT_RECORD_BYTES, FLIGHT_RECORD_NAME
 from rallypoint.diagnosis.node_update import from_line, to_line
-from rallypoint.launch.inspection.node_reader import read_node
+from rallypoint.launch.inspection.agent_client import AgentConnection
+from rallypoint.launch.inspection.node_reader import read_agents_node, read_node
 from rallypoint.launch.inspection.requests import AgentStatus
 
 PROGRAM = """
@@ -69,3 +72,22 @@ def test_it_comes_as_it_was_read(memory: int) -> None:
     update = read_node(status(so_far), [memory])
     assert from_line(json.loads(to_line(update))) == update
     assert read_node(status(None), [memory]).so_far is None
+
+
+class Agent:
+    """Answers as one whose worker has that memory."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+
+    def ask(self, _: object) -> tuple[object, list[int]]:
+        return to_json(status(None)), [os.dup(self._memory)]
+
+
+def test_only_who_follows_a_job_has_its_workers_look_more_often(memory: int) -> None:
+    before = os.pread(memory, FLIGHT_RECORD_BYTES, 0)
+    agent = cast(AgentConnection, Agent(memory))
+    read_agents_node(agent)
+    assert os.pread(memory, FLIGHT_RECORD_BYTES, 0) == before
+    read_agents_node(agent, closely=True)
+    assert os.pread(memory, FLIGHT_RECORD_BYTES, 0) != before
