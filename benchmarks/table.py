@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+_LOAD = round(os.getloadavg()[0], 1)  # before the benchmark adds its own
 
 
 def human_bytes(nbytes: int) -> str:
@@ -40,12 +41,12 @@ def save(name: str, rows: list[dict[str, Any]]) -> None:
     program = f"benchmarks/{Path(sys.argv[0]).name}"
     record = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "command": shlex.join(["python", program, *sys.argv[1:]]),
+        "command": shlex.join(["python", program, *sys.argv[1:]]).replace(str(Path.home()), "~"),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
             "kernel": platform.release(),
-            "load": round(os.getloadavg()[0], 1),  # when the benchmark ends
+            "load": _LOAD,
         },
         "versions": {"python": platform.python_version(), **_versions()},
         "rows": rows,

@@ -96,6 +96,7 @@ larger buffer.
 - A loss is timed from `kill -9`, by the killer's clock, to the last survivor's first correct
   all_reduce.
 - A start is timed from the command to the first all_reduce. "Empty script" is from start to end.
+- Nothing else ran; a load average in a record is that of the benchmark and of the one before it.
 - MPIs are called through mpi4py with the same arrays.
 
 ## Sources
@@ -108,7 +109,6 @@ files and lists older results.
 
 - Nothing has been measured on several GPUs, on a real network or on more than 16 cores.
 - Ranks that share cores are the usual case here, and not the usual case of training.
-- Records of operations are of an earlier version; up to 4 KiB, calls have since become faster.
 """
 _README = """\
 | | torchrun | Rallypoint |
@@ -240,12 +240,15 @@ def sources() -> str:
     for what, names in FIGURES.items():
         first = record(names[0])
         operation = names[0].rpartition("_")[0]
-        command = first["command"]
+        command = re.sub(" --get-mpi| --json [^ ]+", "", first["command"])
         if len(names) > 1:  # the same command for each operation
             command = command.replace(operation, "OPERATION")
         machine = first.get("machine", {})  # `rallypoint bench` describes it in words
-        where = first["place"] if "place" in first else machine.get("gpu", machine["cpu"])
-        where += f"; load average {machine['load']}" if "load" in machine else ""
+        where = (
+            first["place"].partition("; load")[0]
+            if "place" in first
+            else machine.get("gpu", machine["cpu"])
+        )
         files = ", ".join(f"[{name}](measurements/{name}.json)" for name in names)
         rows.append(f"| {what} | `{command}` | {where}, {first['date']} | {files} |")
     return "\n".join(rows) + "\n"

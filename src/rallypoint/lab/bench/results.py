@@ -66,7 +66,7 @@ class Table:
         if self._peers:
             print("# ahead: the time of the fastest peer over Rallypoint's")
         if load:
-            print(f"# {load}: other work on the machine distorts the times")
+            print(f"# {load}, this benchmark included; whatever else runs distorts the times")
 
     def _print(self, cells: Sequence[str]) -> None:
         widths = [*_WIDTHS, *[_PEER_WIDTH] * len(cells)]

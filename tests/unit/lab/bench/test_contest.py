@@ -165,7 +165,7 @@ rallypoint (1.0), gloo (2.13), mpich (5.0)
        8192      2048 float32     sum    200000    0.00    0.00      0          -          -          -
 ! mpich: 7 wrong items at 4096 bytes
 # ahead: the time of the fastest peer over Rallypoint's
-# load average 0.5: other work on the machine distorts the times
+# load average 0.5, this benchmark included; whatever else runs distorts the times
 """  # noqa: E501
 
 
