@@ -238,6 +238,37 @@ def test_the_status_line_shows_the_steps(launch: Launch) -> None:
     assert status == 0
 
 
+def test_the_status_line_counts_no_recovery_in_place_as_a_restart(launch: Launch) -> None:
+    script = launch.script(
+        "import os, signal, time\n"
+        "import numpy as np\n"
+        "import rallypoint as dist\n"
+        "from rallypoint import elastic\n"
+        "state = elastic.State(step=0)\n"
+        "@elastic.run\n"
+        "def train(state):\n"
+        "    while True:\n"
+        "        time.sleep(0.05)\n"
+        "        seen = np.array([float(os.path.exists('seen'))])\n"
+        "        dist.all_reduce(seen)\n"
+        "        if seen[0]: return\n"
+        "        with state.update(): state.step += 1\n"
+        "        if (state.step, dist.get_rank()) == (3, 1): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.init_process_group()\n"
+        "train(state)\n"
+    )
+    lines = set()
+
+    def note(screen: list[str]) -> None:
+        if found := re.match(r"round [^0] \| \d/\d ranks running \| (\d+) restarts", screen[-1]):
+            lines.add(found[1])
+            (launch.directory / "seen").touch()
+
+    flags = ["--nproc-per-node", "3", "--tee", "3", "--max-restarts", "1", "--log-dir", "l"]
+    status, _ = run_at_a_terminal(launch, *flags, script, sees=note)
+    assert (status, lines) == (0, {"0"})
+
+
 def test_no_status_line_where_nothing_is_hidden_or_wanted(launch: Launch) -> None:
     script = launch.script("import time; time.sleep(1.2); print('done')")
     for flags in ([], ["--tee", "3", "--quiet"]):

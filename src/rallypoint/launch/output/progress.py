@@ -37,6 +37,7 @@ class JobEvents:
     """What has happened in the job so far. It costs next to nothing while nobody asks for it.
 
     Attributes:
+        restarts: how often all workers were started anew.
         steps: the last ones that were counted.
         samples: some steps, each with its time by the monotonic clock.
     """
@@ -45,7 +46,7 @@ class JobEvents:
         self._newest: deque[tuple[float, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._losses: dict[str, int] = {}
         self._recoveries: dict[str, Durations] = {}
-        self._restarts = 0
+        self.restarts = 0
         self._trained: TrainedTime | None = None
         self.samples: list[tuple[float, int]] = []
         self._every_s = 0.0  # samples are at least that far apart
@@ -71,7 +72,7 @@ class JobEvents:
 
     def restarted(self) -> None:
         """All workers are started anew."""
-        self._restarts += 1
+        self.restarts += 1
         if self._trained is not None:
             self._trained = self._trained.with_new_processes()
 
@@ -110,7 +111,7 @@ class JobEvents:
                 for at, kind, text, lost_s in events
             ),
             losses=dict(self._losses),
-            restarts=self._restarts,
+            restarts=self.restarts,
             recoveries=dict(self._recoveries),
             trained=self._trained,
         )
@@ -129,7 +130,6 @@ class ProgressReporter:
         self.events = JobEvents()
         self._journal: Journal | None = None
         self._round = 0
-        self._restarts = 0
         self._round_size = 0
         self._start_text = ""
         self._has_reported_network = False
@@ -182,7 +182,6 @@ class ProgressReporter:
         why = f": {because}" if because else ""
         self.events.add("round", f"round {number} begins with {size}{why}")
         self._round, self._round_size = number, len(ranks)
-        self._restarts += bool(because)
         self._start_text = f"round {number}: {name_ranks(ranks)} started"
         if self._journal is not None:
             self._journal.node_rank = seat.node_rank
@@ -300,7 +299,7 @@ class ProgressReporter:
         self.wake_at = now + _STATUS_EVERY_S
         STATUS.show(
             f"round {self._round} | {running}/{self._round_size} ranks running |"
-            f" {self._restarts} restarts | {duration(now - self._began)}"
+            f" {self.events.restarts} restarts | {duration(now - self._began)}"
             + (f" | {step_text(done)}" if (done := steps()) is not None else "")
         )
 
