@@ -3,7 +3,7 @@
 - docs/reference/command-line.md: the help of each command, word for word;
 - docs/decisions/index.md: the decisions, with their status and date;
 - docs/performance.md, charts, and the figures of README.md: performance.py;
-- docs/images/processes.svg: diagrams.py.
+- docs/images/{processes,ring,double_tree}.svg: diagrams.py.
 
 Run it with the Python of an environment that has Rallypoint: `make pages`.
 """
@@ -97,6 +97,8 @@ PAGES = {
     "docs/reference/command-line.md": command_line,
     "docs/decisions/index.md": decisions,
     "docs/images/processes.svg": diagrams.processes,
+    "docs/images/ring.svg": diagrams.ring,
+    "docs/images/double_tree.svg": diagrams.double_tree,
     "docs/measurements/all_reduce.svg": performance.all_reduce_chart,
     "docs/measurements/beside_others.svg": performance.beside_others_chart,
     "docs/measurements/in_place_phases.svg": performance.recovery_chart,

@@ -1,11 +1,13 @@
-"""pictures.py: pictures of commands in a terminal, as SVG in docs/images/: `make pictures`.
+"""pictures.py: pictures of programs in a terminal and in a browser, in docs/images/: `make pictures`.
 
-Each is the screen of a program that runs here. It needs pyte and scikit-learn, and a minute.
+Each is the screen of a program that runs here. It needs Chromium, pyte, scikit-learn, viztracer (for
+Perfetto's page) and a minute.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -21,10 +23,15 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from html import escape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from urllib.parse import urlencode
 
 import pyte
+import viztracer
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -148,6 +155,43 @@ def job(words: list[str], environ: dict[str, str]) -> Iterator[None]:
         process.wait()
 
 
+@contextmanager
+def served(folder: str) -> Iterator[str]:
+    """The URL of a folder's files."""
+    handler = partial(SimpleHTTPRequestHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def screenshot(name: str, url: str, *, width: int, height: int) -> None:
+    """Write what Chromium shows."""
+    flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=20000"]
+    to = [f"--window-size={width},{height}", f"--screenshot={IMAGES / name}.png"]
+    subprocess.run(["chromium", *flags, *to, url], check=True, capture_output=True)
+    print(f"docs/images/{name}.png")
+
+
+def in_perfetto(url: str) -> str:
+    """The URL of Perfetto's page with trace.json: five calls of rank 0, one of them selected."""
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    calls = [each for each in events if each["ph"] == "X" and each["pid"] == 1][:5]
+    begin, middle, end = (int(calls[number]["ts"] * 1000) for number in (0, 2, 4))
+    view = {
+        "url": f"{url}/trace.json",
+        "hideSidebar": "true",
+        "startupCommands": json.dumps([{"id": "dev.perfetto.ExpandAllGroups", "args": []}]),
+        "ts": middle,
+        "dur": int(calls[2]["dur"] * 1000),
+        "pid": calls[2]["pid"],
+        "tid": calls[2]["tid"],
+        "visStart": begin,
+        "visEnd": end,
+    }
+    return f"{url}/perfetto/#!/viewer?{urlencode(view)}"
+
+
 def save(name: str, terminal: Terminal, title: str) -> None:
     """Write the picture, and end the program."""
     (IMAGES / f"{name}.svg").write_text(terminal.svg(title), encoding="utf-8")
@@ -173,6 +217,14 @@ def main() -> None:
             begun = time.monotonic()
             shown.wait(lambda text: time.monotonic() > begun + 14 and "slow rank" in text)
             save("top", shown, "rallypoint top: the slow rank of a job")
+            run = partial(subprocess.run, env=environ, check=True)
+            program = str(Path(sys.executable).parent / "rallypoint")
+            run([program, "page", "--save", "page.html"])
+            run([program, "trace", "--output", "trace.json", "--seconds", "0.5"])
+        with served(folder) as url:
+            screenshot("page", f"{url}/page.html", width=1240, height=700)
+            Path("perfetto").symlink_to(Path(viztracer.__file__).parent / "web_dist")
+            screenshot("trace", in_perfetto(url), width=1240, height=700)
         for name in ("train_digits.py", "train_digits_in_place.py"):
             shutil.copy(ROOT / "examples" / name, name)
         words = ["--nproc-per-node", "4", "--spares", "1", "--max-restarts", "10"]
