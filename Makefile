@@ -21,7 +21,7 @@ help:
 	@echo "make check   formatting, types, import contracts, the words of pages"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at 127.0.0.1:8000"
 	@echo "make pages   write the pages that follow from other files: --help, decisions, measurements"
-	@echo "make pictures  run what the pictures of terminals in docs/images/ show, and write them anew"
+	@echo "make pictures  run what the pictures of terminals and browsers in docs/images/ show, and write them anew"
 	@echo "make sanitize  the native store and engine under sanitizers, for three minutes"
 	@echo "make fuzz    what no peer would send, to all that parses in native code, for a minute and a"
 	@echo "             half (needs clang)"

@@ -67,6 +67,7 @@ MAY_BE_ABSENT = (
     "this kernel has no autogroups",
     "it needs two CPUs",
     "there is no clang++",  # large; what needs it more is in make check-long
+    "there is no Chromium",  # large
     "this machine has accelerators",  # the test is about machines without
     "no GPU here",  # make test-gpu runs these
 )

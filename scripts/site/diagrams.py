@@ -119,7 +119,9 @@ def ring() -> str:
                 parts.append(_edge(middles[rank], middles[to]))
             x, is_whole = left + width * step, len(summed) == program.ranks
             style = f"fill='{COLOURS[chunk]}' fill-opacity='{0.45 if is_whole else 0.15}'"
-            parts.append(f"<rect x='{x}' y='{y}' width='{width - 4}' height='{height - 4}' {style}/>")
+            parts.append(
+                f"<rect x='{x}' y='{y}' width='{width - 4}' height='{height - 4}' {style}/>"
+            )
             text = f"{'ABCD'[chunk]} {'+'.join(map(str, summed))}"
             parts.append(label(x + width / 2 - 2, y + 21, text, f"{_MIDDLE} font-size='11'"))
     for step in range(program.sends):
@@ -151,8 +153,12 @@ def double_tree() -> str:
         parts += [_edge(middles[rank], middles[above]) for rank, above in parent.items()]
         for rank, middle in middles.items():
             is_inside = rank in parent.values()
-            parts += _rank(*middle, rank, *((COLOURS[0], "#fff") if is_inside else ("#fff", "#333")))
-    note = "Sums go up, and the result comes back down the same way. A rank is inside one tree only."
+            parts += _rank(
+                *middle, rank, *((COLOURS[0], "#fff") if is_inside else ("#fff", "#333"))
+            )
+    note = (
+        "Sums go up, and the result comes back down the same way. A rank is inside one tree only."
+    )
     parts.append(label(15, 256, note, "fill='#777' font-size='11'"))
     return svg(270, "Two trees of eight ranks: who is inside one is a leaf of the other", parts)
 

