@@ -156,9 +156,7 @@ def double_tree() -> str:
             parts += _rank(
                 *middle, rank, *((COLOURS[0], "#fff") if is_inside else ("#fff", "#333"))
             )
-    note = (
-        "Sums go up, and the result comes back down the same way. A rank is inside one tree only."
-    )
+    note = "Sums go up; the result comes back down the same way. No rank is inside both trees."
     parts.append(label(15, 256, note, "fill='#777' font-size='11'"))
     return svg(270, "Two trees of eight ranks: who is inside one is a leaf of the other", parts)
 

@@ -25,7 +25,9 @@ _NAMED = re.compile(r"(?<![\w/\"=>.-])docs/([\w/-]+)\.md\b")
 _PRINTED = re.compile(
     r'<div class="(language-(?:text|console) highlight)">(?=<pre>.*?<code>(.*?)</code>)', re.DOTALL
 )
-_FLAG = re.compile(r"(?<=[\s>])--?[a-zA-Z][\w-]{0,26}(?=[^<>]*<)")  # in text, not in a tag
+_WHOLE = re.compile(  # in text, not in a tag
+    r"(?<=[\s>])(?:--?[a-zA-Z][\w-]{0,26}|\d{4}-\d\d-\d\d)(?=[^<>]*<)"
+)
 _TAG = re.compile(r"<[^>]+>")
 _WIDEST_DRAWING = 105  # and the widest help text; what is wider has sentences in it
 _DRAWING = re.compile(r"\S {3,}\S|--")
@@ -100,7 +102,7 @@ def on_page_markdown(markdown: str, page: Of, config: Of, files: Of) -> str:
 
 def on_page_content(html: str, page: Of, config: Of, files: Of) -> str:
     """Make links of the pages that docstrings name, let sentences in blocks of text wrap, and mark
-    flags.
+    flags and dates.
     """
     folder = PurePosixPath(page.url).parent
 
@@ -118,7 +120,7 @@ def on_page_content(html: str, page: Of, config: Of, files: Of) -> str:
         return match[0]
 
     html = _PRINTED.sub(wrap, _NAMED.sub(link, html))
-    return _FLAG.sub(r'<span class="flag">\g<0></span>', html)
+    return _WHOLE.sub(r'<span class="whole">\g<0></span>', html)
 
 
 def on_post_page(output: str, page: Of, config: Of) -> str:

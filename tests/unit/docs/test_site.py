@@ -1,5 +1,5 @@
 """What the site adds to its builder: `llms.txt`, the list of pages for programs that read; flags
-that are kept whole; a worker for the search, where browsers have none.
+and dates that are kept whole; a worker for the search, where browsers have none.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ def test_the_navigation_is_the_list(caplog: pytest.LogCaptureFixture) -> None:
     assert "guides/index.md has no sentence" in caplog.text  # and the strict build fails
 
 
-def test_flags_are_kept_whole_but_not_in_tags() -> None:
-    html = '<code>srun -n 2 rallypoint run --nproc-per-node=4</code> <a title="a --b">c-d</a>'
+def test_flags_and_dates_are_kept_whole_but_not_in_tags() -> None:
+    html = '<b>2026-11-28</b> <code>srun -n 2 run --nproc-per-node=4</code> <a title="a --b">c-d</a>'
     shown = HOOKS.on_page_content(html, page("A", "a.html", ""), None, None)
-    assert re.findall(r'<span class="flag">(.*?)</span>', shown) == ["-n", "--nproc-per-node"]
+    whole = re.findall(r'<span class="whole">(.*?)</span>', shown)
+    assert whole == ["2026-11-28", "-n", "--nproc-per-node"]
     assert re.sub(r"</?span[^>]*>", "", shown) == html
 
 
