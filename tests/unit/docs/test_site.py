@@ -64,10 +64,10 @@ def test_the_navigation_is_the_list(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_flags_and_dates_are_kept_whole_but_not_in_tags() -> None:
-    html = '<b>2026-11-28</b> <code>srun -n 2 run --nproc-per-node=4</code> <a title="a --b">c-d</a>'
+    html = '<b>2026-11-28</b> <code>srun -n 2 run --nproc=4</code> <a title="a --b">c-d</a>'
     shown = HOOKS.on_page_content(html, page("A", "a.html", ""), None, None)
     whole = re.findall(r'<span class="whole">(.*?)</span>', shown)
-    assert whole == ["2026-11-28", "-n", "--nproc-per-node"]
+    assert whole == ["2026-11-28", "-n", "--nproc"]
     assert re.sub(r"</?span[^>]*>", "", shown) == html
 
 
