@@ -122,7 +122,7 @@ def ring() -> str:
             parts.append(
                 f"<rect x='{x}' y='{y}' width='{width - 4}' height='{height - 4}' {style}/>"
             )
-            ranks = f"0–{program.ranks - 1}" if is_whole else "+".join(map(str, summed))
+            ranks = f"0-{program.ranks - 1}" if is_whole else "+".join(map(str, summed))
             text = f"{'ABCD'[chunk]} {ranks}"
             parts.append(label(x + width / 2 - 2, y + 21, text, f"{_MIDDLE} font-size='11'"))
     for step in range(program.sends):
