@@ -225,6 +225,7 @@ class DeviceCalls:
                 call.ready.synchronize()
                 if call.request is None or not self._make_in_memory(call, call.request):
                     call.by_host()
+                    mappings.memory.synchronize()  # which the caller's stream does not
                     return
                 for result, tensor in call.copies:
                     tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
