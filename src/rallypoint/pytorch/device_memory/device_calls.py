@@ -375,7 +375,7 @@ class DeviceCalls:
             size=group.size(),
             timeout=group.timeout,
             name=f"{group.group_name}:{device.type}",
-            global_ranks=list(group.ranks),
+            global_ranks=[] if group.is_world else list(group.ranks),
         )
         reason = self._try(device, details)
         self._has_formed = True
