@@ -1,6 +1,8 @@
-"""Ranks that share a GPU: all_reduce of its tensors, and steps of DistributedDataParallel.
+"""Ranks that share a GPU: all_reduce of its tensors, steps of DistributedDataParallel, new weights.
 
     python benchmarks/shared_gpu.py [--nproc-per-node 2] [--sizes 8 65536 ...] [--device cuda]
+    python benchmarks/shared_gpu.py --what weights [--weights 10000000000]
+    python benchmarks/shared_gpu.py --what copies
 
 NCCL takes one rank per GPU. Our backend works in the GPU's memory (RALLYPOINT_DEVICE_MEMORY=1);
 "staged" is ours through the host's, as gloo is. "copies" is what a GPU's two copies of the
@@ -8,25 +10,45 @@ tensor cost, to pinned memory and back, without anything between them. "elastic"
 `rallypoint.pytorch.elastic.DistributedDataParallel`, whose step also agrees on the update; "alone"
 is the step without synchronisation. A call ends when the device has the result. Contenders take
 turns in the same processes; figures are medians, on rank 0.
+
+"weights" are those of a transformer in 16 bits, which rank 0 gives the others, after a pause in
+which mappings of other ranks' memory are closed, as between the updates of a training. They lie
+in a few flat buffers ("flat"), or are sent in buckets as by examples/new_weights_torch.py, or one
+by one. The aim is 15 ms for 10 GB, where the memory of an H100 needs 8.
+
+"copies" shows why a tensor of 8 B costs more than one of 64 KiB by way of the host: each of the two
+copies, with all ranks at once ("all"), which share the GPU by turns, and on rank 0 alone. If the
+turns are the reason, rank 0 alone pays for neither; from some size on, copies take no turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ddp import built
 from table import human_bytes, need, print_table, save
 from workers import answer, is_worker, measured_by
 
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
 WAYS = ("rallypoint", "staged", "gloo")
 SIZES = [8, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
 MODELS = ("transformer 10M", "transformer 50M")
+PARTS = ("all_reduce", "steps", "weights", "copies")
 _BLOCK_S = 0.1
+_PAUSE_S = 1.5  # longer than mappings stay open
+_AIM_S_PER_BYTE = 15e-3 / 10e9
+_FLAT_BYTES = 1 << 30
+_COPIED = [8, 512, 4096, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 1 << 20]  # bytes
 
 
 class Worker:
@@ -54,10 +76,15 @@ class Worker:
         """Measure everything; one rank answers."""
         import torch.distributed as dist
 
-        for nbytes in self._options.sizes:
+        parts = self._options.what
+        for nbytes in self._options.sizes if "all_reduce" in parts else ():
             self._measure(human_bytes(nbytes), self._reductions(nbytes))
-        for name in MODELS:
+        for name in MODELS if "steps" in parts else ():
             self._measure(name, self._steps(name))
+        if "weights" in parts:
+            self._updates(self._options.weights)
+        for nbytes in _COPIED if "copies" in parts else ():
+            self._measure(f"copy of {human_bytes(nbytes)}", self._copies(nbytes))
         if dist.get_rank() == 0:
             answer(self._rows)
         dist.destroy_process_group()
@@ -112,6 +139,53 @@ class Worker:
         state.sync()
         return {**found, "elastic": step(elastic_one, state.update), "alone": step(model())}
 
+    def _copies(self, nbytes: int) -> dict[str, Callable[[], object]]:
+        import torch
+        import torch.distributed as dist
+
+        there = torch.zeros(nbytes, dtype=torch.uint8, device=self._own)
+        here = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=self._is_gpu)
+        is_first = dist.get_rank() == 0
+        return {
+            "all to host": lambda: here.copy_(there),
+            "all to GPU": lambda: there.copy_(here),
+            "one to host": lambda: is_first and here.copy_(there),
+            "one to GPU": lambda: is_first and there.copy_(here),
+        }
+
+    def _updates(self, nbytes: int) -> None:
+        """Measure how long rank 0's weights take to all ranks."""
+        import torch
+        import torch.distributed as dist
+        from new_weights_torch import update
+        from torch._utils import _unflatten_dense_tensors
+
+        flat, loose = [], []
+        for shapes in _shapes_of_weights(nbytes):
+            count, value = sum(each.numel() for each in shapes), float(dist.get_rank() == 0)
+            flat.append(torch.full((count,), value, dtype=torch.bfloat16, device=self._own))
+            loose += [each.clone() for each in _unflatten_dense_tensors(flat[-1], shapes)]
+
+        def one_by_one(tensors: list[Any], group: object) -> None:
+            for each in tensors:
+                dist.broadcast(each, 0, group=group)
+
+        ours = {WAYS[0]: self._groups[WAYS[0]]}
+        for what, function, tensors, groups in (
+            ("flat", one_by_one, flat, self._groups),
+            ("in buckets", update, loose, ours),
+            ("one by one", one_by_one, loose, ours),
+        ):
+            row: dict[str, Any] = {"what": f"weights {what}"}
+            for way, group in groups.items():
+                times = []
+                for _ in range(1 + self._options.repeats):  # the first one forms the group
+                    time.sleep(_PAUSE_S)
+                    times.append(self._mean_s(partial(function, tensors, group), 1))
+                row[way] = statistics.median(times[1:]) * 1e6
+            assert all(bool((each == 1).all()) for each in tensors), what
+            self._rows.append({**row, "aim": nbytes * _AIM_S_PER_BYTE * 1e6})
+
     def _measure(self, what: str, contenders: dict[str, Callable[[], object]]) -> None:
         counts = {name: self._count(call) for name, call in contenders.items()}
         times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -144,12 +218,34 @@ class Worker:
         return (time.perf_counter() - begin) / count
 
 
+def _shapes_of_weights(nbytes: int) -> list[list[Any]]:
+    """Tensors without memory, those of a transformer of so many bytes, in lists of _FLAT_BYTES."""
+    import torch
+
+    width = 4096 if nbytes >= 1 << 30 else 64
+    layer = [(width,)] * 2 + [(width, width)] * 4 + [(width, 11 * width // 4)] * 3
+    lists: list[list[Any]] = [[]]
+    left, room = nbytes, _FLAT_BYTES
+    for shape in itertools.cycle(layer):
+        if left <= 0:
+            return lists
+        tensor = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        if tensor.nbytes > room:
+            lists.append([])
+            room = _FLAT_BYTES
+        lists[-1].append(tensor)
+        left, room = left - tensor.nbytes, room - tensor.nbytes
+    raise AssertionError("a cycle has no end")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nproc-per-node", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of all_reduce's")
+    parser.add_argument("--what", choices=PARTS, nargs="+", default=PARTS[:2])
+    parser.add_argument("--weights", type=int, default=10**10, help="bytes of them")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--no-results", action="store_true", help="do not write the JSON file")
@@ -160,15 +256,18 @@ def main() -> None:
     if not need("torch", "this is about its tensors"):
         return
     rows = measured_by(options.nproc_per_node)
-    columns = ["us", *WAYS, "gloo/ours", "copies", "elastic", "alone"]
+    names = dict.fromkeys(name for row in rows for name in row if name != "what")
+    columns = ["us", *names, "gloo/ours"]
     lines = []
     for row in rows:
         figures = {name: f"{value:.0f}" for name, value in row.items() if name != "what"}
-        figures["gloo/ours"] = f"{row['gloo'] / row['rallypoint']:.2f}"
+        if "gloo" in row:
+            figures["gloo/ours"] = f"{row['gloo'] / row['rallypoint']:.2f}"
         lines.append([row["what"], *(figures.get(each, "") for each in columns[1:])])
     print_table(columns, lines)
     if not options.no_results:
-        save(f"shared_gpu_{options.nproc_per_node}", rows)
+        parts = [] if tuple(options.what) == PARTS[:2] else options.what
+        save("_".join(["shared_gpu", str(options.nproc_per_node), *parts]), rows)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from tests.gpu.conftest import IN_MEMORY, KIND, STAGED, Run, said, shared_ways
+from tests.gpu.conftest import (
+    ENVIRON,
+    IN_MEMORY,
+    KIND,
+    LIMIT_S,
+    STAGED,
+    WORKERS,
+    Run,
+    said,
+    shared_ways,
+)
 
 WAYS = {"device memory": "1", "staged": "0", "a GPU for each rank": ""}
 ways = pytest.mark.parametrize("way", list(WAYS))
@@ -60,6 +75,30 @@ def test_random_calls(run: Run, gpus: int, way: str, seed: int) -> None:
     environ = {"RALLYPOINT_DEVICE_MEMORY": way, "RALLYPOINT_ALGORITHM": "direct"}
     done = run("random_bits.py", str(seed), "200", flags=flags, **environ)
     assert said(done, "random") == [f"random {rank} right" for rank in range(ranks)]
+
+
+@pytest.mark.exact
+@shared_ways
+def test_new_weights_from_another_job(gpus: int, tmp_path: Path, way: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    command = [sys.executable, "-m", "rallypoint", "run", "--standalone", "--nproc-per-node", "2"]
+    jobs = [
+        subprocess.Popen(
+            [*command, str(WORKERS / "weights.py"), role, port],
+            cwd=tmp_path,
+            env={**ENVIRON, "RALLYPOINT_DEVICE_MEMORY": way},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for role in ("serve", "train")
+    ]
+    served, trained = (job.communicate(timeout=LIMIT_S)[0] for job in jobs)
+    assert [job.returncode for job in jobs] == [0, 0], served + trained
+    assert served.count(": got [4.5]") == 2, served
+    if gpus == 1 or KIND == "cpu":
+        assert (IN_MEMORY in trained) == (way == "1"), trained
 
 
 @pytest.mark.exact

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import SOON_S
 from tests.hosts import Hosts
+from tests.pages import blocks_tested_by
 
 pytestmark = pytest.mark.system
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN = [sys.executable, "-m", "rallypoint", "run", "--standalone"]
 LIMIT_S = 120.0
+SCRIPT = Path(__file__).parent / "device_weights.py"
+PATH = os.pathsep.join((str(Path(__file__).parents[2]), *sys.path))  # for tests.stand_in
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
@@ -33,8 +39,8 @@ def check(jobs: Sequence[subprocess.Popen[bytes]]) -> None:
     (served, servers), (trained, trainers) = map(ended, jobs)
     assert (served, trained) == (0, 0), servers + trainers
     assert "trainer: sent 3 times, at last 4.5" in trainers
-    assert "server 0: got 4.5" in servers
-    assert "server 1: got 4.5" in servers
+    for rank in range(2):
+        assert re.search(rf"server {rank}: got \[?4\.5\b", servers), servers
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,45 @@ def test_the_example(tmp_path: Path, free_port: int, name: str) -> None:
             for role in ("serve", "train")
         ]
     )
+
+
+@pytest.mark.needs_torch
+def test_the_example_in_device_memory(tmp_path: Path, free_port: int) -> None:
+    """On the stand-in for a GPU, in buckets of several tensors and of one."""
+    pytest.importorskip("torch")
+    text = (EXAMPLES / "new_weights_torch.py").read_text()
+    text = text.replace("29611", str(free_port)).replace("256 << 20", "40_500")
+    main = 'if __name__ == "__main__":'
+    script = tmp_path / "new_weights_torch.py"
+    script.write_text(
+        text.replace(main, f"from tests import stand_in\n\nstand_in.install()\n{main}")
+    )
+    words = ["env", f"PYTHONPATH={PATH}", *RUN, "--nproc-per-node", "2", str(script)]
+    check([start([*words, role], tmp_path) for role in ("serve", "train")])
+
+
+FLAT = "tests/system/test_across_jobs.py::test_parameters_in_one_flat_tensor"
+
+
+@pytest.mark.needs_torch
+def test_parameters_in_one_flat_tensor() -> None:
+    torch = pytest.importorskip("torch")
+    (block,) = blocks_tested_by(FLAT)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    before = [each.clone() for each in model.parameters()]
+    sent = []
+
+    class Dist:
+        @staticmethod
+        def broadcast(tensor: Any, **_: object) -> None:
+            sent.append(tensor)
+
+    exec(block.text, {"model": model, "dist": Dist, "group": None})
+    assert all(map(torch.equal, before, model.parameters()))
+    (flat,) = sent
+    assert flat.numel() == sum(each.numel() for each in before)
+    flat.fill_(3)  # as if it had come from elsewhere
+    assert all(bool((each == 3).all()) for each in model.parameters())
 
 
 ACROSS = """
@@ -129,3 +174,84 @@ def test_pytorchs_helper_with_our_backend(needs_hosts: None, tmp_path: Path) -> 
             for host, role in zip(hosts.hosts, ("train", "serve"), strict=True)
         ]  # fmt: skip
         check(jobs[::-1])
+
+
+def start_both(directory: Path, port: int, *words: str) -> dict[str, subprocess.Popen[bytes]]:
+    """The jobs of device_weights.py."""
+    environ = {"PYTHONPATH": PATH, "RALLYPOINT_ALGORITHM": "direct"}  # it adds in rank order
+    setting = [f"{name}={value}" for name, value in environ.items()]
+    return {
+        job: start(
+            ["env", *setting, *RUN, "--nproc-per-node", "2", str(SCRIPT), job, str(port), *words],
+            directory,
+        )
+        for job in ("train", "serve")
+    }
+
+
+def told(text: str, first: str) -> dict[str, str]:
+    """What each rank has said in its line that begins so."""
+    lines = [line.split(" ", 2) for line in text.splitlines() if line.startswith(first)]
+    return {rank: said for _, rank, said in lines}
+
+
+GROUP = ["train0", "serve0", "serve1"]  # by rank in the group "weights"
+
+
+@pytest.mark.needs_torch
+@pytest.mark.exact
+def test_weights_in_device_memory_have_the_bits_of_the_way_by_the_host(
+    tmp_path: Path, free_port: int
+) -> None:
+    pytest.importorskip("torch")
+    by_way = []
+    for way in ("memory", "host"):
+        ends = [ended(job) for job in start_both(tmp_path, free_port, "exchange", way).values()]
+        text = "".join(said for _, said in ends)
+        assert [status for status, _ in ends] == [0, 0], text
+        by_way.append(told(text, "exchanged"))
+        assert ("ranks share a GPU" in text) == (way == "memory")
+    assert by_way[0].keys() == {*GROUP, "train1"}
+    assert all(said.startswith("0 wrong, ") for said in by_way[0].values()), by_way
+    assert by_way[0] == by_way[1]
+
+
+KILLS = [
+    ("broadcast", "train0", "before the exchange"),
+    ("broadcast", "train0", "opening"),  # it writes into all memory
+    ("broadcast", "train0", "before it is done"),
+    ("broadcast", "serve1", "some time"),
+    ("send", "train0", "before the exchange"),
+    ("send", "serve1", "opening"),  # it reads the trainer's
+    ("send", "serve0", "before it is done"),
+]
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("kill", KILLS, ids=" ".join)
+def test_a_rank_of_another_job_is_killed(
+    tmp_path: Path, free_port: int, kill: tuple[str, str, str]
+) -> None:
+    pytest.importorskip("torch")
+    jobs = start_both(tmp_path, free_port, "lose", *kill)
+    check_told({job: ended(process) for job, process in jobs.items()}, kill[1])
+
+
+@pytest.mark.needs_torch
+def test_another_jobs_launcher_is_killed(tmp_path: Path, free_port: int) -> None:
+    pytest.importorskip("torch")
+    jobs = start_both(tmp_path, free_port, "lose", "broadcast", "train0", "nowhere")
+    deadline = time.monotonic() + LIMIT_S
+    while not all((tmp_path / f"up.{rank}").exists() for rank in GROUP):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    jobs["train"].kill()
+    check_told({job: ended(process) for job, process in jobs.items()}, "train0")
+
+
+def check_told(ends: dict[str, tuple[int, str]], victim: str) -> None:
+    """The other ranks of the group were told who was lost; the victim's job alone has failed."""
+    text = "".join(said for _, said in ends.values())
+    assert {job for job, (status, _) in ends.items() if status != 0} == {victim[:-1]}, text
+    culprit = f"rank {GROUP.index(victim)}"
+    assert told(text, "told") == {rank: culprit for rank in GROUP if rank != victim}, text

@@ -148,10 +148,16 @@ class Memory:
         self._first: torch.Tensor | None = None  # the first of the call's tensors
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    @property
-    def completion(self) -> Callable[[], None] | None:
-        """`finish`, if it has something to do."""
-        return self.finish if self._back else None
+    def completion(self, *, in_background: bool) -> Callable[[], None] | None:
+        """What copies results back to their tensors, if any have to be copied.
+
+        Args:
+            in_background: the thread that calls it need not be that of the caller, nor its stream.
+                Otherwise results are there for what the caller's stream is given from then on.
+        """
+        if not self._back:
+            return None
+        return self.finish if in_background else self._give_to_stream
 
     def reads(self, tensor: torch.Tensor) -> Array:
         """An array of the tensor's present contents."""
@@ -186,6 +192,13 @@ class Memory:
         strided = {each.device for each, _ in self._back if each.is_cuda and not _is_dense(each)}
         for device in strided:
             torch.cuda.current_stream(device).synchronize()
+
+    def _give_to_stream(self) -> None:
+        for tensor, copy in self._back:
+            # PyTorch keeps its own pinned memory until the stream has read it; arenas are taken
+            # again as soon as nothing refers to them.
+            waits = not tensor.is_cuda or copy.nbytes >= LEAST_BYTES
+            tensor.copy_(copy, non_blocking=not waits)
 
     def _on_host(self, tensor: torch.Tensor, *, is_read: bool) -> torch.Tensor:
         first = self._first = tensor if self._first is None else self._first

@@ -70,7 +70,7 @@ def collective_of_arrays(
         async_op=opts.asyncOp,
         timeout=_timeout(opts),
         results=results,
-        then=memory.completion,
+        then=memory.completion(in_background=opts.asyncOp),
         work_type=RunningWork,
     )
     work = run(group, call)
@@ -91,7 +91,7 @@ def message_of_array(
         memory.reads(tensor) if sends else memory.writes(tensor),
         timeout=None,
         results=[] if sends else [tensor],
-        then=memory.completion,
+        then=memory.completion(in_background=True),
         work_type=RunningWork,
     )
 

@@ -194,6 +194,33 @@ def test_all_go_by_the_host_if_the_worker_cannot_open_a_peers_memory(
     run_ranks(2, main)
 
 
+def test_what_went_by_the_host_is_on_the_device_when_a_call_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copy back is on a stream of ours, which the caller's does not wait for."""
+
+    class Waited(StandIn):
+        def __init__(self, device: object = None) -> None:
+            super().__init__(device)
+            self.waits = 0
+
+        def export(self, flat: Any) -> Any:
+            return None if len(flat) > 1000 else super().export(flat)
+
+        def synchronize(self) -> None:
+            self.waits += 1
+
+    monkeypatch.setattr(OnStandIn, "memory_of", Waited)
+
+    def main(group: Any) -> None:
+        device, tensor = OnStandIn(group), torch.ones(10000)
+        all_reduce(device, tensor)
+        assert tensor.tolist() == [2.0] * 10000
+        assert memory_of(device).waits == 1
+
+    run_ranks(2, main)
+
+
 def test_a_worker_that_fails_in_the_middle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(StandIn):
         def synchronize(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -67,21 +68,69 @@ def test_layers_and_hooks_are_refused_by_name() -> None:
         model.join()
 
 
+def old(self: Any, module: Any, bucket_cap_mb: Any) -> None:
+    """The constructor of PyTorch's class before 2.13, as far as ours looks at it."""
+
+
 def test_sizes_of_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before PyTorch 2.13 there is one limit for all of them."""
-    pytorchs = torch.nn.parallel.DistributedDataParallel
+    pytorchs, layout = torch.nn.parallel.DistributedDataParallel, data_parallel._layout
 
     def new(self: Any, module: Any, bucket_cap_mb: Any, bucket_cap_mb_list: Any) -> None:
         pass
 
-    def old(self: Any, module: Any, bucket_cap_mb: Any) -> None:
-        pass
-
+    given = {"find_unused_parameters": False}
     monkeypatch.setattr(pytorchs, "__init__", new)
-    assert data_parallel._limits(None) == {"bucket_cap_mb_list": [1, 25]}
-    assert data_parallel._limits(3) == {"bucket_cap_mb_list": [3]}
+    assert layout(None, **given) == {"bucket_cap_mb_list": [1, 25], **given}
+    assert layout(3, **given) == {"bucket_cap_mb_list": [3], **given}
     monkeypatch.setattr(pytorchs, "__init__", old)
-    assert data_parallel._limits(3) == {"bucket_cap_mb": 3}
+    assert layout(3, **given) == {"bucket_cap_mb": 3, "find_unused_parameters": None}
+    given = {"find_unused_parameters": True}
+    assert layout(3, **given) == {"bucket_cap_mb": 3, **given}
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize("finds_unused", [False, True])
+def test_several_buckets_before_pytorch_2_13(
+    monkeypatch: pytest.MonkeyPatch, finds_unused: bool
+) -> None:
+    """Those versions take a single one if an option `is False`; a step then has no overlap."""
+    parallel: Any = torch.nn.parallel.distributed
+    options = data_parallel._layout
+    single: list[bool] = []
+
+    def limits(self: Any, static_graph: bool, find_unused_parameters: Any) -> Any:
+        single.append(static_graph is True or find_unused_parameters is False)
+        return [sys.maxsize] if single[-1] else [self.bucket_bytes_cap], []
+
+    def as_before(*given: Any, **named: Any) -> dict[str, Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(parallel.DistributedDataParallel, "__init__", old)
+            return options(*given, **named)
+
+    monkeypatch.setattr(parallel._BucketCapacityConfig, "compute_bucket_size_limits", limits)
+    monkeypatch.setattr(data_parallel, "_layout", as_before)
+    layers = [torch.nn.Linear(128, 128, bias=False) for _ in range(4)]  # 64 KiB each
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*layers), bucket_cap_mb=0.125, find_unused_parameters=finds_unused
+    )
+    assert single == [False]
+    state = elastic.State(model=model)
+    state.sync()
+    sizes: list[int] = []
+    begin = data_parallel.Reduction.begin
+
+    def counted(self: Any, tensor: Any, *others: Any) -> None:
+        sizes.append(tensor.nbytes)
+        begin(self, tensor, *others)
+
+    monkeypatch.setattr(data_parallel.Reduction, "begin", counted)
+    for _ in range(3):  # none is laid out again
+        sizes.clear()
+        model(torch.ones(2, 128)).sum().backward()
+        assert [each for each in sizes if each > 1000] == [128 << 10] * 2
+        with state.update():
+            pass
 
 
 @pytest.mark.usefixtures("_group")

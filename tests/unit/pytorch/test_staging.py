@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from hypothesis import strategies as st
 torch: Any = pytest.importorskip("torch")
 
 import rallypoint as dist  # noqa: E402
+from rallypoint.base.collective import Collective  # noqa: E402
 from rallypoint.engine.communicator import ReduceOp  # noqa: E402
+from rallypoint.pytorch import memory, torch_calls  # noqa: E402
 from rallypoint.pytorch.elastic import data_parallel  # noqa: E402
 from rallypoint.pytorch.elastic.data_parallel import Reduction  # noqa: E402
 from rallypoint.pytorch.memory import Pool, _class_of  # noqa: E402
+from rallypoint.pytorch.torch_work import UNSET  # noqa: E402
+from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.needs_torch
 MIB = 1 << 20
@@ -173,3 +178,73 @@ def test_gradients_are_reduced_in_order_whichever_is_on_the_host_first(
         assert [int(each[0]) for each in tensors] == [10, 20, 30]
     finally:
         dist.destroy_process_group()
+
+
+class OnDevice(torch.Tensor):  # type: ignore[misc]
+    """A tensor that says that it is a GPU's; notes copies, and whether they are waited for."""
+
+    is_cpu, is_cuda, device = False, True, torch.device("cuda", 0)
+    notes: list[tuple[str, Any]] = []  # noqa: RUF012 - of all of them
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _: Any, given: Any = (), named: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = [
+                each.as_subclass(torch.Tensor) if isinstance(each, cls) else each for each in given
+            ]
+            result = function(*plain, **(named or {}))
+            if function is torch.Tensor.copy_:
+                direction = "to GPU" if isinstance(given[0], cls) else "to host"
+                waits = not (named or {}).get("non_blocking", False)
+                cls.notes.append((direction, waits))
+            return result.as_subclass(cls) if function is torch.Tensor.detach else result
+
+
+@pytest.fixture
+def device_functions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What calls with OnDevice have a GPU do."""
+    notes: list[tuple[str, Any]] = []
+
+    def host_memory(tensor: Any) -> Any:
+        notes.append(("memory", tensor.nbytes))
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    class Stream:
+        def synchronize(self) -> None:
+            notes.append(("stream", True))
+
+    monkeypatch.setattr(OnDevice, "notes", notes)
+    monkeypatch.setattr(memory, "host_memory", host_memory)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return notes
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+@pytest.mark.parametrize("nbytes", [8, 64 << 10, MIB])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_how_often_a_staged_call_waits_for_the_gpu(
+    device_functions: list[tuple[str, Any]], is_async: bool, nbytes: int, is_strided: bool
+) -> None:
+    """The same for all sizes, unless memory must be waited for before it is used again."""
+
+    def main(group: Any) -> None:
+        tensor = torch.ones(nbytes // 4 * 2).as_subclass(OnDevice)
+        tensor = tensor[::2] if is_strided else tensor[: nbytes // 4]
+        tensor = tensor.as_subclass(OnDevice)
+        options = SimpleNamespace(
+            reduceOp=torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM),
+            timeout=UNSET,
+            asyncOp=is_async,
+        )
+        call = Collective.ALL_REDUCE, "all_reduce", tensor, tensor, options, (tensor,)
+        group = group.engine_group
+        torch_calls.collective_of_arrays(group, *call, root=0, in_place=True).wait()
+        assert tensor.as_subclass(torch.Tensor).tolist() == [1.0] * (nbytes // 4)
+
+    run_ranks(1, main)
+    waits_at_end = is_async or nbytes >= MIB
+    wanted = [("memory", nbytes), ("to host", True), ("to GPU", waits_at_end)]
+    if is_async and is_strided:  # it is written by way of the GPU's memory
+        wanted.append(("stream", True))
+    assert device_functions == wanted

@@ -225,6 +225,7 @@ class DeviceCalls:
                 call.ready.synchronize()
                 if call.request is None or not self._make_in_memory(call, call.request):
                     call.by_host()
+                    mappings.memory.synchronize()  # which the caller's stream does not
                     return
                 for result, tensor in call.copies:
                     tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
@@ -374,7 +375,7 @@ class DeviceCalls:
             size=group.size(),
             timeout=group.timeout,
             name=f"{group.group_name}:{device.type}",
-            global_ranks=list(group.ranks),
+            global_ranks=[] if group.is_world else list(group.ranks),
         )
         reason = self._try(device, details)
         self._has_formed = True

@@ -245,10 +245,9 @@ class DistributedDataParallel(UpdateParticipant, parallel.DistributedDataParalle
             module,
             device_ids=device_ids,
             process_group=_Replicas(reduction),
-            find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
             init_sync=False,
-            **_limits(bucket_cap_mb),
+            **_layout(bucket_cap_mb, find_unused_parameters=find_unused_parameters),
         )
         self.broadcast_buffers = False  # before forward: `prepare` does it
         self._reduction = reduction
@@ -330,17 +329,19 @@ def _check(module: torch.nn.Module, options: dict[str, Any]) -> None:
             )
 
 
-def _limits(bucket_cap_mb: float | None) -> dict[str, Any]:
-    """Sizes of buckets, in which the first layout is made; it stays.
+def _layout(bucket_cap_mb: float | None, *, find_unused_parameters: bool) -> dict[str, Any]:
+    """Options by which the first layout has buckets of the usual sizes; it stays.
 
-    A PyTorch that does not know the option, before 2.13, lays out a single bucket.
+    Before 2.13, there are no options for that, and PyTorch lays out a single bucket if
+    `find_unused_parameters is False`; None means the same everywhere else.
     """
     known = inspect.signature(parallel.DistributedDataParallel.__init__).parameters
     if "bucket_cap_mb_list" not in known:
-        return {"bucket_cap_mb": bucket_cap_mb}
-    if bucket_cap_mb is None:
-        return {"bucket_cap_mb_list": [_FIRST_BUCKET_MB, _BUCKET_MB]}
-    return {"bucket_cap_mb_list": [bucket_cap_mb]}
+        finds = find_unused_parameters or None
+        return {"bucket_cap_mb": bucket_cap_mb, "find_unused_parameters": finds}
+    usual: list[float] = [_FIRST_BUCKET_MB, _BUCKET_MB]
+    limits = usual if bucket_cap_mb is None else [bucket_cap_mb]
+    return {"bucket_cap_mb_list": limits, "find_unused_parameters": find_unused_parameters}
 
 
 def _reduce(reduction: Reduction, bucket: Any) -> Any:  # noqa: ANN401 - of torch
