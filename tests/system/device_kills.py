@@ -26,11 +26,16 @@ import torch.distributed as dist
 from tests import stand_in
 
 import rallypoint
+from rallypoint.pytorch.device_memory import device_calls
+from rallypoint.pytorch.device_memory.call_page import CallPage
 
 CALLS = ("all_reduce", "in the background", "broadcast", "all_gather", "all_to_all", "around")
-POINTS = ("before the exchange", "opening", "some time", "before it is done")
+AS_WORKER = ("opening", "before it is done")
+ON_PAGE = ("amid arriving", "arrived")
+POINTS = ("before arriving", *ON_PAGE, *AS_WORKER, "some time")
 COUNT = 1 << 19  # float32, 2 MiB
 LIMIT_S = 120
+LAST_S = 0.02  # after so long, it is the last to arrive
 
 
 class Plan:
@@ -42,8 +47,8 @@ class Plan:
         self.call = chance.choice(CALLS)
         self.point = chance.choice(POINTS)
         self.victim = chance.randrange(self.ranks)
-        if self.victim != 0 and self.call != "around" and self.point in POINTS[1::2]:
-            self.point = "some time"  # the others are for who works
+        if self.call == "around" and self.point in ON_PAGE:
+            self.point = "some time"  # messages do without
         self.delay_s = chance.random() * 0.02
         self.turn = chance.randrange(1, 4)
 
@@ -72,8 +77,10 @@ class Fragile(stand_in.StandIn):
 
         class Mark:
             def synchronize(self) -> None:
-                if memory.armed == "before the exchange":
+                if memory.armed == "before arriving":
                     die()
+                if memory.armed in AS_WORKER:
+                    time.sleep(LAST_S)
                 if memory.armed == "some time":
                     threading.Timer(memory.delay_s, die).start()
 
@@ -87,6 +94,21 @@ class Fragile(stand_in.StandIn):
     def synchronize(self) -> None:
         if self.armed == "before it is done":
             die()
+
+
+class FragilePage(CallPage):
+    """The same for the page."""
+
+    def arrive(self, request: bytes) -> list[bytes] | None:
+        requests = super().arrive(request)
+        if Fragile.instance.armed == "arrived":
+            die()
+        return requests
+
+    def _read(self) -> list[int]:
+        if Fragile.instance.armed == "amid arriving":
+            die()  # it has the lock
+        return super()._read()
 
 
 held: list[torch.Tensor] = []  # the tensors of the last call
@@ -118,6 +140,7 @@ def make(call: str, rank: int, ranks: int) -> None:
 def run_rank(plan: Plan, rank: int, directory: str) -> str:
     """What is wrong; empty if nothing is."""
     stand_in.install(Fragile)
+    vars(device_calls).update(CallPage=FragilePage)
     dist.init_process_group(
         "rallypoint",
         init_method=f"file://{directory}/store",
@@ -154,7 +177,7 @@ def run_rank(plan: Plan, rank: int, directory: str) -> str:
         with contextlib.suppress(OSError):  # that of the directory itself
             links.append(str(descriptor.readlink()))
     if any("rallypoint-device" in link for link in links):
-        troubles.append("the guard's page is open")
+        troubles.append("the calls' page is open")
     return "; ".join(troubles)
 
 

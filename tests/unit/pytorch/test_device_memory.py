@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import struct
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,9 +18,9 @@ from rallypoint.base.errors import InvalidArgumentError, MismatchError, PeerErro
 from rallypoint.engine.communicator import ReduceOp  # noqa: E402
 from rallypoint.pytorch.device_groups import RankDevices, can_share_memory  # noqa: E402
 from rallypoint.pytorch.device_memory import device_calls, mappings  # noqa: E402
+from rallypoint.pytorch.device_memory.call_page import CallPage, has_ended  # noqa: E402
 from rallypoint.pytorch.device_memory.mappings import Location, Mappings  # noqa: E402
 from rallypoint.pytorch.device_memory.rank_order import combine, supports  # noqa: E402
-from rallypoint.pytorch.device_memory.work_guard import WorkGuard, has_ended  # noqa: E402
 from tests.stand_in import OnStandIn, StandIn  # noqa: E402
 from tests.unit.pytorch.ranks import run_ranks  # noqa: E402
 
@@ -51,7 +54,9 @@ def told_by(main: Any, ranks: int = 2) -> str:
     return "\n".join(str(each.message) for each in caught if "rallypoint" in str(each.message))
 
 
-def test_what_a_peer_has_freed_does_not_stay_open() -> None:
+def test_what_a_peer_has_freed_does_not_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    arriving_in(monkeypatch, 1, 0)
+
     def main(group: Any) -> None:
         device = OnStandIn(group)
         tensor = torch.ones(1000)
@@ -90,23 +95,58 @@ def test_no_more_is_open_than_a_bound(size: int, most: int) -> None:
     found = Mappings(memory)
     for number in range(1, 50):
         found.view(1, Location(number, 0, 1, size, b""))
-        assert found.close_unused()
+        found.close_unused()
         assert len(memory.opened) == min(number, most)
     last = memory.opened[-1]
     found.view(1, Location(49, 0, 1, size, b""))
     assert memory.opened[-1] is last  # it was the last one used, and has not been opened again
     found.close()
     assert memory.opened == []
-    assert not found.close_unused()
+
+
+def pages(directory: Any, pids: list[int]) -> list[CallPage]:
+    """What ranks of these processes have of a page, with requests of up to 4 bytes."""
+    file = directory / "page"
+    file.write_bytes(bytes(CallPage.size(len(pids), 4)))
+    return [CallPage(os.open(file, os.O_RDWR), rank, pids, 4) for rank in range(len(pids))]
+
+
+def test_the_last_to_arrive_has_all_requests(tmp_path: Any, seed: int) -> None:
+    ranks, chance = 5, random.Random(seed)
+    page = pages(tmp_path, [os.getpid()] * ranks)
+    for _ in range(20):
+        told = [chance.randbytes(chance.randrange(5)) for _ in range(ranks)]
+        *first, last = chance.sample(range(ranks), ranks)
+        assert [page[rank].arrive(told[rank]) for rank in first] == [None] * 4
+        found = page[last].arrive(told[last])
+        assert found is not None
+        assert [each[: len(one)] for each, one in zip(found, told, strict=True)] == told
+        page[last].end()
+
+
+def test_ranks_that_arrive_at_once_have_one_worker(tmp_path: Any) -> None:
+    ranks, calls = 4, 500
+    page, together = pages(tmp_path, [os.getpid()] * ranks), threading.Barrier(ranks)
+    workers: list[int] = []
+
+    def take_part(rank: int) -> None:
+        for call in range(calls):
+            requests = page[rank].arrive(struct.pack("<HH", call, rank))
+            if requests is not None:
+                assert requests == [struct.pack("<HH", call, each) for each in range(ranks)]
+                workers.append(rank)
+                page[rank].end()
+            together.wait(PATIENCE_S)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(take_part, range(ranks)))
+    assert len(workers) == calls
 
 
 def test_nobody_begins_to_work_once_a_rank_has_left(tmp_path: Any) -> None:
-    (tmp_path / "page").write_bytes(bytes(4))
-    one, other = (
-        WorkGuard(os.open(tmp_path / "page", os.O_RDWR), rank, [os.getpid()] * 2)
-        for rank in range(2)
-    )
-    assert one.begin()
+    one, other = pages(tmp_path, [os.getpid()] * 2)
+    assert other.arrive(b"") is None
+    assert one.arrive(b"") is not None
     leaver = threading.Thread(target=other.leave)
     leaver.start()
     leaver.join(0.2)
@@ -114,24 +154,50 @@ def test_nobody_begins_to_work_once_a_rank_has_left(tmp_path: Any) -> None:
     one.end()
     leaver.join(PATIENCE_S)
     assert not leaver.is_alive()
-    assert not one.begin()
-    for guard in (one, other):
-        guard.close()
+    assert other.arrive(b"") is None
+    assert one.arrive(b"") is None
+
+
+def test_a_rank_that_leaves_its_own_work_is_not_waited_for(tmp_path: Any) -> None:
+    one, other = pages(tmp_path, [os.getpid()] * 2)
+    assert other.arrive(b"") is None
+    assert one.arrive(b"") is not None
+    one.leave()
+    other.leave()
 
 
 def test_a_worker_that_has_died_is_not_waited_for(tmp_path: Any) -> None:
-    (tmp_path / "page").write_bytes(bytes(4))
+    begins, go = os.pipe()
     child = os.fork()
     if child == 0:
-        WorkGuard(os.open(tmp_path / "page", os.O_RDWR), 1, [0, 0]).begin()
-        os._exit(0)
-    own = WorkGuard(os.open(tmp_path / "page", os.O_RDWR), 0, [os.getpid(), child])
+        os.read(begins, 1)
+        worker = CallPage(os.open(tmp_path / "page", os.O_RDWR), 1, [0, 0], 4)
+        os._exit(worker.arrive(b"") is None)
+    own = pages(tmp_path, [os.getpid(), child])[0]
+    assert own.arrive(b"") is None
+    os.write(go, b"1")
     await_true(lambda: has_ended(child))  # though nobody has taken note of it yet
     own.leave()
-    os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # it was the worker
     assert has_ended(child)
     assert not has_ended(os.getpid())
-    own.close()
+    for end in (begins, go):
+        os.close(end)
+
+
+def arriving_in(monkeypatch: pytest.MonkeyPatch, *order: int) -> None:
+    """Have ranks arrive at each call in this order, so that the last one of it works."""
+    turn, arrive = threading.Condition(), CallPage.arrive
+    arrived: list[int] = []
+
+    def in_turn(page: Any, request: bytes) -> Any:
+        with turn:
+            turn.wait_for(lambda: order[len(arrived) % len(order)] == page._rank, PATIENCE_S)
+            arrived.append(page._rank)
+            turn.notify_all()
+            return arrive(page, request)
+
+    monkeypatch.setattr(CallPage, "arrive", in_turn)
 
 
 def test_a_failed_call_returns_after_the_work_in_its_memory(
@@ -139,6 +205,7 @@ def test_a_failed_call_returns_after_the_work_in_its_memory(
 ) -> None:
     """Rank 2 aborts while rank 0 works; what is written late lands before rank 1's error."""
     works = threading.Event()
+    arriving_in(monkeypatch, 2, 1, 0)
 
     class Late(StandIn):
         def synchronize(self) -> None:
@@ -221,7 +288,12 @@ def test_what_went_by_the_host_is_on_the_device_when_a_call_returns(
     run_ranks(2, main)
 
 
-def test_a_worker_that_fails_in_the_middle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_fails_in_the_middle_is_named(
+    monkeypatch: pytest.MonkeyPatch, worker: int
+) -> None:
+    arriving_in(monkeypatch, 1 - worker, worker)
+
     class Broken(StandIn):
         def synchronize(self) -> None:
             raise RuntimeError("an illegal address")
@@ -232,11 +304,11 @@ def test_a_worker_that_fails_in_the_middle_is_named(monkeypatch: pytest.MonkeyPa
         device = OnStandIn(group)
         with pytest.raises(RuntimeError) as caught:
             all_reduce(device, torch.ones(10))
-        if group.rank() == 0:
+        if group.rank() == worker:
             assert "illegal address" in str(caught.value)
         else:
             assert isinstance(caught.value, PeerError)
-            assert caught.value.rank == 0
+            assert caught.value.rank == worker
         group.barrier().wait()
 
     run_ranks(2, main)
@@ -285,6 +357,33 @@ def test_ranks_that_call_different_operations_are_told_which() -> None:
                 all_reduce(device, torch.ones(10, dtype=torch.int32))
         assert "float32[11]" in str(caught.value)
         assert "int32[10]" in str(caught.value)
+
+    run_ranks(2, main)
+
+
+def test_a_call_amid_another_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler might make it, before all have arrived at the first."""
+
+    class Interrupted(StandIn):
+        device: Any = None
+
+        def synchronize(self) -> None:
+            if self.device is not None:
+                device, self.device = self.device, None
+                with pytest.raises(InvalidArgumentError, match="signal handler"):
+                    all_reduce(device, torch.ones(10))
+
+    monkeypatch.setattr(OnStandIn, "memory_of", Interrupted)
+    arriving_in(monkeypatch, 0, 1)
+
+    def main(group: Any) -> None:
+        device, tensor = OnStandIn(group), torch.ones(10)
+        all_reduce(device, tensor)
+        memory_of(device).device = device
+        all_reduce(device, tensor)
+        assert tensor.tolist() == [4.0] * 10
+        assert (memory_of(device).device is None) == (group.rank() == 1)  # the one that works
+        group.barrier().wait()
 
     run_ranks(2, main)
 

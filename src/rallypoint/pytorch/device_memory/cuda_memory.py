@@ -10,6 +10,7 @@ import ctypes
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ class CudaMemory:
             )
         if error:
             raise OSError(f"cuIpcOpenMemHandle failed with CUDA's error {error}")
-        return torch.as_tensor(_Bytes(address.value, size), device=self._device)
+        data = {"data": (address.value, False), "shape": (size,), "typestr": "|u1", "version": 3}
+        return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=data), device=self._device)
 
     def close(self, whole: torch.Tensor) -> None:
         """See DeviceMemory."""
@@ -87,16 +89,3 @@ class _Handle(ctypes.Structure):
     """CUipcMemHandle, which is passed by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
-
-
-class _Bytes:
-    """Memory at an address, as PyTorch takes it."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "data": (address, False),
-            "shape": (size,),
-            "strides": None,
-            "typestr": "|u1",
-        }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import threading
 import zlib
@@ -19,23 +18,18 @@ import torch
 import torch.distributed as dist
 
 from rallypoint.base.collective import Collective
-from rallypoint.base.errors import PeerError
+from rallypoint.base.errors import InvalidArgumentError, PeerError
 from rallypoint.base.memory_file import memory_file
 from rallypoint.engine.communicator import ReduceOp
+from rallypoint.process_group.calls.objects import all_gather_object
 from rallypoint.process_group.groups.call_errors import CallDetails, Site
 from rallypoint.process_group.groups.group import ProcessGroup
+from rallypoint.pytorch.device_memory.call_page import CallPage
 from rallypoint.pytorch.device_memory.device_messages import EAGER_BYTES, DeviceMessages
-from rallypoint.pytorch.device_memory.device_plans import Request, Step, planned
-from rallypoint.pytorch.device_memory.mappings import (
-    FIELDS,
-    IDLE_S,
-    DeviceMemory,
-    Location,
-    Mappings,
-)
+from rallypoint.pytorch.device_memory.device_plans import Request, planned
+from rallypoint.pytorch.device_memory.mappings import DeviceMemory, Location, Mappings
 from rallypoint.pytorch.device_memory.queued_work import CallQueue, QueuedWork
 from rallypoint.pytorch.device_memory.rank_order import combine, supports
-from rallypoint.pytorch.device_memory.work_guard import WorkGuard
 from rallypoint.pytorch.formation import form
 from rallypoint.pytorch.memory import arrived, as_bytes, check_tensor, warn_staged
 from rallypoint.pytorch.tools import tensors_in
@@ -52,9 +46,8 @@ from rallypoint.pytorch.torch_work import UNSET, DoneWork
 from rallypoint.pytorch.versions import factor_of
 from rallypoint.store.store import seconds_of
 
-_DONE, _BY_HOST, _FAILED = range(3)  # how the worker's part went
-_TRIAL = struct.Struct(f"<qq16s{FIELDS}")  # process and page of the guard, the device, and a word
-_WORD_BYTES, _REASON_BYTES = 8, 200
+_DONE, _BY_HOST, _FAILED = range(1, 4)  # how the work went
+_WORD_BYTES = 8
 
 _said: set[str] = set()  # the line of the first group of this process whose memory is shared
 
@@ -65,7 +58,7 @@ class _Call(NamedTuple):
     collective: Collective
     details: CallDetails
     dtype: torch.dtype
-    timeout: timedelta | None
+    timeout_s: float  # negative: the group's
     by_host: Callable[[], object]  # makes it in the host's memory
     ready: Any  # see DeviceMemory.mark
     request: Request | None  # None: no memory is shared
@@ -94,12 +87,13 @@ class DeviceCalls:
     ) -> None:
         self._group, self._store, self._memory_of = group, store, memory_of
         self._turn = threading.RLock()  # of the rank's collectives
+        self._maker = 0  # the thread that makes one
         self._mapped: Mappings | None = None
         self._inner: ProcessGroup | None = None
         self._has_formed = False
-        self._guard: WorkGuard | None = None  # None: no trial has shown that memory is shared
-        self._queue = CallQueue(self._close_unused, IDLE_S)
-        self._messages = DeviceMessages(group, self._queue.wake)
+        self._page: CallPage | None = None  # None: no trial has shown that memory is shared
+        self._queue = CallQueue()
+        self._messages = DeviceMessages(group)
 
     def collective(
         self,
@@ -114,6 +108,11 @@ class DeviceCalls:
         in_place: bool,
     ) -> Work:
         """Make a collective call; arguments as Operations._call."""
+        if self._maker == threading.get_ident() and not opts.asyncOp:
+            raise InvalidArgumentError(
+                f"{operation}: a signal handler cannot make a call in a GPU's memory amid another "
+                "one; have it set a flag, and make the call afterwards"
+            )
         is_root = root == self._group.own_rank
         inputs = [arrived(each) for each in tensors_in([source])]
         outputs = inputs if in_place else [arrived(each) for each in tensors_in([target])]
@@ -136,7 +135,7 @@ class DeviceCalls:
         mappings = self._mappings(first.device)
         if not self._has_formed:  # afterwards, nothing here waits for calls that are under way
             with self._turn:
-                self._form(first.device, details)
+                self._form(first.device)
         flat = {id(each): as_bytes(each) for each in (*inputs, *outputs)}
         blocks = [[flat[id(each)] for each in side] for side in (inputs, outputs)]
         request = self._request(mappings, collective, details, first.dtype, op, blocks)
@@ -145,10 +144,10 @@ class DeviceCalls:
         by_host = partial(collective_of_arrays, self._members, *given, root=root, in_place=in_place)
         pairs = zip(blocks[1], outputs, strict=True)
         copies = [(each, to) for each, to in pairs if each.data_ptr() != to.data_ptr()]
-        timeout = None if opts.timeout == UNSET else opts.timeout
+        timeout_s = -1.0 if opts.timeout == UNSET else seconds_of(opts.timeout)
         ready, own = mappings.memory.mark(first.device), blocks[0] + blocks[1]
         call = _Call(
-            collective, details, first.dtype, timeout, by_host, ready, request, own, copies
+            collective, details, first.dtype, timeout_s, by_host, ready, request, own, copies
         )
         if not opts.asyncOp and self._queue.is_empty:
             self._make(call)
@@ -176,23 +175,19 @@ class DeviceCalls:
 
     def abort(self) -> None:
         """End the waits of all ranks with an error, and leave."""
-        if self._inner is not None:
-            self._inner.abort()
-        self._end()
+        self._end(ProcessGroup.abort)
 
     def shutdown(self) -> None:
         """Leave; peers that wait for this rank get an error."""
-        if self._inner is not None:
-            self._inner.destroy()
-        self._end()
+        self._end(ProcessGroup.destroy)
 
-    def _end(self) -> None:
-        has_ended = self._queue.close()
+    def _end(self, leave: Callable[[ProcessGroup], None]) -> None:
+        if self._inner is not None:
+            leave(self._inner)
+        self._queue.close()
         if self._mapped is not None:
             self._mapped.close()
-        if has_ended and self._guard is not None:
-            self._guard.close()
-            self._guard = None
+        self._page = None
 
     def _request(
         self,
@@ -204,7 +199,7 @@ class DeviceCalls:
         blocks: list[list[Tensor]],
     ) -> Request | None:
         """What this rank says of its part. An input that overlaps an output becomes a copy."""
-        if self._guard is None:
+        if self._page is None:
             return None
         reduce_op = ReduceOp(details.op)
         factor = factor_of(op) if op is not None and reduce_op is ReduceOp.PREMUL_SUM else 1.0
@@ -220,8 +215,9 @@ class DeviceCalls:
 
     def _make(self, call: _Call) -> None:
         mappings = self._mappings()
-        try:
-            with self._turn, mappings.memory.stream():
+        with self._turn, mappings.memory.stream():
+            self._maker = threading.get_ident()
+            try:
                 call.ready.synchronize()
                 if call.request is None or not self._make_in_memory(call, call.request):
                     call.by_host()
@@ -231,24 +227,39 @@ class DeviceCalls:
                     tensor.detach().copy_(result.view(call.dtype).view(tensor.shape))
                 if call.copies:
                     mappings.memory.synchronize()
-        except BaseException:
-            mappings.close()  # a rank may be lost, whose memory would stay taken
-            raise
+            except BaseException:
+                mappings.close()  # a rank may be lost, whose memory would stay taken
+                raise
+            finally:
+                self._maker = 0
         mappings.close_unused()
 
     def _make_in_memory(self, call: _Call, request: Request) -> bool:
         """Make a call in the ranks' memory; False, and nothing is done, if they cannot."""
-        details, worker = call.details, call.details.root
-        told = self._gathered(details, request.packed(self._members.size()), call.timeout)
-        requests = [Request.unpacked(each) for each in told]
-        steps = planned(requests, worker)
-        if steps is None:
-            return False
-        outcome, error = np.array([_DONE], np.uint8), None
-        if self._members.own_rank == worker:
-            outcome[0], error = self._work(call, steps, requests)
-        self._engine(details, Collective.BROADCAST, outcome, outcome, worker, call.timeout)
-        if outcome[0] == _FAILED:
+        members, page, details = self._members, self._page, call.details
+        members.check_member()
+        assert page is not None, "there is a request"
+        went = np.zeros(1, np.int64)  # how the work went, and whose it is; 0 on all but the worker
+        error: Exception | None = None
+        try:
+            requests = page.arrive(request.packed())
+            if requests is not None:
+                outcome, error = self._work(call, [Request.unpacked(each) for each in requests])
+                page.end()
+                went[0] = outcome * members.size() + members.own_rank
+            given = Collective.ALL_REDUCE, ReduceOp.MAX, 0, went, went
+            submitted = members.communicator.submit(
+                *given, timeout_s=call.timeout_s, in_place=True, waits=True
+            )
+            code = submitted if isinstance(submitted, int) else submitted.wait(-1.0)
+            if code:
+                raise details.error(members, code)
+        except BaseException:
+            members.interrupt()  # if it was not the engine, the others wait for this rank
+            page.leave()
+            raise
+        outcome, worker = divmod(int(went[0]), members.size())
+        if outcome == _FAILED:
             rank = self._group.ranks[worker]
             raise error or PeerError(
                 f"{details.operation}: rank {rank} failed in its work for all ranks; its own error "
@@ -256,18 +267,17 @@ class DeviceCalls:
                 rank=rank,
                 operation=details.operation,
             )
-        return bool(outcome[0] == _DONE)
+        return outcome == _DONE
 
-    def _work(
-        self, call: _Call, steps: Sequence[Step], requests: Sequence[Request]
-    ) -> tuple[int, Exception | None]:
+    def _work(self, call: _Call, requests: Sequence[Request]) -> tuple[int, Exception | None]:
         """Do the work of all ranks; returns how it went."""
-        mappings, guard, done = self._mappings(), self._guard, 0
-        assert guard is not None
-        own = requests[self._members.own_rank]
+        mappings, own_rank, done = self._mappings(), self._group.own_rank, 0
+        own, steps = requests[own_rank], planned(requests)
+        if steps is None:
+            return _BY_HOST, None
 
         def view(rank: int, where: Location) -> Tensor:
-            if rank != self._members.own_rank:
+            if rank != own_rank:
                 return mappings.view(rank, where).view(call.dtype)
             for whole, flat in zip((*own.inputs, *own.outputs), call.blocks, strict=True):
                 start = where.offset - whole.offset
@@ -275,8 +285,6 @@ class DeviceCalls:
                     return flat[start : start + where.nbytes].view(call.dtype)
             raise AssertionError("blocks are in what this rank has told")
 
-        if not guard.begin():
-            return _FAILED, None  # the engine's error follows
         try:
             with mappings.lock:
                 viewed = [
@@ -295,62 +303,20 @@ class DeviceCalls:
                     done += 1
                 mappings.memory.synchronize()
         except BaseException as error:
-            with suppress(RuntimeError):  # what has begun must not outlive the guard's word
+            with suppress(RuntimeError):  # what has begun must be over when this rank says so
                 mappings.memory.synchronize()
             if isinstance(error, OSError | RuntimeError):
                 return (_FAILED, error) if done else (_BY_HOST, None)
-            self._members.abort()
             raise
-        finally:
-            guard.end()
-            self._queue.wake()
         return _DONE, None
 
-    # The engine.
+    # The beginning, and what is open.
 
     @property
     def _members(self) -> ProcessGroup:
         """The group with the communicator of collectives."""
         assert self._inner is not None, "it has formed"
         return self._inner
-
-    def _gathered(
-        self, details: CallDetails, said: bytes, timeout: timedelta | None = None
-    ) -> list[bytes]:
-        """What each rank says, as many bytes as this one."""
-        told = np.empty((self._members.size(), len(said)), np.uint8)
-        own = np.frombuffer(said, np.uint8)
-        self._engine(details, Collective.ALL_GATHER, own, told.reshape(-1), 0, timeout)
-        return [each.tobytes() for each in told]
-
-    def _engine(
-        self,
-        details: CallDetails,
-        collective: Collective,
-        source: np.ndarray[Any, Any],
-        target: np.ndarray[Any, Any],
-        root: int,
-        timeout: timedelta | None,
-    ) -> None:
-        """Have the engine make a call; once it has failed, nobody works in this rank's memory."""
-        members, given = self._members, (collective, 0, root, source, target)
-        try:
-            members.check_member()
-            if timeout is None:
-                code = (members.run if source is target else members.run_apart)(*given)
-            else:
-                work = members.communicator.submit(
-                    *given, timeout_s=seconds_of(timeout), in_place=source is target, waits=True
-                )
-                code = work if isinstance(work, int) else work.wait(-1.0)
-            if code:
-                raise details.error(members, code)
-        except BaseException:
-            if self._guard is not None:
-                self._guard.leave()
-            raise
-
-    # The beginning, and what is open.
 
     def _mappings(self, device: torch.device | None = None) -> Mappings:
         """The peers' memory, on the device of the first call."""
@@ -360,11 +326,7 @@ class DeviceCalls:
                 self._mapped = self._mapped or Mappings(self._memory_of(device))
         return self._mapped
 
-    def _close_unused(self) -> bool:
-        """What the thread does; whether anything is still open."""
-        return self._mapped is not None and self._mapped.close_unused()
-
-    def _form(self, device: torch.device, details: CallDetails) -> None:
+    def _form(self, device: torch.device) -> None:
         """Form the communicator, and try whether all ranks can use each other's memory."""
         if self._has_formed:
             return
@@ -377,7 +339,7 @@ class DeviceCalls:
             name=f"{group.group_name}:{device.type}",
             global_ranks=[] if group.is_world else list(group.ranks),
         )
-        reason = self._try(device, details)
+        reason = self._try(device)
         self._has_formed = True
         if group.own_rank == 0 and reason:
             warn_staged(device.type, group.group_name, reason)
@@ -388,35 +350,36 @@ class DeviceCalls:
             )
             sys.stderr.writelines(_said)
 
-    def _try(self, device: torch.device, details: CallDetails) -> str:
+    def _try(self, device: torch.device) -> str:
         """Why not; empty: they can."""
-        mappings, own = self._mappings(device), self._members.own_rank
+        mappings, members, own = self._mappings(device), self._members, self._members.own_rank
         word = torch.full((_WORD_BYTES,), own, dtype=torch.uint8, device=device)
         mappings.memory.mark(device).synchronize()
-        page = memory_file("rallypoint-device", 2 * self._members.size()) if own == 0 else -1
-        said = _TRIAL.pack(os.getpid(), page, mappings.memory.identity, *mappings.location(word))
-        trials = [_TRIAL.unpack(each) for each in self._gathered(details, said)]
-        descriptor, trouble = -1, ""
+        most, page, file = Request.most_bytes(members.size()), None, -1
+        if own == 0:
+            file = memory_file("rallypoint-device", CallPage.size(members.size(), most))
+        trials: list[Any] = [None] * members.size()
+        trial = os.getpid(), file, mappings.memory.identity, mappings.location(word)
+        all_gather_object(trials, trial, members)
+        reasons = [""] * members.size()
         try:
-            descriptor = os.open(f"/proc/{trials[0][0]}/fd/{trials[0][1]}", os.O_RDWR)
+            descriptor = os.open("/proc/{}/fd/{}".format(*trials[0]), os.O_RDWR)
+            page = CallPage(descriptor, own, [pid for pid, *_ in trials], most)
             self._look_at_words(trials, mappings)
         except (OSError, RuntimeError) as error:
-            trouble = f"rank {self._group.ranks[own]} cannot use the other ranks' memory: {error}"
-        verdict = trouble.encode()[:_REASON_BYTES].ljust(_REASON_BYTES)
-        reason = b"".join(self._gathered(details, verdict)).strip()
-        if page >= 0:
-            os.close(page)
-        if not reason:
-            self._guard = WorkGuard(descriptor, own, [trial[0] for trial in trials])
-        elif descriptor >= 0:
-            os.close(descriptor)
-        return reason[:_REASON_BYTES].decode(errors="replace").strip()
+            reasons[own] = f"rank {members.ranks[own]} cannot use the other ranks' memory: {error}"
+        all_gather_object(reasons, reasons[own], members)
+        if file >= 0:
+            os.close(file)
+        reason = next(filter(None, reasons), "")
+        self._page = None if reason else page
+        return reason
 
     def _look_at_words(self, trials: Sequence[Any], mappings: Mappings) -> None:
         """Raise an error unless the other ranks' words are there, and have their numbers."""
         with mappings.lock:
-            for peer, (_, _, identity, *fields) in enumerate(trials):
-                where, rank = Location(*fields), self._group.ranks[peer]
+            for peer, (_, _, identity, where) in enumerate(trials):
+                rank = self._group.ranks[peer]
                 if not where.is_shared:
                     raise OSError(f"that of rank {rank} cannot be shared")
                 if identity != mappings.memory.identity:
@@ -424,4 +387,3 @@ class DeviceCalls:
                 is_own = peer == self._members.own_rank
                 if not is_own and mappings.view(peer, where).tolist() != [peer] * _WORD_BYTES:
                     raise OSError(f"that of rank {rank} has other contents here")
-        self._queue.wake()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,14 +35,11 @@ _FIRST_TAG, _MESSAGES = -(1 << 31), 1 << 28
 
 
 class DeviceMessages:
-    """The messages of one rank of a group, of more than EAGER_BYTES.
+    """The messages of one rank of a group, of more than EAGER_BYTES."""
 
-    Args:
-        wake: to be called when a mapping has been opened.
-    """
-
-    def __init__(self, group: ProcessGroup, wake: Callable[[], None]) -> None:
-        self._group, self._wake = group, wake
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._post: Any = partial(post_message, group, timeout=None, work_type=RunningWork)
         self._numbers = itertools.count()
 
     def send(self, mappings: Mappings, tensor: torch.Tensor, peer: int, tag: int) -> RunningWork:
@@ -59,7 +56,7 @@ class DeviceMessages:
             del flat  # which has been kept for the receiver
 
         self._post("isend", peer, tag, np.frombuffer(shown, np.uint8))
-        work = self._post("irecv", peer, answers, answer, then=answered)
+        work: RunningWork = self._post("irecv", peer, answers, answer, results=[], then=answered)
         work.operation = "isend"
         work.add_done_callback(lambda _: None)  # a thread takes the next step, whoever waits
         return work
@@ -85,7 +82,7 @@ class DeviceMessages:
             if not is_fetched:
                 message_of_array(self._group, "irecv", tensor, source, answers + 1).wait()
 
-        work = self._post("irecv", peer, tag, shown, [tensor], fetch)
+        work: RunningWork = self._post("irecv", peer, tag, shown, results=[tensor], then=fetch)
         work.add_done_callback(lambda _: None)
         return work
 
@@ -100,28 +97,4 @@ class DeviceMessages:
                 return False
             tensor.detach().copy_(view.view(tensor.dtype).view(tensor.shape))
             mappings.memory.synchronize()
-        self._wake()
         return True
-
-    def _post(
-        self,
-        operation: str,
-        peer: int,
-        tag: int,
-        data: np.ndarray[Any, Any],
-        results: Sequence[Any] = (),
-        then: Callable[[], None] | None = None,
-    ) -> RunningWork:
-        work = post_message(
-            self._group,
-            operation,
-            peer,
-            tag,
-            data,
-            timeout=None,
-            results=results,
-            then=then,
-            work_type=RunningWork,
-        )
-        assert isinstance(work, RunningWork)
-        return work

@@ -1,4 +1,4 @@
-"""What is to be done in a call, from what its ranks say of their parts: the same on all of them."""
+"""What is to be done in a call, from what its ranks say of their parts."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ class Request(NamedTuple):
     inputs: list[Location]
     outputs: list[Location]
 
-    def packed(self, ranks: int) -> bytes:
-        """As many bytes as the request of any of so many ranks for this collective."""
-        data = _FIXED.pack(*self[:6], len(self.inputs), len(self.outputs))
-        data += b"".join(LOCATION.pack(*each) for each in (*self.inputs, *self.outputs))
-        most = 2 * self.collective.most_blocks(ranks)
-        return data.ljust(_FIXED.size + most * LOCATION.size, b"\0")
+    @staticmethod
+    def most_bytes(ranks: int) -> int:
+        """How long the packed request of one of so many ranks may be."""
+        return _FIXED.size + 2 * ranks * LOCATION.size
+
+    def packed(self) -> bytes:
+        """What `unpacked` takes."""
+        fixed = _FIXED.pack(*self[:6], len(self.inputs), len(self.outputs))
+        return fixed + b"".join(LOCATION.pack(*each) for each in (*self.inputs, *self.outputs))
 
     @classmethod
     def unpacked(cls, data: bytes) -> Request:
-        """What `packed` has packed."""
+        """A request from the beginning of `data`."""
         number, op, dtype, root, can_share, factor, inputs, outputs = _FIXED.unpack_from(data)
         end = _FIXED.size + (inputs + outputs) * LOCATION.size
         found = [Location(*each) for each in LOCATION.iter_unpack(data[_FIXED.size : end])]
@@ -74,8 +77,8 @@ class Step(NamedTuple):
     sources: list[tuple[int, Location]]
 
 
-def planned(requests: Sequence[Request], worker: int) -> list[Step] | None:
-    """What the worker does, its own blocks first; None: the call must go by the host."""
+def planned(requests: Sequence[Request]) -> list[Step] | None:
+    """What is to be done for all ranks; None: the call must go by the host."""
     first, ranks = requests[0], len(requests)
     if any(not each.can_share or each[_CALL] != first[_CALL] for each in requests):
         return None
@@ -84,8 +87,8 @@ def planned(requests: Sequence[Request], worker: int) -> list[Step] | None:
     if len(blocks) < ranks:
         return None
     steps = []
-    for rank in sorted(range(ranks), key=lambda rank: rank != worker):
-        for index, target in enumerate(blocks[rank][1]):
+    for rank, (_, outputs) in enumerate(blocks):
+        for index, target in enumerate(outputs):
             wanted = first.collective.sources(rank=rank, block=index, ranks=ranks, root=first.root)
             sources = [(peer, blocks[peer][0][block]) for peer, block in wanted]
             if any(each.nbytes != target.nbytes for _, each in sources):

@@ -87,6 +87,7 @@ class Mappings:
         self.lock = threading.RLock()
         self.memory = memory
         self._open: dict[tuple[int, int], tuple[torch.Tensor, float]] = {}  # and their last use
+        self._is_watched = False  # a thread closes unused ones soon
 
     def location(self, flat: torch.Tensor) -> Location:
         """Where bytes of this process are."""
@@ -103,25 +104,36 @@ class Mappings:
         found = self._open.pop(key, None)
         whole = self.memory.open(where.handle, where.size) if found is None else found[0]
         self._open[key] = whole, time.monotonic()  # the last one used is the last one here
+        self._watch()
         return whole[where.offset : where.offset + where.nbytes]
 
-    def close_unused(self) -> bool:
-        """Close those that have not been used for a second, and the oldest of too many; whether
-        some are still open.
-        """
+    def close_unused(self) -> None:
+        """Close those that have not been used for a second, and the oldest of too many."""
         with self.lock:
             now, total = time.monotonic(), sum(len(whole) for whole, _ in self._open.values())
             for key, (whole, used) in list(self._open.items()):
                 is_bounded = len(self._open) <= MOST_MAPPINGS and total <= MOST_MAPPED_BYTES
                 if is_bounded and now - used < IDLE_S:
-                    return True
+                    return
                 total -= len(whole)
                 del self._open[key]
                 self.memory.close(whole)
-            return False
 
     def close(self) -> None:
         """Close all."""
         with self.lock:
             while self._open:
                 self.memory.close(self._open.popitem()[1][0])
+
+    def _watch(self) -> None:
+        if self._open and not self._is_watched:
+            self._is_watched = True
+            timer = threading.Timer(IDLE_S, self._tidy)
+            timer.daemon = True
+            timer.start()
+
+    def _tidy(self) -> None:
+        with self.lock:
+            self._is_watched = False
+            self.close_unused()
+            self._watch()
