@@ -149,7 +149,7 @@ def exchange_all(groups: dict[str, Any]) -> None:
 def open_in(group: Any) -> Any:
     """What is open here of the other ranks' memory."""
     calls = group.devices._calls["cpu"]
-    assert calls._guard is not None, "the trial has failed"
+    assert calls._page is not None, "the trial has failed"
     return calls._mapped.memory.opened
 
 
@@ -185,7 +185,7 @@ def lose(group: Any) -> None:
     group.abort()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of the directory itself
-            assert "rallypoint-device" not in str(descriptor.readlink()), "the guard's page is open"
+            assert "rallypoint-device" not in str(descriptor.readlink()), "the calls' page is open"
     say("told", own, found)
 
 

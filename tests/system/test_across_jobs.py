@@ -217,11 +217,11 @@ def test_weights_in_device_memory_have_the_bits_of_the_way_by_the_host(
 
 
 KILLS = [
-    ("broadcast", "train0", "before the exchange"),
+    ("broadcast", "train0", "before arriving"),
     ("broadcast", "train0", "opening"),  # it writes into all memory
     ("broadcast", "train0", "before it is done"),
     ("broadcast", "serve1", "some time"),
-    ("send", "train0", "before the exchange"),
+    ("send", "train0", "before arriving"),
     ("send", "serve1", "opening"),  # it reads the trainer's
     ("send", "serve0", "before it is done"),
 ]
