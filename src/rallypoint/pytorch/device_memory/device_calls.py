@@ -248,10 +248,13 @@ class DeviceCalls:
                 page.end()
                 went[0] = outcome * members.size() + members.own_rank
             given = Collective.ALL_REDUCE, ReduceOp.MAX, 0, went, went
-            submitted = members.communicator.submit(
-                *given, timeout_s=call.timeout_s, in_place=True, waits=True
-            )
-            code = submitted if isinstance(submitted, int) else submitted.wait(-1.0)
+            if call.timeout_s < 0:
+                code = members.run(*given)
+            else:
+                submitted = members.communicator.submit(
+                    *given, timeout_s=call.timeout_s, in_place=True, waits=True
+                )
+                code = submitted if isinstance(submitted, int) else submitted.wait(-1.0)
             if code:
                 raise details.error(members, code)
         except BaseException:
