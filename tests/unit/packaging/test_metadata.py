@@ -109,7 +109,7 @@ def test_nanobinds_licence_is_that_of_the_installed_one() -> None:
 def test_the_bill_of_materials_lists_the_compiled_in_code_of_others() -> None:
     """PEP 770: a scanner that reads it knows which nanobind is in the package."""
     files = importlib.metadata.files("rallypoint") or []
-    (path,) = (path for path in files if path.parts[-2] == "sboms")
+    (path,) = (path for path in files if path.parent.name == "sboms")
     assert path.parts[-3:] == (f"rallypoint-{META['Version']}.dist-info", "sboms", SBOM)
     sbom = json.loads(Path(str(path.locate())).read_text())
     assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
