@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON ?=
 SOURCES := $(shell find src native CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: help demo quick test test-all test-torch test-gpu test-aarch64 wheel check docs docs-serve pages sanitize fuzz coverage check-long bench pictures records clean
+.PHONY: help demo quick test test-all test-torch test-gpu test-aarch64 wheel release check docs docs-serve pages sanitize fuzz coverage check-long bench pictures records clean
 help:
 	@echo "make demo    train a small network on handwritten digits with 4 processes"
 	@echo "make quick   the tests to run before a commit: under a minute, nothing is built or installed"
@@ -17,6 +17,7 @@ help:
 	@echo "               same tests with the CPU in its place)"
 	@echo "make wheel   wheels for x86-64 and aarch64, glibc 2.28 and newer, into dist/ (needs Python 3.11 and a"
 	@echo "             newer one; PYTHONS='python3.11 python3.13' names others)"
+	@echo "make release the files of a release, checked, in dist/: make wheel, source distribution, checksums"
 	@echo "make test-aarch64  the native unit tests for aarch64, emulated (needs qemu and a cross-compiler)"
 	@echo "make check   formatting, types, import contracts, the words of pages"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at 127.0.0.1:8000"
@@ -70,6 +71,11 @@ test-aarch64:
 
 wheel:
 	@scripts/wheel $(PYTHONS)
+
+release:
+	@rm -rf dist
+	@scripts/wheel $(PYTHONS)
+	@scripts/release $(firstword $(PYTHONS))
 
 check: $(VENV)/.installed
 	@scripts/check $(VENV)

@@ -99,7 +99,7 @@ def test_an_old_launcher_is_named(old_agent: None, words: str) -> None:
         finally:
             program.terminate()
     why = "its launcher is older than this rallypoint, and cannot be followed"
-    assert f"{why}; `rallypoint status` shows its ranks.\n" in line
+    assert f"{why}; use `rallypoint status` of its version.\n" in line
     command = [sys.executable, "-m", "rallypoint", "status"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "job old: round 0, 1 ranks on 1 node" in shown

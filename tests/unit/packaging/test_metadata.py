@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 import rallypoint
+from rallypoint.rendezvous.transport import codec
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 META = importlib.metadata.metadata("rallypoint")
+SBOM = "rallypoint.cdx.json"
 
 
 def supported_pythons() -> list[str]:
@@ -101,6 +104,65 @@ def test_nanobinds_licence_is_that_of_the_installed_one() -> None:
     header = robin.read_text().split("*/")[0].replace("/**", "").replace("\n *", "\n")
     for text in (licence, header):
         assert " ".join(text.split()) in " ".join(notices)
+
+
+def test_the_bill_of_materials_lists_the_compiled_in_code_of_others() -> None:
+    """PEP 770: a scanner that reads it knows which nanobind is in the package."""
+    files = importlib.metadata.files("rallypoint") or []
+    (path,) = (path for path in files if path.parent.name == "sboms")
+    assert path.parts[-3:] == (f"rallypoint-{META['Version']}.dist-info", "sboms", SBOM)
+    sbom = json.loads(Path(str(path.locate())).read_text())
+    assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
+    assert sbom["metadata"]["component"]["purl"] == f"pkg:pypi/rallypoint@{META['Version']}"
+    components = {each["name"]: each for each in sbom["components"]}
+    assert {"nanobind", "robin-map"} <= set(components)
+    notices = (ROOT / "THIRD_PARTY_NOTICES.md").read_text()
+    for name, each in components.items():
+        assert name in notices
+        (licence,) = each["licenses"]
+        for identifier in licence["expression"].split(" WITH "):
+            assert identifier in notices, name
+    for name in ("nanobind", "robin-map"):
+        version = components[name]["version"]
+        assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+        assert re.fullmatch(rf"pkg:\w+/.*{name}@v?{version}", components[name]["purl"])
+
+
+def test_the_package_has_types_and_no_tests() -> None:
+    files = importlib.metadata.files("rallypoint") or []
+    scripts = {path.name for path in files if path.parent.name == "bin"}
+    assert scripts == {"rallypoint", "rallyrun"}
+    tops = {path.parts[0] for path in files if path.parts[0] != ".."}
+    itself = f"rallypoint-{META['Version']}.dist-info"
+    assert tops == {"rallypoint", itself, "rallypoint_worker.pth"}
+    package = {path.relative_to("rallypoint") for path in files if path.parts[0] == "rallypoint"}
+    assert {Path("py.typed"), Path("__init__.pyi")} <= {Path(str(path)) for path in package}
+    assert not [path for path in package if {"tests", "testing"} & set(path.parts)]
+    assert not [path for path in package if path.name.startswith(("test_", "conftest"))]
+
+
+def test_the_changelog_has_the_version_and_its_date() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    sections = re.findall(r"^## \[(.+)\](?: - (\d{4}-\d\d-\d\d))?$", text, re.MULTILINE)
+    assert sections[0] == ("Unreleased", "")
+    newest, date = sections[1]
+    assert newest == PROJECT["project"]["version"]
+    assert date
+    home = PROJECT["project"]["urls"]["Homepage"]
+    assert f"[Unreleased]: {home}/compare/v{newest}...HEAD\n" in text
+    for version, _ in sections[1:]:
+        assert re.search(rf"^\[{version}\]: {home}/\S+v{version}$", text, re.MULTILINE)
+
+
+def test_each_minor_version_has_a_protocol_of_its_own() -> None:
+    """So that their launchers refuse each other: docs/upgrading.md promises it.
+
+    A new minor version adds its row, and raises VERSION if it is still that of the one before.
+    """
+    protocols = {"0.1": 7, "0.2": 10}
+    assert len(set(protocols.values())) == len(protocols)
+    minor = ".".join(PROJECT["project"]["version"].split(".")[:2])
+    assert protocols[minor] <= codec.VERSION
 
 
 def test_the_installed_guardian_can_be_executed() -> None:

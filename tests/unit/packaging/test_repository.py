@@ -57,7 +57,7 @@ def test_workflows_run_what_exists() -> None:
 
 def test_only_publishing_may_do_more_than_read() -> None:
     allowed = {
-        "release.yml": {"publish": {"id-token": "write"}},
+        "release.yml": {"github": {"contents": "write"}, "publish": {"id-token": "write"}},
         "docs.yml": {"publish": {"pages": "write", "id-token": "write"}},
     }
     for path in (GITHUB / "workflows").glob("*.yml"):

@@ -148,5 +148,6 @@ def read_status(answer: Mapping[str, object]) -> AgentStatus:
         return from_json(AgentStatus, answer)
     except ControlMessageError:
         raise HostError(
-            "the agent's answer is invalid; the agent may run another version of rallypoint."
+            "the agent's answer is invalid; the agent may run another version of rallypoint: "
+            "use the command of that version."
         ) from None

@@ -24,8 +24,8 @@ _KEPT = 11  # updates of a node: ten seconds
 START_S = 2.0  # what a node may take to begin
 _AGAIN_S = 1.0  # after an agent was lost, until it is looked for again
 _TOO_OLD = (
-    "its launcher is older than this rallypoint, and cannot be followed; `rallypoint status` shows"
-    " its ranks."
+    "its launcher is older than this rallypoint, and cannot be followed; use `rallypoint status` of"
+    " its version."
 )
 
 Wait = Callable[[Sequence[int], float], object]
