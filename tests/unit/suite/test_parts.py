@@ -89,8 +89,8 @@ def test_the_parts_are_all_tests_and_share_none(tmp_path: Path) -> None:
     assert 10 <= sum("test_a.py::test_matrix" in name for name in everyday) <= 25
 
     # Files of other parts alone are not read, hence a mark must be in the file itself.
-    path = folder / "system" / "test_d.py"
-    path.write_text(
+    elsewhere = folder / "system" / "test_d.py"
+    elsewhere.write_text(
         "import pytest\npytestmark = vars(pytest)['mark'].everyday\ndef test_d(): pass\n"
     )
     assert collect("--part", "everyday") == everyday
