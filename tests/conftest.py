@@ -150,6 +150,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("turn", range(1, TIMES + 1))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    part = config.getoption("--part")
+    is_test = part and collection_path.name.startswith("test_")
+    return True if is_test and not parts.may_have(collection_path, part) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if part := config.getoption("--part"):
         items[:], others = parts.select(items, part, each_way=EACH_WAY)

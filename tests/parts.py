@@ -12,11 +12,13 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 EVERYDAY, REST = "everyday", "rest"
 REAL_PROCESSES = (PurePath("tests/system"), PurePath("tests/gpu"))
 
@@ -31,6 +33,7 @@ def select(
     items: Sequence[pytest.Item], part: str, *, each_way: bool
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Those of that part, and the others. With `each_way`, the rest has all cases."""
+    _check_marks(items)
     sampled = _sampled(items)
     selected: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
@@ -45,6 +48,36 @@ def select(
         is_in = is_everyday if part == EVERYDAY else not is_everyday and (each_way or not is_spared)
         selected[is_in].append(item)
     return selected[True], selected[False]
+
+
+def may_have(path: Path, part: str) -> bool:
+    """Whether a file of tests has any of that part, by the marks in its text.
+
+    To read the others would take longer than many tests, as some import PyTorch.
+    """
+    marks = _deciding_marks(path)
+    is_decided = (part == EVERYDAY) == ("everyday" in marks)
+    return not is_decided or any(_is_written(mark, path) for mark in marks)
+
+
+@cache
+def _deciding_marks(path: Path) -> tuple[str, ...]:
+    """Those without which a test of this file is in one part."""
+    is_real = starts_processes(path.relative_to(ROOT).as_posix())
+    return ("everyday",) if is_real else ("long", "sampled")
+
+
+@cache
+def _is_written(mark: str, path: Path) -> bool:
+    return f"mark.{mark}" in path.read_text()
+
+
+def _check_marks(items: Sequence[pytest.Item]) -> None:
+    """Marks that a test has from another file would be missed by `may_have`."""
+    for item in items:
+        for mark in _deciding_marks(item.path):
+            if item.get_closest_marker(mark) and not _is_written(mark, item.path):
+                raise pytest.UsageError(f"{item.path}: write `pytest.mark.{mark}` in this file")
 
 
 def _is_in_third(name: str) -> bool:

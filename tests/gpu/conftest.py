@@ -48,13 +48,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def gpus() -> int:
     """How many GPUs there are; with the CPU in their place, two."""
-    is_gpu = KIND != "cpu"
-    if is_gpu and not any(map(os.path.exists, _DRIVERS)):  # PyTorch takes long to say so
+    if KIND == "cpu":
+        return 2
+    if not any(map(os.path.exists, _DRIVERS)):  # PyTorch takes long to say so
         pytest.skip(NO_GPU)
     torch: Any = pytest.importorskip("torch")
-    if is_gpu and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         pytest.skip(NO_GPU)
-    return int(torch.cuda.device_count()) if is_gpu else 2
+    return int(torch.cuda.device_count())
 
 
 @pytest.fixture

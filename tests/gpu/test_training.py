@@ -5,28 +5,26 @@ NCCL refuses two ranks on one GPU: with one GPU its world has one rank.
 
 from __future__ import annotations
 
-import pytest
 from tests.gpu.conftest import Run, said, shared_ways
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_training_with_nccl(run: Run, gpus: int, nccl: str, way: str) -> None:
-    done = run("train.py", way, nccl, flags=("--nproc-per-node", str(gpus)))
-    assert said(done, "trained") == [f"trained {rank} well" for rank in range(gpus)]
+def train(run: Run, backend: str, ranks: int, **environ: str) -> str:
+    """What else was said."""
+    done = run("train.py", backend, flags=("--nproc-per-node", str(ranks)), **environ)
+    well = [f"trained {rank} {way} well" for rank in range(ranks) for way in ("ddp", "fsdp")]
+    assert said(done, "trained") == well
+    return done.stderr
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_training_with_ours_on_a_gpu_for_each_rank(run: Run, gpus: int, way: str) -> None:
+def test_training_with_nccl(run: Run, gpus: int, nccl: str) -> None:
+    train(run, nccl, gpus)
+
+
+def test_training_with_ours_on_a_gpu_for_each_rank(run: Run, gpus: int) -> None:
     """Its calls go to NCCL."""
-    done = run("train.py", way, "rallypoint", flags=("--nproc-per-node", str(gpus)))
-    assert said(done, "trained") == [f"trained {rank} well" for rank in range(gpus)]
-    assert "copied to the host" not in done.stderr
+    assert "copied to the host" not in train(run, "rallypoint", gpus)
 
 
-@pytest.mark.parametrize("model", ["ddp", "fsdp"])
 @shared_ways
-def test_training_of_ranks_that_share_gpus(run: Run, gpus: int, model: str, way: str) -> None:
-    ranks = gpus + 1
-    flags = ("--nproc-per-node", str(ranks))
-    done = run("train.py", model, "rallypoint", flags=flags, RALLYPOINT_DEVICE_MEMORY=way)
-    assert said(done, "trained") == [f"trained {rank} well" for rank in range(ranks)]
+def test_training_of_ranks_that_share_gpus(run: Run, gpus: int, way: str) -> None:
+    train(run, "rallypoint", gpus + 1, RALLYPOINT_DEVICE_MEMORY=way)

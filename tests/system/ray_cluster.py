@@ -34,6 +34,7 @@ class RayCluster:
             **{name: text for name, text in os.environ.items() if not name.startswith("RAY_")},
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
+            "RAY_raylet_start_wait_time_s": "200",  # a busy machine was seen to need more
             "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}",
         }
 

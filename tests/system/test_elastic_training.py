@@ -10,13 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conftest import HOW_TO_GET
 
-pytestmark = pytest.mark.system
-pytest.importorskip("sklearn")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not find_spec("sklearn"), reason=HOW_TO_GET["sklearn"]),
+]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits_elastic.py"
 SLOTS = 4

@@ -90,10 +90,11 @@ def test_parameter_server(launch: Launch) -> None:
 def test_digits_in_place(launch: Launch) -> None:
     """With a worker killed on the way, the accuracy is that of a run without."""
     pytest.importorskip("sklearn")
-    words = words_of(EXAMPLES / "train_digits_in_place.py")
-    assert launch.run(*words, "--epochs", "4") == 0, launch.err
+    words = [*words_of(EXAMPLES / "train_digits_in_place.py"), "--epochs", "4"]
+    once = {"PET_PRELOAD": "sklearn.datasets"}
+    assert launch.run(*words, environ=once) == 0, launch.err
     expected = accuracies(launch.out)
-    process = launch.start(*words, "--epochs", "4", "--pause", "0.01")
+    process = launch.start(*words, "--pause", "0.01", environ=once)
     begins = re.compile(r"process (\d+), begins after step 0")
     wait_until(lambda: begins.search(launch.out))
     begun = begins.findall(launch.out)
@@ -109,7 +110,7 @@ def test_digits_in_place(launch: Launch) -> None:
     assert re.search(loss + told, launch.err), launch.err
 
 
-@pytest.mark.parametrize("is_file", [True, False], ids=["program", "notebook"])
+@pytest.mark.parametrize("is_file", [pytest.param(True, marks=pytest.mark.seldom), False])
 def test_notebook(tmp_path: Path, is_file: bool) -> None:
     """As a program, and from a main module without a file, which is what a notebook has."""
     pytest.importorskip("sklearn")

@@ -19,10 +19,6 @@ from rallypoint.base.recorded_call import GroupCounts, RecordedCall, RecordedGro
 from rallypoint.base.worker_hook import FLIGHT_RECORD_BYTES
 from rallypoint.launch.inspection.python_stacks import ask_for_stacks
 
-pytest.importorskip("torch")
-
-import torch.distributed.distributed_c10d as c10d
-
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 
 BEGIN = """
@@ -296,11 +292,10 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.skipif(
-    not hasattr(c10d, "_maybe_attach_flight_recorder"),
-    reason="PyTorch before 2.15: no hooks that record",
-)
 def test_what_pytorchs_hooks_record_and_two_backends_in_a_group(launch: Launch) -> None:
+    c10d = pytest.importorskip("torch.distributed.distributed_c10d")
+    if not hasattr(c10d, "_maybe_attach_flight_recorder"):
+        pytest.skip("PyTorch before 2.15: no hooks that record")
     record = start(launch, RECORDED_BY_HOOKS, 2, begin="")
     seen = groups_of(record, 0)
     gloo, silent, hooked = seen.values()

@@ -20,6 +20,7 @@ import pytest
 from tests.pages import blocks_tested_by
 from tests.system.conftest import Launch
 from tests.system.everyday import wait_until
+from tests.system.nodes import launches
 from tests.system.test_jobs import rallypoint, start_waiting_job
 from tests.system.test_top import SLOW, followers, sleeps_between, start_slow_job
 
@@ -58,6 +59,13 @@ class ServedByCommand(Served):
         assert process.stdout is not None
         self.process = process
         super().__init__(process.stdout.readline().strip())
+
+
+@pytest.fixture(scope="module")
+def slow_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The launcher of a job that tests only look at."""
+    with launches(tmp_path_factory.mktemp("slow"), 1) as (launch,):
+        yield start_slow_job(launch)
 
 
 @contextmanager
@@ -143,10 +151,9 @@ def test_ctrl_c_ends_it_and_its_reader(launch: Launch) -> None:
     wait_until(lambda: sleeps_between(Path(f"/proc/{pid}/status"), 2.0))
 
 
-def test_a_unix_socket(launch: Launch) -> None:
-    pid = start_slow_job(launch)
-    path = launch.directory / "page.sock"
-    command = [*PAGE, str(pid), "--socket", str(path)]
+def test_a_unix_socket(slow_job: int, tmp_path: Path) -> None:
+    path = tmp_path / "page.sock"
+    command = [*PAGE, str(slow_job), "--socket", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
@@ -162,9 +169,8 @@ def test_a_unix_socket(launch: Launch) -> None:
     assert not path.exists()
 
 
-def test_over_ssh_it_prints_what_to_type(launch: Launch) -> None:
-    pid = start_slow_job(launch)
-    with served(str(pid), SSH_CONNECTION="10.0.0.1 50000 10.0.0.2 22") as page:
+def test_over_ssh_it_prints_what_to_type(slow_job: int) -> None:
+    with served(str(slow_job), SSH_CONNECTION="10.0.0.1 50000 10.0.0.2 22") as page:
         assert page.process.stdout is not None
         lines = [page.process.stdout.readline() for _ in range(3)]
         forward = rf"  ssh -N -L {page.port}:127\.0\.0\.1:{page.port} \S+@\S+\n"
@@ -195,27 +201,21 @@ def test_secrets_and_hostile_names_stay_where_they_are(launch: Launch) -> None:
     assert json.loads(told)["name"] == name.encode("unicode_escape").decode()
 
 
-def test_the_guides_commands(launch: Launch) -> None:
-    pid = start_slow_job(launch)
+def test_the_guides_commands(slow_job: int, launch: Launch) -> None:
     for block in blocks_tested_by("tests/system/test_page.py::test_the_guides_commands"):
         for program, *words in block.commands():
             assert program == "rallypoint"
             if words[0] == "run":
-                other = Launch(launch.directory / "other")
-                other.directory.mkdir()
-                other.script("import time; time.sleep(600)", "train.py")
-                process = other.start(*words[1:])
-                wait_until(partial(has_a_page, other))
-                process.kill()
-                process.wait(60)
-                other.expect_nothing_left()
+                launch.script("import time; time.sleep(600)", "train.py")
+                launch.start(*words[1:])
+                wait_until(partial(has_a_page, launch))
                 continue
             if "--save" not in words:
-                with served(str(pid), *words[1:]) as page:
+                with served(str(slow_job), *words[1:]) as page:
                     wait_until(partial(shows_four_ranks, page))
                 continue
             words[-1] = str(launch.directory / words[-1])
-            done = rallypoint(*words[:1], str(pid), *words[1:])
+            done = rallypoint(*words[:1], str(slow_job), *words[1:])
             assert done.returncode == 0, done.stderr
             saved = re.search(r'id="saved">(.*?)</script>', Path(words[-1]).read_text())
             assert saved is not None
@@ -232,9 +232,8 @@ def test_the_guides_commands(launch: Launch) -> None:
         (("--socket", "x", "--save", "y"), "--socket and --save exclude each other"),
     ],
 )
-def test_wrong_flags(launch: Launch, words: tuple[str, ...], text: str) -> None:
-    pid = start_slow_job(launch)
-    done = rallypoint("page", str(pid), *words)
+def test_wrong_flags(slow_job: int, words: tuple[str, ...], text: str) -> None:
+    done = rallypoint("page", str(slow_job), *words)
     assert done.returncode == 2
     assert text in done.stderr
 
@@ -335,8 +334,7 @@ def test_no_job() -> None:
     assert rallypoint("page", "no-such-job").returncode == 5
 
 
-def test_a_file_that_cannot_be_written(launch: Launch) -> None:
-    pid = start_slow_job(launch)
-    done = rallypoint("page", str(pid), "--save", "/no/such/place.html")
+def test_a_file_that_cannot_be_written(slow_job: int) -> None:
+    done = rallypoint("page", str(slow_job), "--save", "/no/such/place.html")
     assert done.returncode == 1
     assert "/no/such/place.html cannot be written: No such file or directory." in done.stderr

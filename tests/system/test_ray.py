@@ -14,16 +14,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.conftest import SOON_S
+from tests.conftest import HOW_TO_GET, SOON_S
 from tests.hosts import Hosts
 from tests.system.nodes import WORKER
 from tests.system.ray_cluster import RayCluster
 
-pytest.importorskip("ray")
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not find_spec("ray"), reason=HOW_TO_GET["ray"]),
+]
 
 # Notes signals in a file of the directory that it is given, and stays.
 STUBBORN = """

@@ -26,6 +26,7 @@ from tests.hosts import Hosts
 from tests.pages import blocks_tested_by
 from tests.system.conftest import Launch, parent_of
 from tests.system.everyday import wait_until
+from tests.system.nodes import launches
 from tests.system.test_jobs import rallypoint, start_waiting_job
 
 pytestmark = pytest.mark.system
@@ -75,6 +76,13 @@ def start_slow_job(launch: Launch) -> int:
     return process.pid
 
 
+@pytest.fixture(scope="module")
+def slow_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The launcher of a job that tests only look at."""
+    with launches(tmp_path_factory.mktemp("slow"), 1) as (launch,):
+        yield start_slow_job(launch)
+
+
 @pytest.mark.everyday
 def test_a_slow_rank_is_named(launch: Launch) -> None:
     pid = start_slow_job(launch)
@@ -91,13 +99,12 @@ def test_a_slow_rank_is_named(launch: Launch) -> None:
     assert "\x1b" not in text
 
 
-def test_the_guides_commands(launch: Launch) -> None:
+def test_the_guides_commands(slow_job: int) -> None:
     """Other jobs may run here, so each command is given its job."""
-    pid = start_slow_job(launch)
     for block in blocks_tested_by("tests/system/test_top.py::test_the_guides_commands"):
         for program, *words in block.commands():
             assert program == "rallypoint"
-            done = rallypoint(*words, str(pid))
+            done = rallypoint(*words, str(slow_job))
             assert done.returncode == 0, done.stderr
             if "--json" in words:
                 assert len(ranks_of(json.loads(done.stdout))) == 4
@@ -287,9 +294,8 @@ def is_left_as_it_was(written: bytes) -> bool:
     return modes == {1049: b"l", 25: b"h", 7: b"h", 2026: b"l"}
 
 
-def test_keys_and_sizes(launch: Launch) -> None:
-    pid = start_slow_job(launch)
-    with terminal("sh", "-c", f"{' '.join(TOP)} {pid}; echo status $?; read line") as seen:
+def test_keys_and_sizes(slow_job: int) -> None:
+    with terminal("sh", "-c", f"{' '.join(TOP)} {slow_job}; echo status $?; read line") as seen:
         before = seen.settings
         wait_until(lambda: seen.shows(r"^  +3 (runs|waits) "))
         assert seen.settings != before
@@ -319,9 +325,8 @@ def test_keys_and_sizes(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_the_terminal_as_it_was(launch: Launch, number: signal.Signals) -> None:
-    pid = start_slow_job(launch)
-    with terminal(*TOP, str(pid)) as seen:
+def test_a_signal_leaves_the_terminal_as_it_was(slow_job: int, number: signal.Signals) -> None:
+    with terminal(*TOP, str(slow_job)) as seen:
         before = seen.settings
         wait_until(lambda: seen.shows(r"^  +3 (runs|waits) "))
         os.kill(seen.pid, number)
@@ -334,12 +339,11 @@ def test_a_signal_leaves_the_terminal_as_it_was(launch: Launch, number: signal.S
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
-def test_it_stops_and_goes_on_as_other_programs_do(launch: Launch) -> None:
-    pid = start_slow_job(launch)
+def test_it_stops_and_goes_on_as_other_programs_do(slow_job: int) -> None:
     with terminal("bash", "--norc", "--noediting", "-i") as seen:
         wait_until(lambda: seen.shows(r"^> *$"))
         before = seen.settings
-        seen.type(f"{' '.join(TOP)} {pid}\n")
+        seen.type(f"{' '.join(TOP)} {slow_job}\n")
         wait_until(lambda: seen.shows(r"^  +3 (runs|waits) "))
         seen.type("\x1a")
         wait_until(lambda: seen.shows(r"Stopped"))
@@ -377,10 +381,9 @@ def test_hostile_names_leave_no_sequence(launch: Launch) -> None:
     assert "pwned" in seen.text or b"pwned" in seen.written
 
 
-def test_without_colours(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = start_slow_job(launch)
+def test_without_colours(slow_job: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    with terminal(*TOP, str(pid)) as seen:
+    with terminal(*TOP, str(slow_job)) as seen:
         wait_until(lambda: seen.shows(r"^  +3 (runs|waits) "))
         seen.type("q")
         assert seen.wait() == 0

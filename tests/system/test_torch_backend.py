@@ -9,10 +9,6 @@ import sys
 import pytest
 from tests.system.conftest import Launch
 
-pytest.importorskip("torch")
-
-from rallypoint.pytorch.versions import HAS_BACKENDS
-
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 
 
@@ -51,6 +47,8 @@ def test_import_of_rallypoint_first_is_as_good() -> None:
 
 
 def test_register_by_hand_where_autoload_is_off() -> None:
+    from rallypoint.pytorch.versions import HAS_BACKENDS
+
     done = python(ALONE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     # From 2.14 on PyTorch loads backends that are asked for by name.
     assert (done.returncode == 0) == HAS_BACKENDS, done.stderr

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.system.conftest import Launch
-from tests.system.test_torchrun_conformance import LAUNCHERS, OFTEN
+from tests.system.conftest import OURS, Launch
+from tests.system.test_torchrun_conformance import LAUNCHERS
 
 pytestmark = pytest.mark.system
 
@@ -37,7 +37,10 @@ def files_below(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(run)): path.read_bytes().decode() for path in paths}
 
 
-@pytest.mark.parametrize("launcher", OFTEN)
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(OURS, id="rallypoint", marks=pytest.mark.everyday), LAUNCHERS[1]],
+)
 def test_files_and_terminal(launcher: tuple[str, ...], launch: Launch) -> None:
     flags = [
         *("--nproc-per-node", "3", "--max-restarts", "1", "--role", "tr", "--log-dir", "logs"),

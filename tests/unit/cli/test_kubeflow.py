@@ -1,20 +1,31 @@
-"""What a TrainJob's status says, and when it is sent, by a clock of the test's own."""
+"""What a TrainJob's status says, when it is sent, by a clock of the test's own, and what a server
+may answer."""
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
+import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kubeflow_server import Request, is_valid_status
+from tests.kubeflow_server import (
+    KubeflowServer,
+    Request,
+    is_valid_status,
+    kubeflow_server,
+    make_certificates,
+)
 from tests.unit.diagnosis.followed_job import FollowedJob
 
 from rallypoint.base.job_so_far import JobSoFar
 from rallypoint.base.recorded_steps import MOST_VALUES, NAME_BYTES
-from rallypoint.cli.kubeflow import Problem, Reporter, train_job_status
+from rallypoint.cli.kubeflow import Problem, Reporter, StatusServer, train_job_status
 from rallypoint.diagnosis.job_view import JobView, view_of
 
 AT_S = 1796000000.75
@@ -153,3 +164,58 @@ def test_after_trouble_it_waits_and_says_so_once(capsys: pytest.CaptureFixture[s
     server.problem = None
     assert server.run(160, step=1000) == [150]
     assert server.run(170, step=5000) == [160]
+
+
+@pytest.fixture
+def kubeflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeflowServer]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    monkeypatch.setattr("rallypoint.cli.kubeflow.TIMEOUT_S", 60.0)  # however busy the machine is
+    with kubeflow_server(tmp_path / "kubeflow") as server:
+        yield server
+
+
+def problem_of(server: KubeflowServer) -> str:
+    """What is wrong with a status that is sent to it; empty if it is taken."""
+    problem = StatusServer(server.url, *server.files).post(train_job_status(view(), AT_S))
+    return "" if problem is None else problem.text
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (200, ""),
+        (404, "localhost answers 404, it knows no such TrainJob: as the test wants it"),
+        (422, "localhost answers 422, it does not take the status: as the test wants it"),
+        (500, "localhost answers 500, it does not take the status: as the test wants it"),
+        (0, "localhost:{} has not answered for 0.5 s"),
+        (-1, "localhost:{} has not answered for 0.5 s"),
+    ],
+)
+def test_what_a_server_answers(
+    kubeflow: KubeflowServer, monkeypatch: pytest.MonkeyPatch, answers: int, says: str
+) -> None:
+    if answers <= 0:
+        monkeypatch.setattr("rallypoint.cli.kubeflow.TIMEOUT_S", 0.5)
+    kubeflow.answers = answers
+    assert problem_of(kubeflow) == says.format(kubeflow.port)
+
+
+def test_files_and_servers_that_are_not_right(kubeflow: KubeflowServer) -> None:
+    """Each is read anew for each status, and a token is never told."""
+    authority, token = map(Path, kubeflow.files)
+    right = authority.read_text()
+    make_certificates(kubeflow.directory, "other")
+    authority.write_text((kubeflow.directory / "other.pem").read_text())
+    assert problem_of(kubeflow).endswith(": unable to get local issuer certificate")
+    authority.write_text(right)
+    token.unlink()
+    assert problem_of(kubeflow) == f"{token}: No such file or directory"
+    token.write_text("first\nsecret")
+    assert problem_of(kubeflow) == f"localhost:{kubeflow.port}: ValueError"
+    kubeflow.renew_token("second token")
+    assert problem_of(kubeflow) == ""
+    with socket.socket() as bound:  # nobody listens there
+        bound.bind(("127.0.0.1", 0))
+        kubeflow.port = bound.getsockname()[1]
+        assert problem_of(kubeflow) == f"localhost:{kubeflow.port}: Connection refused"

@@ -87,3 +87,13 @@ def test_the_parts_are_all_tests_and_share_none(tmp_path: Path) -> None:
         "tests/system/test_c.py::test_often",
     }
     assert 10 <= sum("test_a.py::test_matrix" in name for name in everyday) <= 25
+
+    # Files of other parts alone are not read, hence a mark must be in the file itself.
+    elsewhere = folder / "system" / "test_d.py"
+    elsewhere.write_text(
+        "import pytest\npytestmark = vars(pytest)['mark'].everyday\ndef test_d(): pass\n"
+    )
+    assert collect("--part", "everyday") == everyday
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        collect("--part", "rest")
+    assert "test_d.py: write `pytest.mark.everyday` in this file" in refused.value.stderr
