@@ -45,10 +45,31 @@ constexpr const char* kDumpNccl = "_ZN4c10d20dump_nccl_trace_jsonB5cxx11Ebb";
 constexpr const char* kDumpAny =
     "_ZN4c10d18dump_fr_trace_jsonEbbRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
 
+// A std::string as libstdc++ has it in memory, PyTorch's C++ library. This code may be built with
+// another one, whose strings have another form (libc++ in scripts/wheel).
+struct TorchString {
+  const char* data;
+  std::size_t bytes;
+  union {
+    char local[16];  // of a short text
+    std::size_t capacity;
+  };
+};
+
+// One that a function of PyTorch returns.
+class ReturnedString : TorchString {
+ public:
+  ReturnedString(const ReturnedString&) = delete;
+  ~ReturnedString() {
+    if (data != local) std::free(const_cast<char*>(data));  // operator new has it from malloc
+  }
+  std::string text() const { return {data, bytes}; }
+};
+
 // Null if the library is not loaded, or lacks it.
 template <typename... Arguments>
 auto find(const char* library, const char* symbol) {
-  using Function = std::string (*)(Arguments...);
+  using Function = ReturnedString (*)(Arguments...);
   void* const loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   return loaded == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(loaded, symbol));
 }
@@ -57,14 +78,19 @@ bool records_itself(const std::string& backend) { return backend == "gloo" || ba
 
 DumpTrace recorder_of(const std::string& backend) {
   if (backend != "nccl") {
-    if (const auto dump = find<bool, bool, const std::string&>(kCpu, kDumpAny)) {
-      return [=](bool includes_calls) { return dump(includes_calls, false, backend); };
+    if (const auto dump = find<bool, bool, const TorchString&>(kCpu, kDumpAny)) {
+      return [=](bool includes_calls) {
+        const TorchString name{backend.data(), backend.size(), {.capacity = backend.size()}};
+        return dump(includes_calls, false, name).text();
+      };
     }
   }
   if (records_itself(backend)) {
     const bool is_gloo = backend == "gloo";
     const auto dump = find<bool, bool>(is_gloo ? kCpu : kCuda, is_gloo ? kDumpGloo : kDumpNccl);
-    if (dump != nullptr) return [=](bool includes_calls) { return dump(includes_calls, false); };
+    if (dump != nullptr) {
+      return [=](bool includes_calls) { return dump(includes_calls, false).text(); };
+    }
   }
   return nullptr;
 }
