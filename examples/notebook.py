@@ -5,7 +5,7 @@
 Paste the cells into a notebook, or open this file where "# %%" begins a cell (VS Code, Spyder,
 Jupytext). `spawn` starts new processes that run a function, and ends them if one fails or if the
 notebook ends. Functions that are defined in a notebook need cloudpickle:
-pip install 'rallypoint[cloudpickle]'. The data need scikit-learn.
+pip install cloudpickle. The data need scikit-learn.
 """
 
 # %% What each process needs

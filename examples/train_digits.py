@@ -29,7 +29,7 @@ def load_digits() -> tuple[Array, NDArray[Any], Array, NDArray[Any]]:
     try:
         from sklearn.datasets import load_digits as load
     except ImportError:
-        sys.exit("train_digits.py needs scikit-learn: pip install 'rallypoint[examples]'")
+        sys.exit("train_digits.py needs scikit-learn: pip install scikit-learn")
     digits = load()
     images, labels = digits.data / 16.0, digits.target
     order = np.random.default_rng(0).permutation(len(labels))

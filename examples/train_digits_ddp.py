@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 try:
     from sklearn.datasets import load_digits
 except ImportError:
-    sys.exit("train_digits_ddp.py needs scikit-learn: pip install 'rallypoint[examples]'")
+    sys.exit("train_digits_ddp.py needs scikit-learn: pip install scikit-learn")
 
 
 def main() -> None:

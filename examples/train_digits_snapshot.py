@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 try:
     from sklearn.datasets import load_digits
 except ImportError:
-    sys.exit("train_digits_snapshot.py needs scikit-learn: pip install 'rallypoint[examples]'")
+    sys.exit("train_digits_snapshot.py needs scikit-learn: pip install scikit-learn")
 
 
 class Trainer:

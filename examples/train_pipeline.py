@@ -21,7 +21,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 try:
     from sklearn.datasets import load_digits
 except ImportError:
-    sys.exit("train_pipeline.py needs scikit-learn: pip install 'rallypoint[examples]'")
+    sys.exit("train_pipeline.py needs scikit-learn: pip install scikit-learn")
 
 
 def all_layers() -> list[nn.Module]:

@@ -308,6 +308,25 @@ def test_without_pytorchs_recorder(launch: Launch) -> None:
     wait_until_explained(launch.process.pid, tuple(part.format(**known) for part in says))
 
 
+DIFFERS = """
+if rank == culprit:
+    dist.broadcast(ones(), src=culprit)  # CALL
+else:
+    dist.all_reduce(ones())  # HERE
+"""
+
+
+@pytest.mark.needs_torch
+def test_different_operations_without_pytorchs_recorder(launch: Launch) -> None:
+    known = start(launch, BEGIN["G"] + COMMON + DIFFERS, 1, TORCH_FR_BUFFER_SIZE="0")
+    says = (
+        "probably ranks called different operations: rank 1 in broadcast at {CALL}",
+        "{others} in all_reduce at {HERE}.",
+    )
+    assert launch.process is not None
+    wait_until_explained(launch.process.pid, tuple(part.format(**known) for part in says))
+
+
 @pytest.mark.everyday
 def test_nothing_is_kept_of_a_job_that_succeeded(launch: Launch) -> None:
     process = launch.start(launch.script("pass"))

@@ -84,6 +84,28 @@ def test_a_success(launch: Launch, kept: Path) -> None:
     assert re.search(line, rallypoint("ps", "-a").stdout, re.MULTILINE)
 
 
+def test_commands_about_running_jobs_say_how_a_job_has_ended(launch: Launch) -> None:
+    for command in ("status", "explain"):
+        done = rallypoint(command, "my-job")
+        assert done.returncode == 5
+        assert "no job my-job runs on this machine, and nothing is kept" in done.stderr
+    assert run(launch, "well") == 0
+    ended = r"ended \d+(ms|\.\d s| ms) ago with status 0; see: rallypoint top"
+    trace = ("trace", "-o", str(launch.directory / "trace.json"))
+    for words in (("explain",), ("logs",), trace, ("status",), ("stacks",), ("stop",)):
+        done = rallypoint(*words, "my-job")
+        assert done.returncode == 5
+        assert re.search(rf"^rallypoint {words[0]}: my-job {ended} my-job$", done.stderr, re.M), (
+            done.stderr
+        )
+        done = rallypoint(*words, "no-such-job")
+        assert done.returncode == 5
+        assert "no job no-such-job runs on this machine, and nothing is kept" in done.stderr
+    done = rallypoint("status")
+    last = rf"no job of yours runs on this machine; the last one, my-job, {ended}$"
+    assert re.search(last, done.stderr, re.M), done.stderr
+
+
 @pytest.mark.parametrize("how", ["kill", "raise"])
 def test_a_failure_has_the_sentence_of_explain(launch: Launch, how: str) -> None:
     assert run(launch, how) == 1

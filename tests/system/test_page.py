@@ -338,3 +338,24 @@ def test_a_file_that_cannot_be_written(slow_job: int) -> None:
     done = rallypoint("page", str(slow_job), "--save", "/no/such/place.html")
     assert done.returncode == 1
     assert "/no/such/place.html cannot be written: No such file or directory." in done.stderr
+
+
+def test_a_file_that_does_not_fit_leaves_what_was_there(slow_job: int, tmp_path: Path) -> None:
+    """A limit of the file's size, as a full disk, fails in the middle of the file."""
+    file = tmp_path / "job.html"
+    command = f"ulimit -f 8; exec {sys.executable} -m rallypoint page {slow_job} --save {file}"
+    for before in (None, "old"):
+        if before is not None:
+            file.write_text(before)
+        done = subprocess.run(
+            ["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1, done.stderr
+        assert f"{file} cannot be written: File too large." in done.stderr
+        assert [each.read_text() for each in tmp_path.iterdir()] == ([before] if before else [])
+
+
+def test_a_file_that_is_no_file_is_written_to(slow_job: int) -> None:
+    done = rallypoint("page", str(slow_job), "--save", "/dev/stdout")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("<!doctype html>")

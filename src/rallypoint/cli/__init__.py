@@ -58,6 +58,7 @@ _MEANT = {
     **dict.fromkeys(("check", "diagnose"), "doctor"),
     **dict.fromkeys(("debug", "hang", "why"), "explain"),
     "version": "--version",
+    "--help-all": "rallypoint run --help-all",
 }
 
 _EXAMPLES = """\

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from shlex import quote
 
 from rallypoint.base.errors import HostError, RallypointError
 from rallypoint.cli.options import Flag, Options, UsageError, integer, perform, reader
+from rallypoint.launch.inspection.ended_job import latest_ended
 from rallypoint.launch.inspection.entries import Found, running_agents
+from rallypoint.launch.output.progress import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,13 +66,10 @@ def running_jobs() -> list[RunningJob]:
 
 
 def choose_job(word: str, jobs: Sequence[RunningJob]) -> RunningJob:
-    """The job that `word` selects; if empty, the only job."""
-    if not jobs:
-        text = "no job of yours runs on this machine; run this on a machine of the job."
-        raise NoSuchJobError(text)
+    """The job that `word` selects, of those that run; if empty, the only one."""
     found = _matching(word, jobs)
     if not found:
-        raise NoSuchJobError(f"no job {word} runs on this machine; running jobs: {_listed(jobs)}.")
+        raise NoSuchJobError(_not_found(word, jobs))
     if len(found) > 1:
         which = f"{word!r} matches several jobs" if word else "several jobs run here"
         by = "name or pid" if len({job.name for job in found}) == len(found) else "pid"
@@ -106,16 +106,12 @@ def perform_on_job(
             raise UsageError(f"it takes only one job; leave out {rest[1]!r}.")
         word = rest[0] if rest else ""
         options.check_values()
-        try:
-            chosen = choose_job(word, running_jobs())
-        except NoSuchJobError as error:
-            if act_on_ended is None:
-                raise
+        jobs = running_jobs()
+        if act_on_ended and not _matching(word, jobs):
             status = act_on_ended(word, options)
-            if status is None:
-                text = f"{str(error).removesuffix('.')}, and nothing is kept of one that has ended."
-                raise NoSuchJobError(text) from None
-            return status
+            if status is not None:
+                return status
+        chosen = choose_job(word, jobs)
         chosen.is_named = bool(word)
         try:
             return act(chosen, options)
@@ -146,6 +142,19 @@ def _matching(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
     by_name = [job for job in jobs if word in (job.run_id, job.name)]
     begun = [job for job in jobs if job.run_id.startswith(word) or job.name.startswith(word)]
     return by_process or by_name or begun
+
+
+def _not_found(word: str, jobs: Sequence[RunningJob]) -> str:
+    """Why no job is found: it has ended, or this machine knows none of that name."""
+    here = f"no job {word or 'of yours'} runs on this machine"
+    if kept := latest_ended(word):
+        job, _ = kept
+        ago = duration(max(0.0, time.time() - job.ended))
+        subject = job.name if word else f"{here}; the last one, {job.name},"
+        command = f"rallypoint top {quote(word)}" if word else "rallypoint top"
+        return f"{subject} ended {ago} ago with status {job.status}; see: {command}"
+    step = f"running jobs: {_listed(jobs)}" if jobs else "run this on a machine of the job"
+    return f"{here}, and nothing is kept of one that has ended; {step}."
 
 
 def _listed(jobs: Sequence[RunningJob]) -> str:

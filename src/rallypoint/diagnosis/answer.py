@@ -19,7 +19,7 @@ from rallypoint.diagnosis.explanation import Cause, Edge, Explanation, Root, Str
 from rallypoint.diagnosis.facts import Facts
 from rallypoint.diagnosis.findings import find
 from rallypoint.diagnosis.job_state import Condition, JobState, Rank, job_state
-from rallypoint.diagnosis.phrases import does, numbered, seconds, some_ranks
+from rallypoint.diagnosis.phrases import does, listed, numbered, seconds, some_ranks
 from rallypoint.diagnosis.stragglers import (
     Lateness,
     begun,
@@ -83,15 +83,9 @@ def explanation_of(*samples: Facts) -> Explanation:
     silent = [rank.node for rank in job if rank.node and rank.condition is Condition.SILENT]
     if silent and not job.moved:
         return _unknown(f"node {silent[0].node_rank} ({silent[0].host}) has not answered")
-    if all(_is_opaque(rank) for rank in job):
+    if unclear := _unclear(job):
         return Explanation(
-            kind=Verdict.UNEXPLAINED,
-            sentence=(
-                "cannot determine whether the job hangs, because its workers report neither their"
-                " calls nor their lines: rallypoint is not installed for them, or they are not"
-                " Python programs (or were started with python -S)."
-            ),
-            evidence=lines,
+            kind=Verdict.UNEXPLAINED, sentence=answer_text.cut(unclear), evidence=lines
         )
     return Explanation(
         kind=Verdict.NO_HANG,
@@ -108,6 +102,30 @@ def _is_opaque(rank: Rank) -> bool:
     if worker is None or worker.end is not None or rank.condition is not Condition.RUNS:
         return False
     return not worker.groups and not worker.stacks
+
+
+def _forms_group(rank: Rank) -> bool:
+    is_alive = rank.condition is Condition.RUNS and rank.process is not None and rank.end is None
+    return is_alive and rank.activity.kind is ActivityKind.INIT
+
+
+def _unclear(job: JobState) -> str:
+    """Why it is not known whether the job hangs; empty: it is known."""
+    if all(_is_opaque(rank) for rank in job):
+        return (
+            "cannot determine whether the job hangs, because its workers report neither their calls"
+            " nor their lines: rallypoint is not installed for them, or they are not Python"
+            " programs (or were started with python -S)"
+        )
+    if len(job.ranks) == 1 or job.moved or not all(map(_forms_group, job)):
+        return ""
+    # It gets no root, so that nothing acts on it: the start of a healthy job looks the same.
+    names = " or ".join(sorted({rank.activity.waits_in for rank in job}))
+    sites = listed(sorted({rank.activity.site for rank in job}), _MOST_ACTIVITIES)
+    return (
+        f"all ranks are in {names} at {sites}: cannot determine whether they will meet; they do not"
+        " if their backends or world sizes differ"
+    )
 
 
 def _unknown(reason: str) -> Explanation:
@@ -207,8 +225,6 @@ def _waiting(waits: Sequence[Wait], job: JobState) -> str:
     """Who waits for whom at present, which has not been long."""
     waiting = [wait for wait in waits if wait.clauses]
     if not waiting:
-        if all(rank.activity.kind is ActivityKind.INIT for rank in job):
-            return "all ranks are in init_process_group"
         return "no rank waits for another"
     ranks = sorted({wait.rank for wait in waiting})
     targets = {target for wait in waiting for clause in wait.clauses for target in clause}

@@ -293,6 +293,16 @@ def mismatch_headline(
     return Headline.of(text), odd, strength
 
 
+def unnumbered_headline(sides: Iterable[Sequence[Rank]]) -> Headline:
+    """The operations in which ranks are, by their stacks: those of each side are in the same."""
+    parts = []
+    for side in sides:
+        sites = listed(sorted({rank.activity.site for rank in side}), _MOST_SITES)
+        ranks = some_ranks(rank.rank for rank in side)
+        parts.append(f"{ranks} in {side[0].activity.waits_in} at {sites}")
+    return Headline.of(f"probably ranks called different operations: {', '.join(parts)}")
+
+
 def sentence(finding: HangFinding) -> str:
     """The problem in one line; the least important part is left out if it gets too long."""
     clause = main_clause(finding)

@@ -21,6 +21,7 @@ from rallypoint.diagnosis.answer_text import (
     rank_headline,
     shortest_cycle,
     unexpected_message,
+    unnumbered_headline,
 )
 from rallypoint.diagnosis.causes import Obstacle, explain
 from rallypoint.diagnosis.explanation import Cause, Strength
@@ -241,6 +242,8 @@ def _of_nothing(now: _Situation) -> list[HangFinding]:
             " the contents of their store are unknown"
         )
         return [_unexplained(text, [rank.rank for rank in forming], [])]
+    if differ := _of_unnumbered(now.job):
+        return [differ]
     within = [
         wait for wait in now.waits if not wait.clauses and (wait.for_s or 0) >= _NOTHING_MOVES_S
     ]
@@ -251,6 +254,28 @@ def _of_nothing(now: _Situation) -> list[HangFinding]:
         " because nothing is known of the network between them"
     )
     return [_unexplained(text, [wait.rank for wait in within], within)]
+
+
+def _of_unnumbered(job: JobState) -> HangFinding | None:
+    """The finding if only stacks show the calls, and not all ranks are in the same."""
+    by_operation: dict[str, list[Rank]] = {}
+    for rank in job:
+        is_known = rank.activity.kind is ActivityKind.COLLECTIVE and rank.process is not None
+        if not is_known or not rank.stays or rank.condition is not Condition.RUNS:
+            return None
+        by_operation.setdefault(rank.activity.waits_in, []).append(rank)
+    if job.knows_calls or len(by_operation) < 2:
+        return None
+    sides = sorted(by_operation.values(), key=len)
+    odd = tuple(rank.rank for side in sides[:-1] for rank in side)
+    return HangFinding(
+        cause=Cause.MISMATCH,
+        ranks=odd,
+        headline=unnumbered_headline(sides),
+        waiters=tuple(rank.rank for rank in sides[-1]),
+        named=tuple(job.ranks),
+        strength=Strength.INFERRED,
+    )
 
 
 def _forms_long(rank: Rank) -> bool:

@@ -22,7 +22,7 @@ def check_plot(path: str) -> None:
     if not path.endswith((".png", ".html")):
         raise InvalidArgumentError(f"--plot {path}: name a file that ends in .png or .html")
     if find_spec("matplotlib") is None:
-        raise InvalidArgumentError("--plot needs matplotlib: pip install 'rallypoint[plot]'")
+        raise InvalidArgumentError("--plot needs matplotlib: pip install matplotlib")
 
 
 @contextmanager

@@ -345,6 +345,7 @@ def test_the_short_help_has_no_seldom_used_flags(capfd: pytest.CaptureFixture[st
         (["--json", "explain"], 2, "", "did you mean: rallypoint explain --json?"),
         (["version"], 2, "", "did you mean --version?"),
         (["hang"], 2, "", "did you mean explain?"),
+        (["--help-all"], 2, "", "unknown flag --help-all; did you mean rallypoint run --help-all?"),
         (["ps", "mine"], 2, "", "rallypoint ps: 'mine' is not a flag; it takes no other"),
         (["doctor", "--dry-run"], 2, "", "unknown flag --dry-run"),
         (["where", "mine"], 2, "", "rallypoint where: 'mine' is not a flag; it takes no other"),

@@ -337,7 +337,29 @@ def test_all_form_their_group_for_long() -> None:
     assert found.exit_status == 4
     assert "ranks 0-1 wait in init_process_group at train.py:12: cannot determine" in found.sentence
     young = [replace(each, process=process(each.rank, age_s=9.0)) for each in forming]
-    assert looked(job(*young)).kind is Verdict.NO_HANG
+    started = looked(job(*young))
+    assert (started.exit_status, started.roots) == (4, ())  # nothing acts on it without a root
+    assert started.sentence == (
+        "all ranks are in init_process_group at train.py:12: cannot determine whether they will "
+        "meet; they do not if their backends or world sizes differ."
+    )
+
+
+def test_all_are_in_collectives_without_numbers_but_not_in_the_same() -> None:
+    blind = [replace(waiting(rank), has_record=False) for rank in (0, 2)]
+    other = replace(waiting(1, line=43, function="broadcast"), has_record=False)
+    found = looked(job(*blind, other))
+    assert found.exit_status == 3
+    assert found.sentence == (
+        "probably ranks called different operations: rank 1 in broadcast at train.py:43, ranks 0, "
+        "2 in all_reduce at train.py:40."
+    )
+    same = replace(waiting(1), has_record=False)
+    assert looked(job(*blind, same)).kind is Verdict.NO_HANG
+    runs = replace(other, process=process(1, cpu=0.5))
+    assert looked(job(*blind, runs)).kind is Verdict.NO_HANG
+    earlier = replace(waiting(1, line=42, function="broadcast"), has_record=False)
+    assert explanation_of(job(*blind, earlier), job(*blind, other)).kind is Verdict.NO_HANG
 
 
 def test_who_joins_late_is_given_time() -> None:

@@ -127,12 +127,27 @@ def _check(options: _PageOptions) -> None:
 
 
 def _save(data: PageData, file: str) -> int:
+    path, text = Path(file), saved_document(data.to_json())
     try:
-        Path(file).write_text(saved_document(data.to_json()), encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe, or /dev/stdout
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path.resolve(), text)
     except OSError as error:
         raise HostError(f"{file} cannot be written: {error.strerror}.") from None
     print(f"saved in {file}, with the names of hosts, ranks and files that it shows")
     return 0
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write all of a file, or leave what was there before."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.rename(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def _serve(job: RunningJob, options: _PageOptions) -> int:

@@ -163,7 +163,7 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise HostError(
-            f"--on ray needs Ray ({error}); install it on all nodes: pip install 'rallypoint[ray]'"
+            f"--on ray needs Ray ({error}); install it on all nodes: pip install ray"
         ) from None
     return ray
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 RUN_DIRECTORY = "RALLYPOINT_RUN_DIR"
 
 _JOB, _SOCKET = ".job", ".sock"
+_NEW = ".new"  # an entry until it is locked and complete, which takes less than a millisecond
+_STARTS_S = 60.0  # an older one is of an agent that was killed meanwhile
 _AS_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_ENTRIES = 1000  # in one directory
 _MOST_WAITING = 16  # the limit of programs that ask at the same time
@@ -49,7 +51,7 @@ class Entry:
         self._directory = _make_own_directory()
         try:
             here = f"/proc/self/fd/{self._directory}"  # a socket's path must be short
-            new = f"{here}/{self._name}.new"  # until it is locked and complete
+            new = f"{here}/{self._name}{_NEW}"
             self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             os.lockf(self._file, os.F_TLOCK, 0)
             os.write(self._file, _encode(about)[:_MAX_BYTES])
@@ -81,7 +83,7 @@ class Entry:
 
     def close(self) -> None:
         """Remove it."""
-        for suffix in (_SOCKET, _JOB):
+        for suffix in (_SOCKET, _JOB, _NEW):
             _unlink(self._name + suffix, self._directory)
         if hasattr(self, "_socket"):
             self._socket.close()
@@ -248,9 +250,22 @@ class _Directory:
         os.close(self._fd)
 
     def names(self) -> list[str]:
-        """The entries, without suffixes."""
-        found = (each.removesuffix(_JOB) for each in os.listdir(self._fd) if each.endswith(_JOB))
+        """The entries, without suffixes. Those that were never completed are removed."""
+        names = os.listdir(self._fd)
+        for name in islice((each for each in names if each.endswith(_NEW)), _MOST_ENTRIES):
+            self._remove_incomplete(name)
+        found = (each.removesuffix(_JOB) for each in names if each.endswith(_JOB))
         return list(islice(found, _MOST_ENTRIES))
+
+    def _remove_incomplete(self, name: str) -> None:
+        """Remove the file of an agent that was killed before its entry was complete."""
+        try:
+            status = os.lstat(name, dir_fd=self._fd)
+        except OSError:
+            return
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == self.owner
+        if is_own and time.time() - status.st_mtime > _STARTS_S:
+            _unlink(name, self._fd)
 
     def read(self, name: str) -> dict[str, str] | None:
         """The agent's description, if it is alive."""

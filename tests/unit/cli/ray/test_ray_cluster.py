@@ -49,7 +49,7 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(HostError, match=r"--on ray needs Ray .* pip install 'rallypoint\[ray\]'"):
+    with pytest.raises(HostError, match=r"--on ray needs Ray .* pip install ray"):
         Cluster()
 
 

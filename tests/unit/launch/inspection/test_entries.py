@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -70,6 +71,29 @@ def test_what_a_killed_agent_leaves_is_removed(place: Path) -> None:
         agent.send_signal(signal.SIGKILL)
     assert sorted(path.suffix for path in place.iterdir()) == [".job", ".sock"]
     assert running_agents() == []
+    assert list(place.iterdir()) == []
+
+
+def test_an_entry_that_was_never_completed_is_removed(place: Path) -> None:
+    with running_agent(place) as agent:
+        old, young = place / "1234-1.new", place / "1235-1.new"
+        for path in (old, young):
+            path.touch()
+        os.utime(old, (0, 0))
+        assert [each.pid for each in running_agents()] == [agent.pid]
+        assert not old.exists()
+        assert young.exists()  # its agent may be about to complete it
+
+
+def test_an_entry_that_cannot_be_written_leaves_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", is_full)
+    with pytest.raises(OSError, match="No space left"):
+        Entry(ABOUT)
     assert list(place.iterdir()) == []
 
 
