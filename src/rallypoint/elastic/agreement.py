@@ -65,6 +65,18 @@ class Settlement:
         return Settlement(self.committed, sources, newcomers, self.saves)
 
 
+def without_old_states(reports: Sequence[RankReport]) -> list[RankReport]:
+    """The same reports, but a member that has missed updates of the others counts as a newcomer.
+
+    It was not in their round: a committed update has been prepared by all ranks of its round.
+    """
+    newest = max((each.committed for each in reports if each.is_member), default=0)
+    return [
+        each._replace(is_member=each.is_member and max(each.committed, each.prepared) >= newest)
+        for each in reports
+    ]
+
+
 def settle(reports: Sequence[RankReport]) -> Settlement:
     """The conclusion, the same on all ranks. If no rank has the state, rank 0's is taken."""
     sources = tuple(rank for rank, each in enumerate(reports) if each.is_member)
