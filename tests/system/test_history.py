@@ -88,7 +88,7 @@ def test_commands_about_running_jobs_say_how_a_job_has_ended(launch: Launch) -> 
     for command in ("status", "explain"):
         done = rallypoint(command, "my-job")
         assert done.returncode == 5
-        assert "no job my-job runs on this machine, and nothing is kept" in done.stderr
+        assert "no job my-job runs on this machine, and none has ended" in done.stderr
     assert run(launch, "well") == 0
     ended = r"ended \d+(ms|\.\d s| ms) ago with status 0; see: rallypoint top"
     trace = ("trace", "-o", str(launch.directory / "trace.json"))
@@ -100,7 +100,7 @@ def test_commands_about_running_jobs_say_how_a_job_has_ended(launch: Launch) -> 
         )
         done = rallypoint(*words, "no-such-job")
         assert done.returncode == 5
-        assert "no job no-such-job runs on this machine, and nothing is kept" in done.stderr
+        assert "no job no-such-job runs on this machine, and none has ended" in done.stderr
     done = rallypoint("status")
     last = rf"no job of yours runs on this machine; the last one, my-job, {ended}$"
     assert re.search(last, done.stderr, re.M), done.stderr
@@ -178,7 +178,7 @@ def test_a_killed_agent_leaves_nothing(launch: Launch) -> None:
     launch.expect_nothing_left()
     done = rallypoint("top", "my-job")
     assert done.returncode == 5
-    assert "nothing is kept of one that has ended" in done.stderr
+    assert "none has ended that this machine knows of" in done.stderr
     assert listed() == []
 
 

@@ -154,7 +154,7 @@ def _not_found(word: str, jobs: Sequence[RunningJob]) -> str:
         command = f"rallypoint top {quote(word)}" if word else "rallypoint top"
         return f"{subject} ended {ago} ago with status {job.status}; see: {command}"
     step = f"running jobs: {_listed(jobs)}" if jobs else "run this on a machine of the job"
-    return f"{here}, and nothing is kept of one that has ended; {step}."
+    return f"{here}, and none has ended that this machine knows of; {step}."
 
 
 def _listed(jobs: Sequence[RunningJob]) -> str:

@@ -9,6 +9,7 @@ lost since, all ranks have prepared it, and none can have gone further than one 
     none has, but all have prepared it          they commit it: one that is lost may have
     a survivor has not prepared it              no rank can have committed it: it is retried
     they have prepared it in different rounds   as before; and it is not the same update
+    a survivor has missed updates               it was not in their rounds: it is a newcomer
 
 The last can happen where ranks are idle: others may prepare an update in a new round, with other
 gradients, before a rank that is idle there has learned how the round before ended.
