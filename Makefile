@@ -64,7 +64,7 @@ test-torch: $(VENV)/.installed
 	@scripts/test_torch $(VENV) "$(VERSION)" $(TESTS)
 
 test-gpu: $(VENV)/.installed
-	@$(VENV)/bin/python -m pytest -v tests/gpu $(TESTS)
+	@scripts/twice $(VENV)/bin/python -v tests/gpu $(TESTS)
 
 test-aarch64:
 	@scripts/test_aarch64

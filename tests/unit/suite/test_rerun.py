@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -46,7 +47,8 @@ def test_the_list_says_of_each_what_is_known() -> None:
         assert (ROOT / entry["test"].partition("::")[0]).exists()
 
 
-BEGIN = "import os, pathlib, pytest\nfirst = not os.path.exists('again')\n"
+IN_PARALLEL = "PYTEST_XDIST_WORKER"  # only the first run is
+BEGIN = f"import os, pathlib, pytest\nfirst = {IN_PARALLEL!r} in os.environ\n"
 FLAKY = """
 def test_flaky(seed, tmp_path):
     pathlib.Path(tmp_path, "log.txt").write_text("first words")
@@ -64,11 +66,10 @@ def test_many(n): assert not first
 
 
 class Suite:
-    """A copy of what `make test` does with failures, with planted tests."""
+    """A copy of what runs failed tests twice, with planted tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.failures = folder / "failures"
         (folder / "tests" / "system").mkdir(parents=True)
         for name in ("__init__.py", "conftest.py", "parts.py", "rerun.py", "flaky.toml"):
             (folder / "tests" / name).write_text((ROOT / "tests" / name).read_text())
@@ -77,17 +78,16 @@ class Suite:
     def plant(self, text: str) -> None:
         (self.folder / "tests" / "system" / "test_planted.py").write_text(BEGIN + text)
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        # In folders of their own: pytest tidies up those of other runs.
-        pytest = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider"]
-        first = [*pytest, f"--basetemp={self.folder}/first", "--numprocesses", "2", "tests"]
-        first += ["--failures", str(self.failures)]
-        pytest.append(f"--basetemp={self.folder}/second")
-        done = subprocess.run(first, cwd=self.folder, check=False, capture_output=True, text=True)
-        assert done.returncode == 1, done.stdout + done.stderr
-        (self.folder / "again").touch()
-        again = [sys.executable, "-m", "tests.rerun", str(self.failures), "--", *pytest, *words]
-        return subprocess.run(again, cwd=self.folder, check=False, capture_output=True, text=True)
+    def run(self) -> subprocess.CompletedProcess[str]:
+        twice = str(ROOT / "scripts" / "twice")
+        command = [twice, sys.executable, "--quiet", "--numprocesses", "2", "tests"]
+        # In a folder of their own: pytest tidies up those of other runs.
+        environ = {**os.environ, "TMPDIR": str(self.folder)}
+        environ["PYTEST_ADDOPTS"] = "-p no:cacheprovider"
+        environ.pop(IN_PARALLEL, None)
+        return subprocess.run(
+            command, cwd=self.folder, env=environ, check=False, capture_output=True, text=True
+        )
 
 
 @pytest.fixture
