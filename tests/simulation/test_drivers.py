@@ -140,6 +140,20 @@ def test_workers_of_a_plug_ins_round_do_not_wait_to_be_kept(has_broken_before: b
             assert job.training.began == began + 1
 
 
+def test_a_plug_ins_node_succeeds_while_another_waits_for_a_new_round() -> None:
+    """It joins that round, also if it has seen that it must before its last worker had ended."""
+    for turn in range(16):  # it looks each 200 ms, and its workers' end takes 20
+        with SimJob(seed=1, nodes=3, workers=1, spares=1, kind=Kind.PLUG_IN) as job:
+            job.start_all()
+            job.run(5.0)
+            job.nodes[0].workers()[0].kill()
+            job.run(0.015 * turn)
+            if worker := next((each for each in job.nodes[1].workers() if each.has_state), None):
+                worker.succeed()
+            assert trains_within(job, 60.0), "\n".join(job.story)
+            assert job.is_whole
+
+
 def test_a_complaint_about_a_rank_that_the_next_round_lacks() -> None:
     """Two nodes cannot reach each other as a group forms; before that is judged, one is lost."""
     for seed in range(5):

@@ -246,11 +246,11 @@ class PlugInRounds(RoundSource):
 
     def _ended(self, end: NodeReport) -> None:
         assert self._info is not None
-        self._has_succeeded = end.succeeded
+        # A round that has succeeded is no longer asked to stop, as it may have been meanwhile.
+        self._has_succeeded, self._is_stopped = end.succeeded, not end.succeeded
         if end.succeeded:
             self._info.store.set(f"rallypoint/done/{self._info.rank}", "1")
             return self._check_others()
-        self._is_stopped = True
         facts = RoundEnd(
             causes=end.causes,
             restarts_used=self._restarts,
