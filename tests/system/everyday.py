@@ -39,15 +39,21 @@ _OUTPUTS = {"out", "err"}
 is_on = False  # whether the test that runs now is an everyday one
 
 
-def wait_until(holds: Callable[[], Any], *, within_s: float = LEAST_BOUND_S) -> None:
+def wait_until(
+    holds: Callable[[], Any],
+    *,
+    within_s: float = LEAST_BOUND_S,
+    tells: Callable[[], str] = str,
+) -> None:
     """Until `holds()` is true.
 
     Raises:
-        AssertionError: it is not, for that long.
+        AssertionError: it is not, for that long; with what `tells()` returns, such as the output.
     """
     deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {_text_of(holds)}"
+        is_late = time.monotonic() >= deadline
+        assert not is_late, f"not within {within_s:g} s: {_text_of(holds)}\n{tells()}"
         time.sleep(0.02)
 
 

@@ -136,9 +136,11 @@ KINDS = [
     pytest.param("N", marks=pytest.mark.everyday),
     pytest.param("G", marks=NEEDS_TORCH),
 ]
+# A hang is told once, in the words of that moment. On a busy machine, rank 1 may be about to run
+# then ("it runs at worker.py:9 (2 % CPU)"), and those that wait may not have said their lines.
 HANGS = re.compile(
-    r"rallypoint: the job hangs: rank 1 never entered all_reduce #3 of default group: .*"
-    r" at worker\.py:\d+; ranks? [02].* at worker\.py:\d+ \(\d[\d.]* m?s\)\.\n"
+    r"rallypoint: the job hangs: rank 1 (?:probably )?never entered all_reduce #3 of default group:"
+    r" it .* at worker\.py:\d+.*; ranks? [02].*\n"
 )
 
 
@@ -178,7 +180,7 @@ while not os.path.exists("go"):
 def test_a_rank_that_raised_and_cannot_end_is_told(launch: Launch, work: str, keeps: str) -> None:
     start(launch, "N", RAISES.format(work=work), "--hang-after", "1")
     line = rf"the job hangs: rank 0 raised ValueError: bad sample 17 and cannot end: .* {keeps}"
-    wait_until(lambda: re.search(line, launch.err))
+    wait_until(lambda: re.search(line, launch.err), tells=lambda: launch.err)
     assert launch.process is not None
     assert launch.process.poll() is None
     pid = str(launch.process.pid)
@@ -191,7 +193,8 @@ def test_a_rank_that_raised_and_cannot_end_is_told(launch: Launch, work: str, ke
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_told_and_that_the_job_goes_on(launch: Launch, kind: str) -> None:
     start(launch, kind, COMES_LATE, "--hang-after", "1")
-    wait_until(lambda: HANGS.search(launch.err))
+    launch.wait_for("ready.*", 3)
+    wait_until(lambda: HANGS.search(launch.err), tells=lambda: launch.err)
     (launch.directory / "go").touch()
     over = re.compile(r"the job continues: rank [02] is no longer waiting, after \d[\d.]* m?s\n")
     wait_until(lambda: over.search(HANGS.split(launch.err)[-1]))
@@ -245,7 +248,8 @@ def test_a_chosen_time_counts_alone(launch: Launch, kind: str) -> None:
     start(launch, kind, LATE_TWICE, "--hang-after", "1", "--on-hang", "stop")
     assert launch.process is not None
     assert launch.process.wait(60) == 1
-    waited = re.search(r"stopped, because the job hung: rank 1 .* \((\d+\.\d) s\)", launch.err)
+    hung = r"stopped, because the job (?:hung|may have hung): rank 1 .* \((\d+\.\d) s\)"
+    waited = re.search(hung, launch.err)
     assert waited is not None, launch.err
     assert float(waited[1]) < 15
 
@@ -297,7 +301,7 @@ def test_a_restart(launch: Launch) -> None:
         r"rallypoint: round \d+ ended: the job hung: rank 1 never entered all_reduce #3 .*; "
         r"restart \d+ of 100\n"
     )
-    wait_until(lambda: why.search(launch.err))
+    wait_until(lambda: why.search(launch.err), tells=lambda: launch.err)
     for name in ("go", "told"):
         (launch.directory / name).touch()
     assert launch.process is not None

@@ -6,8 +6,9 @@ Kinds: "options": BatchNorm, a layer that some ranks do not use in some steps, g
 views of buckets, and two backward passes for each update; "shares": the options' defaults, and
 shares of the same batch, of different sizes; "sharded": as that, in two shards; "replaced": as
 that, with larger layers, and only by as many ranks as at first. Each rank writes, after each
-update, a line of JSON with the step, its process, and the bits of its part of the model. The model
-is on the GPU if GPU_TEST_DEVICE=cuda.
+update, a line of JSON with the step, its process, and the bits of its part of the model. None dies
+before TEST_PROCESSES processes are here, spares among them. The model is on the GPU if
+GPU_TEST_DEVICE=cuda.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,7 @@ class Deaths:
         self._directory = directory
         told = [word.split(":") for word in words]
         self._places = {(int(step), int(rank), place) for step, rank, place in told}
+        self._processes = int(os.environ.get("TEST_PROCESSES", "0"))
         self.step = -1
 
     def at(self, place: str) -> None:
@@ -74,6 +77,8 @@ class Deaths:
             return
         with contextlib.suppress(FileExistsError):
             (self._directory / f"died-{self.step}-{rank}").touch(exist_ok=False)
+            while len(list(self._directory.glob("here-*"))) < self._processes:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self, network: Network) -> None:
@@ -130,6 +135,7 @@ def main() -> None:
     deaths = Deaths(directory, sys.argv[4:])
     torch.set_num_threads(1)
     counted = TransferBytes()
+    (directory / f"here-{os.getpid()}").touch()
     dist.init_process_group()
     own = own_device()
     torch.manual_seed(0)
