@@ -200,12 +200,10 @@ class Follower:
         self._cut_off_round = running
         return [Stop(round=running, because=because, ending=Ending.KILL)]
 
-    def fenced(self) -> list[Action]:
-        """The guardian found the lease over before this agent did."""
-        return self._pause("this node's launcher was held up for too long") if self._runs else []
-
-    def _pause(self, because: str) -> list[Action]:
-        """Let nothing run until another round begins here."""
+    def pause(self, because: str) -> list[Action]:
+        """Let nothing run until another round begins here: if others continue, it ends then."""
+        if not self._runs:
+            return []
         self._paused_round = self._running
         return [Stop(round=self._running, because=because, ending=Ending.PAUSE)]
 
@@ -303,7 +301,7 @@ class Follower:
         """Time has passed."""
         if self.fence_at is None or not self._rules.must_fence(now, self.fence_at):
             return []
-        return self._pause(f"no message from the coordinator for {self._setup.fence_s:g} s")
+        return self.pause(f"no message from the coordinator for {self._setup.fence_s:g} s")
 
 
 class Search:

@@ -196,7 +196,7 @@ class Participant:
 
     def fenced(self, now: float) -> Decision[Action]:
         """Workers are being paused or ended after `fence_at`, whatever this agent knows."""
-        self._out.add(self.follower.fenced())
+        self._out.add(self.follower.pause("this node's launcher was held up for too long"))
         return self._decide(now)
 
     def tick(self, now: float) -> Decision[Action]:
@@ -293,7 +293,7 @@ class Participant:
                     self._finish(finish)
             case Unknown():
                 if message.ballot == self.follower.ballot:
-                    self._out.add(self.follower.cut_off("the coordinator does not know this node"))
+                    self._out.add(self.follower.pause("the coordinator does not know this node"))
                     if self.follower.round < 0:
                         self._send(sender, self.follower.join())
             case Refuse(why=why):

@@ -146,9 +146,9 @@ class RoundState:
         return sum(map(self._survivors, self._ends))
 
     def _survivors(self, key: str) -> int:
-        """Those of one member: where the round never began, its intended members."""
-        end, was_to_be = self._ends[key], max(self._by_key[key].taking_part, 0)
-        return end.survivors if end.has_begun else min(end.survivors, was_to_be)
+        """Those of one member: all or, where a round was to begin without them, none."""
+        end = self._ends[key]
+        return end.survivors if end.has_begun or self._by_key[key].taking_part > 0 else 0
 
     def seated(self, members: Iterable[Member], *, may_join: bool) -> tuple[Member, ...]:
         """These, each with as many workers as can continue; all, if no worker of the job does.
@@ -163,10 +163,11 @@ class RoundState:
         )
 
     def _taking_part(self, member: Member, *, may_join: bool) -> int:
-        if member.key not in self._ends:
+        end = self._ends.get(member.key)
+        if end is None or self._survivors(member.key) < end.survivors:  # which must end first
             return 0
         ready = may_join * self._ready.get(member.key, 0)
-        return min(self._survivors(member.key) + ready, member.local_world_size)
+        return min(end.survivors + ready, member.local_world_size)
 
     @property
     def newcomers_lost(self) -> int:

@@ -14,7 +14,9 @@ from rallypoint.rendezvous.consensus.messages import (
     Go,
     Led,
     Outbox,
+    SendMessage,
     Setup,
+    Unknown,
 )
 from rallypoint.rendezvous.consensus.participant import Part, Participant
 from rallypoint.rendezvous.consensus.peers import Peers
@@ -22,7 +24,15 @@ from rallypoint.rendezvous.consensus.register import PeerRegister
 from rallypoint.rendezvous.consensus.rounds import Orders
 from rallypoint.rendezvous.consensus.rules import Rules
 from rallypoint.rendezvous.job.gathering import Limits
-from rallypoint.rendezvous.job.reports import Finish, Outcome, Start, Stop
+from rallypoint.rendezvous.job.reports import (
+    Ending,
+    Finish,
+    Join,
+    NodeReport,
+    Outcome,
+    Start,
+    Stop,
+)
 from rallypoint.rendezvous.job.round import Endpoint, Member, Seat, seats_of
 
 BEAT_S = 1.0
@@ -96,6 +106,25 @@ def test_a_seat_that_does_not_fit_this_node_is_refused(seat: Seat, wrong: str) -
 def test_a_seat_that_fits_is_taken() -> None:
     decided = follower().received("a", order(SEAT), 10.1)
     assert [each for each in decided.actions if isinstance(each, Start)] == [Start(seat=SEAT)]
+
+
+def test_a_node_that_was_counted_as_lost_joins_with_the_workers_that_it_has_paused() -> None:
+    """If the others have continued, the next order ends them; if not, they have lost nothing."""
+    agent = follower()
+    agent.received("a", order(SEAT), 10.1)
+    unknown = Unknown(ballot=BALLOT)
+    pause = Stop(round=0, because="the coordinator does not know this node", ending=Ending.PAUSE)
+    assert agent.received("a", unknown, 10.2).actions == (pause,)
+    kept = NodeReport(round=0, has_begun=True, survivors=2, waits=True)
+    agent.reported(kept, 10.3)
+    (joins,) = agent.received("a", unknown, 10.4).actions
+    assert isinstance(joins, SendMessage)
+    assert isinstance(joins.message, Join)
+    assert joins.message.report == kept.__replace__(was_cut_off=True)
+    with_them = SEAT.__replace__(number=1)
+    start = Start(seat=with_them, keeps=True)
+    decided = agent.received("a", order(with_them).__replace__(start=start), 10.5)
+    assert start in decided.actions
 
 
 @pytest.mark.parametrize(("sent_at", "lease_s"), [(10.0, 1e9), (1e9, 5.0), (1e9, 1e9)])

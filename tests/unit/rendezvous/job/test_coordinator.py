@@ -917,12 +917,16 @@ RESUMED = {
     "it ended the round": (OLD, end(4, survivors=2), 2),
     "one of them died": (OLD, end(4, survivors=1), 1),
     "it never began": (OLD, end(3, survivors=2), 2),
-    "it never began, and had a place for one": (
+    "it never began, nor where others were": (
         OLD.__replace__(taking_part=1),
         end(3, survivors=2),
-        1,
+        2,
     ),
-    "it had missed a round before": (OLD.__replace__(taking_part=0), end(1, survivors=2), 0),
+    "it had missed a round before": (
+        OLD.__replace__(taking_part=0),
+        end(1, survivors=2, ready=1),
+        0,
+    ),
     "all were to begin anew": (OLD.__replace__(taking_part=-1), end(3, survivors=2), 0),
 }
 
