@@ -41,6 +41,7 @@ from tests.simulation.sim_rounds import (
     SimMeeting,
     SimPlugInRounds,
     SimRounds,
+    SimSource,
     SimStaticRounds,
     place_of,
     rounds_of,
@@ -281,6 +282,7 @@ class SimNode(Process):
             spares=job.spares,
         )
         self.rounds = rounds_of(self, spec)
+        job.sources[self.key] = self.rounds
         self.guardian = SimGuardian(self)
         self.agent = agent_loop.Agent(
             spec,
@@ -462,6 +464,7 @@ class SimJob:
             if keeper
             else tuple(Endpoint(host=address_of(number), port=29400) for number in voters)
         )
+        self.sources: dict[str, SimSource] = {}  # of all agents, also of those that have ended
         self.story: list[str] = []
         self.ended: dict[str, int] = {}  # by node, its agent's exit status
         self.left: set[str] = set()  # nodes that were drained
@@ -502,6 +505,20 @@ class SimJob:
     def is_whole(self) -> bool:
         """Whether all ranks that there can be train together."""
         return self.training.size == len(self.nodes) * self.workers
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough agents live to decide what follows what was agreed last.
+
+        An agent that is started again has no vote until it is in a new agreement.
+        """
+        cores = [each._core for each in self.sources.values() if isinstance(each, SimRounds)]
+        agreed = [core.agreement for core in cores if core.agreement is not None]
+        if self.keeper is not None or not agreed:
+            return True
+        newest = max(agreed, key=lambda each: each.number)
+        living = [node.key for node in self.nodes if node.is_alive]
+        return cores[0].register.rules.is_quorum(newest, living)
 
     def cut(self, node: SimNode, seconds: float) -> None:
         """Cut the node off for so long."""

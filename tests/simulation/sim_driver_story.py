@@ -121,13 +121,13 @@ def _recover(job: SimJob, random: Random) -> None:
         for node in leaving:
             node.start()
         trains = (job.training.newest, job.training.began) != before
-    news = [each.rounds.news for each in _whole(job)]
-    has_quorum = not any("too few to continue" in each for each in news)
-    if has_quorum and not trains:
+    if not job.has_quorum:
+        return
+    if not trains:
         raise ViolationError("nobody trains any more")
-    if has_quorum and not job.is_whole:
+    if not job.is_whole:
         raise ViolationError("some do not come back")
-    if has_quorum and job.seed % _LINGERS == 0:
+    if job.seed % _LINGERS == 0:
         job.run(_LINGER_S)
         if not job.is_whole:
             raise ViolationError("some are lost without a fault")

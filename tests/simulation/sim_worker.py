@@ -117,13 +117,14 @@ class SimTraining:
             if not group.is_over and not any(each.is_dead for each in members):
                 self._stall(group, members, self._form)  # as soon as they are
             return
-        group.is_formed, group.stalled_since, self._formed = True, None, group
+        before, self._formed = self._formed, group
+        group.is_formed, group.stalled_since = True, None
         self._check_alone(group)
         having = [each for each in members if each.has_state]
         if having:
+            if before is None or not set(having) <= set(before.members.values()):
+                raise ViolationError(f"round {group.round}: an old state is among {having}")
             newest = max(having, key=lambda each: each.step)
-            for each in having:  # as without_old_states in elastic/agreement.py
-                each.has_state = each.step >= newest.step - 1
             step, digest = newest.step, newest.digest
         elif any(each.is_newcomer for each in members):
             self.tell(f"round {group.round}: the state is lost")

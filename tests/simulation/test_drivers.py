@@ -49,6 +49,20 @@ def test_stories_of_other_rounds(first: int, kind: Kind) -> None:
         story(seed, kind=kind)
 
 
+ENDED_BADLY = [
+    (14089, None, Kind.ELASTIC),
+    (14780, None, Kind.ELASTIC),
+    (15991, None, Kind.ELASTIC),
+]
+
+
+@pytest.mark.parametrize(("seed", "keeper", "kind"), ENDED_BADLY)
+def test_stories_that_once_ended_badly(
+    seed: int, keeper: type[SimKeeper] | None, kind: Kind
+) -> None:
+    story(seed, keeper, kind)
+
+
 def trains_within(job: SimJob, seconds: float) -> bool:
     """Whether there are steps after that time."""
     job.run(seconds)
