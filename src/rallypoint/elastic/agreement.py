@@ -9,10 +9,13 @@ lost since, all ranks have prepared it, and none can have gone further than one 
     none has, but all have prepared it          they commit it: one that is lost may have
     a survivor has not prepared it              no rank can have committed it: it is retried
     they have prepared it in different rounds   as before; and it is not the same update
-    a survivor has missed updates               it was not in their rounds: it is a newcomer
 
 The last can happen where ranks are idle: others may prepare an update in a new round, with other
 gradients, before a rank that is idle there has learned how the round before ended.
+
+No survivor has missed a round in which others made updates, for the numbers would not show that: it
+might hold another update by the same number. Launchers end workers that the others have continued
+without, and do not seat them again (rendezvous/job/round_state.py).
 """
 
 from __future__ import annotations
@@ -64,18 +67,6 @@ class Settlement:
         sources = tuple(rank for rank in self.sources if rank in ranks) or tuple(ranks[:1])
         newcomers = tuple(rank for rank in ranks if rank not in sources)
         return Settlement(self.committed, sources, newcomers, self.saves)
-
-
-def without_old_states(reports: Sequence[RankReport]) -> list[RankReport]:
-    """The same reports, but a member that has missed updates of the others counts as a newcomer.
-
-    It was not in their round: a committed update has been prepared by all ranks of its round.
-    """
-    newest = max((each.committed for each in reports if each.is_member), default=0)
-    return [
-        each._replace(is_member=each.is_member and max(each.committed, each.prepared) >= newest)
-        for each in reports
-    ]
 
 
 def settle(reports: Sequence[RankReport]) -> Settlement:

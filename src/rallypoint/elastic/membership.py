@@ -34,7 +34,6 @@ from rallypoint.elastic.agreement import (
     Settlement,
     arrange,
     settle,
-    without_old_states,
 )
 from rallypoint.process_group.calls.exchanges import all_gather_into_tensor
 from rallypoint.process_group.formation.joining import reform_world
@@ -249,7 +248,6 @@ class Membership:
         rows = of_all.tolist()
         self._calls_of_all = max(row[7] for row in rows)
         reports = [RankReport(bool(row[0]), row[1], row[2], bool(row[3]), row[4]) for row in rows]
-        reports = without_old_states(reports)
         if not any(each.is_member for each in reports) and any(each.prepared for each in reports):
             raise StateLostError(f"all ranks that had the state were lost, {FROM_CHECKPOINT}")
         settlement = settle(reports)

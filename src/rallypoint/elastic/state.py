@@ -224,8 +224,6 @@ class State:
         """Meet the others in the newest round; returns whether to do the prepared update."""
         was_training = self._is_member and self._settlement is None
         settlement = self._settlement = membership().go_on(self._report, loss)
-        if settlement.newcomers and membership().peers.own_rank in settlement.newcomers:
-            self._is_member = False  # it was, if it has missed updates of the others
         is_due = self._is_member and settlement.committed > self._committed
         self._committed = self._prepared = settlement.committed
         membership().begins_again |= was_training and loss is not None and not is_due

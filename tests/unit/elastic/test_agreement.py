@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tests.unit.elastic.model import Model, Told, settled
 
-from rallypoint.elastic.agreement import RankReport, Settlement, settle, without_old_states
+from rallypoint.elastic.agreement import RankReport, Settlement, settle
 
 IS_LONG = os.environ.get("RALLYPOINT_TEST_ORDERS") == "all"
 
@@ -25,18 +25,6 @@ def test_the_first_start_takes_rank_0s_state() -> None:
 def test_a_newcomer_has_no_say() -> None:
     told = settle([member(7, 8), NEW, member(7, 8)])
     assert told == Settlement(8, (0, 2), (1,))
-
-
-@pytest.mark.parametrize("prepared", [91, 92])
-def test_a_member_that_has_missed_updates_is_a_newcomer(prepared: int) -> None:
-    """Its host was cut off, the others continued, and it returns with an old state."""
-    behind = RankReport(True, 91, prepared, prepared_in=1)
-    others = [RankReport(True, 99, 99, prepared_in=3), RankReport(True, 98, 99, prepared_in=3)]
-    newcomer = RankReport(False, 0, 1)
-    reports = without_old_states([others[0], behind, newcomer, others[1]])
-    assert reports == [others[0], behind._replace(is_member=False), newcomer, others[1]]
-    settlement = settle(reports)
-    assert (settlement.committed, settlement.sources, settlement.newcomers) == (99, (0, 3), (1, 2))
 
 
 def test_newcomers_keep_copies_as_the_others_do() -> None:

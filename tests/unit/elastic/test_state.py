@@ -11,7 +11,6 @@ import pytest
 import rallypoint as dist
 from rallypoint import elastic
 from rallypoint.elastic.agreement import Settlement
-from rallypoint.elastic.membership import membership
 from rallypoint.elastic.values import copied, fill, outline, restore
 
 
@@ -202,18 +201,6 @@ def test_losses_that_an_update_meets_count_as_retries(alone: None) -> None:
     with pytest.raises(dist.PeerLostError, match="rank 1 died"):
         train(elastic.State(step=0))
     assert len(calls) == 5  # the first, of which no update is known, and the retries
-
-
-def test_who_has_missed_updates_makes_none_of_its_own(
-    alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = elastic.State(step=91)
-    state.sync()
-    state._committed, state._prepared = 91, 92
-    others = Settlement(99, (1,), (0,))
-    monkeypatch.setattr(membership(), "go_on", lambda report, loss: others)
-    assert not state._go_on(dist.PeerLostError("rank 1 died", rank=1))
-    assert not state._is_member
 
 
 def test_too_few(alone: None) -> None:
