@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 from unittest import mock
 
@@ -297,6 +298,41 @@ def test_an_order_to_kill_a_rank_that_is_lost_comes_again() -> None:
             assert trains_within(job, 70.0), "\n".join(job.story)
         assert lost
         assert job.training.began == 1
+
+
+def test_survivors_do_not_take_the_place_of_a_spare() -> None:
+    """The others have continued without them, and the order that would end them is lost."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=3, spares=1, min_nodes=2) as job:
+            job.start_all()
+            job.run(5.0)
+            node, send = job.nodes[2], job.network.send
+            survivors = [each for each in node.workers() if each.has_state]
+            job.cut(node, 9.0)
+            with mock.patch.object(job.network, "send", partial(lose_orders, send, node)):
+                while not any("n2 joined" in line for line in job.story[-5:]):
+                    job.run(0.01)
+                job.run(0.1)
+                assert [each.is_dead for each in survivors] == [False, False]
+                job.nodes[0].workers()[0].kill()
+                job.run(0.05)
+            job.run(30.0)
+            assert job.is_whole, "\n".join(job.story)
+            assert [each.is_dead for each in survivors] == [True, True]
+            assert job.training.began == 1
+
+
+def lose_orders(
+    send: Callable[..., None],
+    node: Process,
+    sender: Process,
+    to: str,
+    at: Endpoint | None,
+    message: Message,
+) -> None:
+    """Send all but orders to begin a round on that node."""
+    if to != node.key or b'"Go"' not in cast(bytes, message):
+        send(sender, to, at, message)
 
 
 def test_newcomers_end_as_their_round_begins() -> None:
