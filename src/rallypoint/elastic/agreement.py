@@ -13,9 +13,9 @@ lost since, all ranks have prepared it, and none can have gone further than one 
 The last can happen where ranks are idle: others may prepare an update in a new round, with other
 gradients, before a rank that is idle there has learned how the round before ended.
 
-No survivor has missed a round in which others made updates, for the numbers would not show that: it
-might hold another update by the same number. Launchers end workers that the others have continued
-without, and do not seat them again (rendezvous/job/round_state.py).
+All this needs survivors that were in the last round that formed. One that had missed it might have
+prepared another update of the same number, which its report would not show. So launchers end
+workers that others have continued without, and give them no rank (rendezvous/job/round_state.py).
 """
 
 from __future__ import annotations
