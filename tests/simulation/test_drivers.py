@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 from unittest import mock
@@ -14,7 +15,7 @@ from tests.simulation.sim_driver import SimJob
 from tests.simulation.sim_driver_story import story
 from tests.simulation.sim_keeper import SimEtcd, SimKeeper
 from tests.simulation.sim_network import Process
-from tests.simulation.sim_rounds import Kind
+from tests.simulation.sim_rounds import Kind, SimRounds
 from tests.simulation.sim_witness import ViolationError
 
 from rallypoint.base.control_message import Stage, WorkerReport
@@ -51,8 +52,11 @@ def test_stories_of_other_rounds(first: int, kind: Kind) -> None:
 
 
 ENDED_BADLY = [
+    (10139, None, Kind.STATIC),
+    (12615, SimEtcd, Kind.ELASTIC),
     (14089, None, Kind.ELASTIC),
     (14780, None, Kind.ELASTIC),
+    (14780, SimEtcd, Kind.ELASTIC),
     (15991, None, Kind.ELASTIC),
 ]
 
@@ -248,6 +252,26 @@ def test_a_guardian_that_has_paused_nobody_lets_the_next_round_run() -> None:
         assert not all(loses_its_workers_while_its_agent_is_held_up(seed) for seed in (4, 7, 10))
 
 
+def test_what_a_paused_node_has_is_not_lost_if_the_others_wait_for_it() -> None:
+    """They count it as lost meanwhile, and lose all of their own workers."""
+    for seed in range(5):
+        with SimJob(seed=seed, nodes=3, workers=1, min_nodes=3, keeper=SimEtcd) as job:
+            job.start_all()
+            job.run(5.0)
+            rosters = [cast(SimRounds, each.rounds).roster() for each in job.nodes]
+            node = next(
+                n for n, its in zip(job.nodes, rosters, strict=True) if its.leader != its.me
+            )
+            node.freeze(13.0)
+            (kept,) = node.workers()
+            for each in job.nodes:
+                if each is not node:
+                    each.workers()[0].kill()
+            assert trains_within(job, 30.0), "\n".join(job.story)
+            assert job.is_whole, "\n".join(job.story)
+            assert (job.training.began, kept.is_dead) == (1, False), "\n".join(job.story)
+
+
 def wait_for_a_node(job: SimJob) -> None:
     """For longer than a survivor waits that does not hear that it is kept."""
     job.nodes[1].kill()
@@ -275,29 +299,45 @@ def cut_two_from_each_other(job: SimJob) -> None:
     job.loop.after(60.0, job.mend)
 
 
+@contextlib.contextmanager
+def lost_for_a_second(job: SimJob, kind: str) -> Iterator[None]:
+    """Messages of that kind break with their connection."""
+    send, lost = job.network.send, list[float]()
+
+    def lose(sender: Process, to: str, at: Endpoint | None, message: Message) -> None:
+        is_one = f'"{kind}"'.encode() in cast(bytes, message)
+        if is_one and job.loop.now < (lost or [job.loop.now])[0] + 1.0:
+            lost.append(job.loop.now)
+        else:
+            send(sender, to, at, message)
+
+    with mock.patch.object(job.network, "send", lose):
+        yield
+    assert lost
+
+
 def test_an_order_to_kill_a_rank_that_is_lost_comes_again() -> None:
-    """As it broke with its connection."""
     with SimJob(seed=1, nodes=3, min_nodes=2) as job:
         job.start_all()
         job.run(5.0)
-        send, lost = job.network.send, list[float]()
-
-        def lose_for_a_second(
-            sender: Process, to: str, at: Endpoint | None, message: Message
-        ) -> None:
-            is_order = b'"EndRank"' in cast(bytes, message)
-            if is_order and job.loop.now < (lost or [job.loop.now])[0] + 1.0:
-                lost.append(job.loop.now)
-            else:
-                send(sender, to, at, message)
-
-        with mock.patch.object(job.network, "send", lose_for_a_second):
+        with lost_for_a_second(job, "EndRank"):
             cut_two_from_each_other(job)
             job.run(20.0)
             assert any("was killed by the launcher" in line for line in job.story)
             assert trains_within(job, 70.0), "\n".join(job.story)
-        assert lost
         assert job.training.began == 1
+
+
+def test_a_complaint_that_is_lost_comes_again() -> None:
+    """Node 0 coordinates, and its own worker, which is stopped, cannot complain."""
+    with SimJob(seed=1, nodes=2, workers=1, kind=Kind.STATIC) as job:
+        job.start_all()
+        job.run(5.0)
+        (stopped,) = job.nodes[0].workers()
+        stopped.signal(signal.SIGSTOP)
+        with lost_for_a_second(job, "TimedOut"), lost_for_a_second(job, "ContactLost"):
+            assert trains_within(job, 40.0), "\n".join(job.story)
+        assert (job.training.began, stopped.is_dead) == (1, True)
 
 
 def test_survivors_do_not_take_the_place_of_a_spare() -> None:

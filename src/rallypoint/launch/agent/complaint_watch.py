@@ -35,7 +35,7 @@ from rallypoint.launch.job import OnHang
 from rallypoint.rendezvous.transport.codec import encode
 
 _BETWEEN_STOPPED_S = 0.03  # the two samples: that it does not move, its agent has seen
-_AGAIN_S = 2.0  # a rank that is killed ends the round within milliseconds
+_AGAIN_S = 2.0  # the round ends within milliseconds once all have received what they should
 _CALM = 0.5  # of the time until a wait is long: it is not checked more often
 
 
@@ -50,9 +50,14 @@ class ComplaintWatch:
         self._calm_s = 0.0
         self._begin()
 
+    def _begin_if_new(self) -> None:
+        if self._round != self._state.round:  # what was complained of is over
+            self._begin()
+
     def _begin(self) -> None:
         """Nothing has been complained of in this round."""
         self._round, self._calm_until = self._state.round, 0.0
+        self._repeated: list[Callable[[], None]] = []  # what others may not have received
         self._again_at: float | None = None
         size = self._workers.world_size
         self._hangs = Hangs(self._after_s)
@@ -65,13 +70,19 @@ class ComplaintWatch:
 
     def complains(self, rank: int, message: LongWait | CallTimedOut | LostContact) -> None:
         """A worker of this node complains."""
+        complaint: Complaint
         match message:
             case LongWait(seconds, is_over):
-                self.waits(rank, seconds, is_over=is_over)
+                return self.waits(rank, seconds, is_over=is_over)
             case CallTimedOut(number, culprit, ranks):
-                self._pass_on(TimedOut(number, rank, culprit, ranks))
+                complaint = TimedOut(number, rank, culprit, ranks)
             case LostContact(number, culprit, had_formed):
-                self._pass_on(ContactLost(number, rank, culprit, had_formed))
+                complaint = ContactLost(number, rank, culprit, had_formed)
+        if complaint.round == self._state.round:
+            self._begin_if_new()
+            self._pass_on(complaint)
+            self._repeat(lambda: self._pass_on(complaint))
+        return None
 
     def waits(
         self, rank: int, seconds: float, *, is_over: bool = False, is_stopped: bool = False
@@ -94,8 +105,7 @@ class ComplaintWatch:
         """A worker of any node complains, and this agent coordinates."""
         if complaint.round != self._state.round:
             return
-        if self._round != complaint.round:
-            self._begin()
+        self._begin_if_new()
         now = time.monotonic()
         with suppress(Exception):
             match complaint:
@@ -108,25 +118,30 @@ class ComplaintWatch:
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if self._round != self._state.round:  # what was complained of is over
-            self._begin()
+        self._begin_if_new()
         calls, contacts = self._calls, self._contacts
         if calls.judge_at is not None and now >= calls.judge_at:
-            self._decide(self._state.calls_timed_out, calls.judge(), now)
+            self._decide(self._state.calls_timed_out, calls.judge())
         if contacts.judge_at is not None and now >= contacts.judge_at:
             at_fault = contacts.judge(self._nodes().__getitem__)
-            self._decide(self._state.contact_lost, at_fault, now)
+            self._decide(self._state.contact_lost, at_fault)
         if self._again_at is not None and now >= self._again_at:
-            decide, elsewhere = self._again
-            self._decide(decide, elsewhere, now)
+            self._again_at = now + _AGAIN_S
+            for again in self._repeated:
+                again()
 
-    def _decide(
-        self, decide: Callable[[list[int]], NodeDecision], at_fault: list[int], now: float
-    ) -> None:
-        """Perform that; and again while the round goes on, as an order to others may be lost."""
+    def _decide(self, decide: Callable[[list[int]], NodeDecision], at_fault: list[int]) -> None:
+        """Perform that; what is ordered to others, again."""
         elsewhere = [rank for rank in at_fault if rank not in self._state.group.running]
-        self._again, self._again_at = (decide, elsewhere), now + _AGAIN_S if elsewhere else None
+        if elsewhere:
+            self._repeat(lambda: self._parts.perform(decide(elsewhere)))
         self._parts.perform(decide(at_fault))
+
+    def _repeat(self, what: Callable[[], None]) -> None:
+        """Do it again while the round goes on: a message to another agent may be lost."""
+        self._repeated.append(what)
+        if self._again_at is None:
+            self._again_at = time.monotonic() + _AGAIN_S
 
     def close(self) -> None:
         """Stop watching."""
