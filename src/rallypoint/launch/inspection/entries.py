@@ -205,7 +205,8 @@ def make_entry(job: Job, logs: str) -> Entry | None:
 
             say(
                 f"warning: cannot use {RUN_DIRECTORY}={directory} ({error.strerror or error}), so"
-                " `rallypoint ps` and other commands will not find this job."
+                " `rallypoint ps` and other commands will not find this job, and hangs are not"
+                " reported."
             )
         return None
 

@@ -294,6 +294,18 @@ def test_nobody_else_is_asked_in_its_place(theirs: Path) -> None:
             found.connect(asking)
 
 
+def test_a_directory_that_is_open_to_others_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("RALLYPOINT_RUN_DIR", str(tmp_path))
+    job = JOB.__replace__(environ={"RALLYPOINT_RUN_DIR": str(tmp_path)})
+    assert entries.make_entry(job, "") is None
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"cannot use RALLYPOINT_RUN_DIR={tmp_path} (" in told
+    assert "will not find this job, and hangs are not reported." in told
+
+
 @as_root
 def test_other_users_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="rallypoint-test-") as parent:
