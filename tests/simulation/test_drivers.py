@@ -58,6 +58,8 @@ ENDED_BADLY = [
     (14780, None, Kind.ELASTIC),
     (14780, SimEtcd, Kind.ELASTIC),
     (15991, None, Kind.ELASTIC),
+    (17921, None, Kind.PLUG_IN),
+    (18661, None, Kind.ELASTIC),
 ]
 
 
