@@ -71,10 +71,12 @@ def test_too_few_descriptors(limit: int, launch: Launch) -> None:
     assert (
         launch.run("--nproc-per-node", "4", script, launcher=limited("RLIMIT_NOFILE", limit)) == 1
     )
-    assert launch.err == (
+    # With 20, a first worker may connect before the next one cannot be started.
+    lines = [each for each in launch.err.splitlines() if not each.startswith("rallypoint store: ")]
+    assert lines == [
         f"rallypoint run: the launcher ran out of file descriptors ({limit} here; 4 workers need"
-        " about 48): raise the limit with ulimit -n.\n"
-    )
+        " about 48): raise the limit with ulimit -n."
+    ]
 
 
 @pytest.mark.parametrize("limit", range(20, 40, 2))
